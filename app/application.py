@@ -23,8 +23,10 @@ from app.kafka.clients import security_arguments
 from app.kafka.cluster_id import ClusterId
 from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
+from app.pipeline.control_topic import ControlTopic
 from app.pipeline.service import Pipeline
 from app.pipeline.state_log import lasted
+from app.pipeline.steering import GroupSteering, OwnSteering
 from app.web.dashboard import Dashboard
 from app.web.history import History
 from app.web.overview import Overview
@@ -34,13 +36,27 @@ from app.web.server import WebServer
 from transforms.errors import WideloadError
 from transforms.text import bytes_text
 
-__all__ = ["Application", "PipelinesFailedError"]
+__all__ = ["Application", "PipelinesFailedError", "read_control_topic"]
 
 log = logging.getLogger(__name__)
 
 
 class PipelinesFailedError(WideloadError):
     """All pipelines have stopped for good, so the worker has nothing left to do."""
+
+
+def read_control_topic(settings: Settings) -> ControlTopic | None:
+    """The topic of `control.topic` with all that it says now; None without the key.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+        ClusterError: it cannot be read.
+    """
+    if settings.control_topic is None:
+        return None
+    topic = ControlTopic(settings.control_topic, settings)
+    asyncio.run(topic.read())
+    return topic
 
 
 class _BootStrategy(BootStrategy):
@@ -60,6 +76,7 @@ class Application(faust.App):
         settings: the configuration of the worker.
         plans: the results of the preflight, by pipeline; a pipeline without a plan runs the preflight when it starts.
         config: the path of the configuration file, for the log.
+        control_topic: what it has said; without it, each request is for this worker alone.
 
     Attributes:
         ending: why the app is stopped, for the log; None if nobody has said.
@@ -68,7 +85,13 @@ class Application(faust.App):
     BootStrategy = _BootStrategy
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
-    def __init__(self, settings: Settings, plans: Sequence[Plan] = (), config: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[Plan] = (),
+        config: str | None = None,
+        control_topic: ControlTopic | None = None,
+    ) -> None:
         self.web_hosts = settings.web_hosts or ()
         self.settings = settings
         self.ending: str | None = None
@@ -104,22 +127,26 @@ class Application(faust.App):
             )
             for pipeline in settings.pipelines
         ]
+        self._group_steering = None if control_topic is None else GroupSteering(control_topic, self.pipelines)
+        steering = self._group_steering or OwnSteering()
         self._cluster_id = ClusterId(settings.client)
         web: Any = self.web  # its type is that of any driver
         history = History(self.pipelines)
         web.web_app.cleanup_ctx.append(history.running)
         dashboard = Dashboard(Overview(self.pipelines, settings.in_flight_bytes, history))
         dashboard.add_to(web.web_app)
-        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index).add_to(web.web_app)
+        rest = Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index, steering)
+        rest.add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes)
 
     def _new_web(self) -> WebServer:
         return WebServer(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
-        """The web server, the services that agents need, and the pipelines."""
+        """The web server, the services that agents need, what steers the pipelines, and the pipelines."""
         self.producer_only = not self.agents
-        return [*super().on_init_dependencies(), *self.pipelines]
+        steering = [] if self._group_steering is None else [self._group_steering]
+        return [*super().on_init_dependencies(), *steering, *self.pipelines]
 
     async def on_first_start(self) -> None:
         """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
@@ -171,7 +198,8 @@ class Application(faust.App):
             f", {self.ending}" if self.ending else "",
             self.settings.graceful_timeout_ms / 1000,
         )
-        await asyncio.gather(self._cluster_id.stop(), *(pipeline.stop() for pipeline in self.pipelines))
+        services = [*self.pipelines, *([] if self._group_steering is None else [self._group_steering])]
+        await asyncio.gather(self._cluster_id.stop(), *(service.stop() for service in services))
         await super().on_stop()
         failed = [pipeline.settings.name for pipeline in self.pipelines if pipeline.status == "FAILED"]
         log.info(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import faust
 
-from app.application import Application, PipelinesFailedError
+from app.application import Application, PipelinesFailedError, read_control_topic
 from app.cluster.preflight import check
 from app.config.findings import Findings
 from app.config.settings import Settings
@@ -75,16 +75,19 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
 
     Raises:
         ConfigurationError: the preflight found problems of configuration, cluster or stores; nothing was consumed.
+        ClusterError: the cluster did not answer; nothing was consumed.
     """
     findings = Findings()
     with findings.noted():
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
-    plans = asyncio.run(check(settings, findings))  # before logging is set up: the caller prints an error as one line
+    # Before logging is set up: the caller prints an error as one line.
+    plans = asyncio.run(check(settings, findings))
+    control_topic = read_control_topic(settings)
     tell_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    application = _Application(settings, plans, config)
+    application = _Application(settings, plans, config, control_topic)
     worker = _Worker(
         application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
     )

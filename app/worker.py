@@ -9,8 +9,8 @@ import asyncio
 import os
 import sys
 
-from app.application import Application
-from app.cluster.preflight import Plan, check
+from app.application import Application, read_control_topic
+from app.cluster.preflight import check
 from app.config.findings import Findings
 from app.config.parsing import load
 from app.log_filters import calm_clients, keep_secrets
@@ -33,13 +33,13 @@ def _build() -> Application:
     calm_clients(debug=False)
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
-    plans: list[Plan] = []
-    if "worker" in sys.argv:  # Faust imports the app for each of its commands
-        findings = Findings()
-        with findings.noted():
-            check_address(settings)
-        plans = asyncio.run(check(settings, findings))
-    return Application(settings, plans, path)
+    # Faust imports the app for each of its commands, but only `worker` uses the cluster.
+    if "worker" not in sys.argv:
+        return Application(settings, config=path)
+    findings = Findings()
+    with findings.noted():
+        check_address(settings)
+    return Application(settings, asyncio.run(check(settings, findings)), path, read_control_topic(settings))
 
 
 def __getattr__(name: str) -> Application:

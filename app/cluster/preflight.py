@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
@@ -79,7 +80,12 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
     with findings.noted():
         await check_stores(settings.pipelines)
     try:
+        with findings.noted():
+            await check_control_topic(settings, create=False)
         plans = await _plans(settings, findings)
+        if not findings.errors:
+            with findings.noted():
+                await check_control_topic(settings)
     except ClusterError as exc:
         if not findings.errors:
             raise

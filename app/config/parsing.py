@@ -14,10 +14,10 @@ from app.config.fields import settings_of
 from app.config.findings import Checked, Findings
 from app.config.handover import form_errors
 from app.config.keys import SECURITY_KEYS
-from app.config.naming import check_name, name_errors
+from app.config.naming import check_name, check_topics, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
-from app.config.topology import circle_errors, group_errors
+from app.config.topology import circle_errors, control_errors, group_errors
 from app.config.web_control import check_web_control
 from transforms.errors import ConfigurationError, shown
 from transforms.identifiers import LIMIT_KEY
@@ -71,6 +71,8 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     clients = _client_settings(worker, top)
     with top.noted():
         check_web_control(worker)
+    with top.noted():
+        check_topics([worker["control.topic"] or ""], "control.topic")
     shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
     top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:
@@ -90,6 +92,9 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
         *form_errors(right),
     ):
         between.add(error)
+    with top.noted():
+        for error in control_errors(worker["control.topic"], right):
+            top.add(error)
     with top.noted():
         _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], right)
     everything = Findings()

@@ -258,6 +258,13 @@ class Settings:
         "as `openssl rand -hex 32` gives.",
         secret=True,
     )
+    control_topic: str | None = keyed(
+        "control.topic",
+        "string",
+        "The topic by which pause, resume, stop and restart reach all workers of a group, and outlive them "
+        "([rest.md](rest.md#all-workers-of-a-group)). It has one partition and is compacted; it is made where it is "
+        "missing. Without it, what a request asks for is done by the worker that gets it, until that ends.",
+    )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",

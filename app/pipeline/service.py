@@ -86,6 +86,7 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
+        self._anew = False
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
@@ -136,6 +137,7 @@ class Pipeline(Service):
             self._status = "STARTING"
         elif self._status != "STARTING":
             self._status = "RESTARTING"
+        self._anew = True
         if self.flow is not None:
             self.flow.stop()
         self._woken.set()
@@ -193,6 +195,7 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
+            self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
                 await self._woken.wait()
@@ -318,8 +321,11 @@ class Pipeline(Service):
         self._log.begins_again(error, delay_s)
 
     def _give_up(self, error: Exception) -> None:
-        self._status = "FAILED"
         self._note(error)
+        if self._anew or self.target == "STOPPED":
+            log.warning("pipeline %s: its last records were not finished: %s", self.settings.name, error)
+            return  # it was to end anyway, and whoever asked for that has the say
+        self._status = "FAILED"
         self._log.fails(self.last_error or "")
         self._ended(self)
 
