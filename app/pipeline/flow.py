@@ -33,7 +33,7 @@ from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
-from app.pipeline.dispatch import Dispatcher
+from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.joining import Joining
@@ -59,7 +59,7 @@ _STOP_CLIENT_S = 10.0
 _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
-_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError)
+_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError)
 
 
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
