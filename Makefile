@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -27,6 +27,9 @@ JAVA_STAMP := $(STAMPS)/java-$(shell echo "$$JAVA_HOME:$$(command -v java)" | ck
 SERVERS := $(or $(WIDELOAD_CACHE),$(HOME)/.cache/wideload)/bin
 VERSITYGW := $(STAMPS)/versitygw@v1.8.0
 MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+FAKE_GCS := $(STAMPS)/fake-gcs-server@v1.56.1
+AZURITE := $(STAMPS)/azurite@3.35.0
+AZURITE_FOLDER := $(dir $(SERVERS))azurite
 PROMETHEUS := $(STAMPS)/prometheus
 HELM := $(STAMPS)/helm@v3.22.0
 CHROMIUM := $(STAMPS)/chromium
@@ -45,6 +48,9 @@ setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
 setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
+	@:
+
+setup-clouds: $(FAKE_GCS) $(AZURITE) ## Install the emulators of Google's and Microsoft's cloud: `make test` tests those stores only where they are
 	@:
 
 $(STAMPS)/environment:
@@ -80,6 +86,13 @@ $(MINIO): MODULE := github.com/minio/minio
 $(VERSITYGW) $(MINIO): $(STAMPS)/wideload
 	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$(SERVERS)" go install "$(MODULE)@$(lastword $(subst @, ,$(@F)))"
 
+# They take a minute or two, so only their own target makes them.
+$(FAKE_GCS): $(STAMPS)/wideload
+	$(STEP) $@ "Google's emulator (compiles for a minute or two)" env GOBIN="$(SERVERS)" go install "github.com/fsouza/$(@F)"
+
+$(AZURITE): $(STAMPS)/wideload
+	$(STEP) $@ "Microsoft's emulator" npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$(AZURITE_FOLDER)" "$(@F)"
+
 # Debian's package is unpacked and not installed: an installation starts a service, and takes root.
 $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
@@ -91,7 +104,7 @@ $(HELM): $(STAMPS)/wideload
 $(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
@@ -161,7 +174,7 @@ lock: setup-demo ## Resolve the requirements and the jars again
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8 && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header pyproject.toml && \
-	"$$folder/bin/uv" "$$@" --extra s3 --extra msk -o requirements.lock && \
+	"$$folder/bin/uv" "$$@" --extra s3 --extra gcs --extra azure --extra msk -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.local.jars lock
 

@@ -17,7 +17,9 @@ STORE_CLASS = "large.message.payload.store.class"
 
 # By path: a module is imported when it is asked for, as boto3 takes a third of a second and may not be installed.
 _BUILT_IN: Mapping[str, str] = {
+    "azure": f"{__package__}.azure:AzureStore",
     "filesystem": f"{__package__}.filesystem:FilesystemStore",
+    "gcs": f"{__package__}.gcs:GcsStore",
     "memory": f"{__package__}.memory:MemoryStore",
     "s3": f"{__package__}.s3:S3Store",
 }

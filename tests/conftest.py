@@ -40,14 +40,17 @@ _TOPIC_SECONDS = 30
 _REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
 _QUICK = {"log.cleaner.backoff.ms": "500"}  # a test waits for the log cleaner, which rests for 15 s
 _FIXTURE_MARKERS = {
+    "azurite": "cloud",
     "broker": "integration",
+    "gcs": "cloud",
     "make_topic": "integration",
     "server": "s3",
     "spark": "spark",
     "versitygw": "s3",
 }
 _S3_SERVERS = {"minio", "versitygw"}
-_NOT_UNIT = {"integration", "s3", "spark", "browser", "chaos"}
+_CLOUDS = {"azure", "gcs"}
+_NOT_UNIT = {"integration", "s3", "cloud", "spark", "browser", "chaos"}
 
 pytest_plugins = [f"tests.runner.{name}" for name in ("collection", "distribution", "progress", "time_limit")]
 
@@ -113,6 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         callspec = getattr(item, "callspec", None)
         if callspec and any(isinstance(each, str) and each in _S3_SERVERS for each in callspec.params.values()):
             names.add("s3")
+        if callspec and callspec.params.get("configured") in _CLOUDS:
+            names.add("cloud")
         for name in names:
             item.add_marker(name)
         if "spark" in names or ("integration" in names and _has_kafka_python(item)):

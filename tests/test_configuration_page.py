@@ -46,6 +46,10 @@ def test_page_marks_secrets() -> None:
         "web.control.token",
         "sasl.password",
         "ssl.key.password",
+        "azure.account.key",
+        "azure.client.secret",
+        "azure.sas.token",
+        "gcs.credentials.json",
         "s3.secret.key",
         "s3.session.token",
     }

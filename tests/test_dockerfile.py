@@ -115,11 +115,11 @@ def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
     assert [source for source in sources if ignored(source)] == []
 
 
-def test_lock_has_what_s3_and_msk_take() -> None:
-    """Nothing can be installed into the image later, so it has the packages of both extras."""
+def test_lock_has_what_stores_and_msk_take() -> None:
+    """Nothing can be installed into the image later, so it has the packages of these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     locked = re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
-    for extra in ("s3", "msk"):
+    for extra in ("s3", "gcs", "azure", "msk"):
         wanted = {re.split(r"[=<>]", each)[0] for each in project["optional-dependencies"][extra]}
         assert wanted <= set(locked)
 

@@ -61,6 +61,8 @@ NOT_IN: Mapping[str, tuple[str, ...]] = {"app/local": ("stores",)}
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "boto3": ("stores/s3",),
     "botocore": ("stores/s3",),
+    "obstore": ("stores/cloud_client", "stores/gcs", "stores/azure"),
+    "google": ("stores/gcs_token",),
     "pyspark": ("jobs/",),
     "py4j": ("jobs/",),
     "faust": ("app/",),

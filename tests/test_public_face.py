@@ -29,13 +29,16 @@ WHOLE = {
     "wideload.errors": "transforms.errors",
     "wideload.wrapper": "transforms.wrapper",
     "wideload.worker": "app.worker",
-    **{f"wideload.stores.{name}": f"stores.{name}" for name in ("filesystem", "memory", "s3")},
+    **{f"wideload.stores.{name}": f"stores.{name}" for name in ("azure", "filesystem", "gcs", "memory", "s3")},
     **{
         f"wideload.jobs.{name}": f"jobs.{name}"
         for name in ("audit", "backfill", "chunks", "inflate", "ingest", "offload", "references", "source", "sweep")
     },
 }
-HEAVY = ("aiokafka", "boto3", "botocore", "click", "confluent_kafka", "faust", "kafka", "pyarrow", "pyspark")
+HEAVY = (
+    *("aiokafka", "boto3", "botocore", "click", "confluent_kafka", "faust", "google", "kafka", "obstore"),
+    *("pyarrow", "pyspark", "requests"),
+)
 
 
 @pytest.mark.parametrize(("face", "home"), WHOLE.items())

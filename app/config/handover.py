@@ -16,7 +16,12 @@ __all__ = ["form_errors", "root_errors", "store_doubts"]
 
 _MAX_BYTES = "large.message.max.bytes"
 _MESSAGE_BYTES = "chunk.max.message.bytes"
-_ENDPOINT = "s3.endpoint"
+# What says a server, beside the root of the paths, by store.
+_SERVERS: Mapping[object, Sequence[str]] = {
+    "s3": ("s3.endpoint",),
+    "gcs": ("gcs.endpoint",),
+    "azure": ("azure.account.name", "azure.endpoint"),
+}
 
 
 def form_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
@@ -64,15 +69,22 @@ def store_doubts(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuratio
         if theirs != ours and {theirs, ours} - set(STORE_NAMES):
             found, where, key = f"found {ours!r}", f"a store of class {theirs!r}", STORE_CLASS
             unless = "unless the one reads what the other writes"
-        elif theirs == ours == "s3" and writer.store.get(_ENDPOINT) != reader.store.get(_ENDPOINT):
-            named = [repr(each.store[_ENDPOINT]) if _ENDPOINT in each.store else "none" for each in (reader, writer)]
-            found, where, key = f"found {named[0]}", f"the store at {_ENDPOINT} {named[1]}", _ENDPOINT
+        elif theirs == ours and (differing := _other_server(writer, reader)) is not None:
+            key = differing
+            named = [repr(each.store[key]) if key in each.store else "none" for each in (reader, writer)]
+            found, where = f"found {named[0]}", f"the store at {key} {named[1]}"
             unless = "unless both lead to one server"
         else:
             continue
         yield _refusal(
             writer, reader, key, found, f"puts its payloads into {where}; inflate would find none of them, {unless}"
         )
+
+
+def _other_server(writer: PipelineSettings, reader: PipelineSettings) -> str | None:
+    """The key by which two stores of one class are perhaps on two servers; None if they are on one."""
+    keys = _SERVERS.get(reader.store[STORE_CLASS], ())
+    return next((key for key in keys if writer.store.get(key) != reader.store.get(key)), None)
 
 
 def _place_key(writer: PipelineSettings, reader: PipelineSettings) -> str:

@@ -17,6 +17,13 @@ _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _BUCKET = re.compile(rf"{_LABEL}|(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
 _PREFIX = re.compile(r"[a-zA-Z0-9._~!$&'()*+,;=:@/-]*")
 
+# The keys for bucket and prefix, by store.
+_PLACES: Mapping[object, tuple[str, str]] = {
+    "s3": ("s3.bucket", "s3.prefix"),
+    "gcs": ("gcs.bucket", "gcs.prefix"),
+    "azure": ("azure.container", "azure.prefix"),
+}
+
 
 def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mapping[str, object]) -> None:
     """Refuses a store whose paths the readers of this format cannot follow.
@@ -28,14 +35,15 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
         return
     why = f"reference.format = '{name}' needs, for its readers,"
     if store[STORE_CLASS] in ("filesystem", "memory"):
-        raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3'")
-    if store[STORE_CLASS] != "s3":
+        raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3', 'gcs' or 'azure'")
+    keys = _PLACES.get(store[STORE_CLASS])
+    if keys is None:
         return  # the paths of a user's own class are not known here
-    bucket, prefix = str(store.get("s3.bucket", "")), str(store.get("s3.prefix", ""))
+    bucket, prefix = (str(store.get(key, "")) for key in keys)
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(
-            "s3.bucket",
+            keys[0],
             f"found {bucket!r}; {why} a name that Java takes for a host name: no '_', no digit after the last '.'",
         )
     if not _PREFIX.fullmatch(prefix):
-        raise ConfigurationError("s3.prefix", f"found {prefix!r}; {why} ASCII letters, digits, and ._~!$&'()*+,;=:@/-")
+        raise ConfigurationError(keys[1], f"found {prefix!r}; {why} ASCII letters, digits, and ._~!$&'()*+,;=:@/-")

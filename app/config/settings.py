@@ -123,8 +123,8 @@ class PipelineSettings:
     store: Mapping[str, object] = keyed(
         STORE_CLASS,
         "string",
-        "The payload store: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. `offload` "
-        "and `inflate` need one. The store gets all keys that are not listed here.",
+        "The payload store: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as "
+        "`package.module.Class`. `offload` and `inflate` need one. The store gets all keys that are not listed here.",
     )
     reference_scope: ReferenceScopeSettings
     guarantee: Guarantee

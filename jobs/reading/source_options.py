@@ -12,7 +12,7 @@ from jobs.reading.ranges import Offsets, parse_offsets
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterSettings
 from jobs.records.problems import OnError
 from stores.keys import REQUIRED, Key, Value, read, unknown
-from stores.registry import STORE_CLASS
+from stores.registry import STORE_CLASS, STORE_NAMES
 from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
@@ -23,6 +23,7 @@ __all__ = ["KEYS", "SourceSettings", "settings_of"]
 
 _PLAIN_VALUE = "unwrap.on.plain.value"
 _LIMITS = Limits()
+_OF_STORES = ("large.message.", *(f"{name}." for name in STORE_NAMES))
 
 KEYS: Sequence[Key] = (
     Key("subscribe", "string", "The topics, with a comma between them.", default=REQUIRED),
@@ -144,7 +145,7 @@ def _store(given: Mapping[str, str]) -> dict[str, object]:
     name = given.get(STORE_CLASS)
     if name is None:
         own = [key.name for key in KEYS]
-        near = next((each for each in given if not each.startswith(("large.message.", "s3.", "filesystem."))), None)
+        near = next((each for each in given if not each.startswith(_OF_STORES)), None)
         if near is not None:
             raise unknown(near, own)
         raise ConfigurationError(STORE_CLASS, "is missing; give the keys of the worker's pipeline as options")

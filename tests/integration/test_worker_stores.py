@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.azure_server import azure_server_or_skip
+from tests.cloud_server import CloudServer
+from tests.gcs_server import gcs_server_or_skip
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way, digests, expected, mixed
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
@@ -128,6 +132,26 @@ def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -
             assert s3.secret_key not in worker.log.read_text()
     except S3UnavailableError as exc:
         pytest.skip(str(exc))
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+
+
+@pytest.mark.cloud
+@pytest.mark.parametrize("start", [azure_server_or_skip, gcs_server_or_skip])
+def test_worker_in_a_cloud(
+    make_way: Callable[..., Way],
+    tmp_path: Path,
+    start: Callable[[Path], AbstractContextManager[CloudServer]],
+) -> None:
+    """Mixed records go through a cloud's emulator and come out identical, each once, in order; no key is logged."""
+    way = make_way(partitions=3)
+    records = mixed(1_000, seed=6, partitions=3)
+    with start(tmp_path) as cloud:
+        way.store = {"large.message.payload.store.class": cloud.start, **cloud.config("integration")}
+        send(way.broker, way.raw, records)
+        with way.worker() as worker:
+            until(lambda: way.arrived(len(records)), "all records have arrived")
+            assert worker.terminate() == 0
+        assert str(cloud.keys.get("azure.account.key")) not in worker.log.read_text()
     assert digests(read_all(way.broker, way.inflated)) == expected(records)
 
 

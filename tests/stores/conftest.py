@@ -6,17 +6,29 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from stores.azure import AzureStore
 from stores.filesystem import FilesystemStore
+from stores.gcs import GcsStore
 from stores.memory import MemoryStore
 from stores.s3 import S3Store
 from stores.store import Store
+from tests.azure_server import azure_server_or_skip
+from tests.cloud_server import CloudServer
+from tests.gcs_server import gcs_server_or_skip
 from tests.s3_server import KINDS, Kind, S3Server, s3_server_or_skip
 
 Configure = Callable[[Mapping[str, object]], Store]
 StartServer = Callable[[Kind], S3Server]
+StartCloud = Callable[[str], CloudServer]
+
+CLOUDS: Mapping[str, tuple[Callable[[Path], contextlib.AbstractContextManager[CloudServer]], type[Store]]] = {
+    "azure": (azure_server_or_skip, AzureStore),
+    "gcs": (gcs_server_or_skip, GcsStore),
+}
 
 _prefixes = itertools.count()
 
@@ -51,9 +63,24 @@ def minio(start_server: StartServer) -> S3Server:
     return start_server("minio")
 
 
-@pytest.fixture(scope="session", params=["memory", "filesystem", *KINDS])
+@pytest.fixture(scope="session")
+def start_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCloud]:
+    """Starts an emulator of a cloud, or gives the one that was started before."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def start(name: str) -> CloudServer:
+            return stack.enter_context(CLOUDS[name][0](tmp_path_factory.mktemp(name)))
+
+        yield start
+
+
+@pytest.fixture(scope="session", params=["memory", "filesystem", *KINDS, *CLOUDS])
 def configured(
-    request: pytest.FixtureRequest, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    start_server: StartServer,
+    start_cloud: StartCloud,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Configure]:
     """Makes stores of one kind; those of one call share nothing with those of the next."""
     with contextlib.ExitStack() as stack:
@@ -74,6 +101,13 @@ def configured(
             yield memory
         elif request.param == "filesystem":
             yield filesystem
+        elif request.param in CLOUDS:
+            cloud, made = start_cloud(request.param), CLOUDS[request.param][1]
+
+            def in_cloud(config: Mapping[str, object]) -> Store:
+                return opened(made(), {**cloud.config(f"a b/ünïcode=%2e/{next(_prefixes)}"), **config})
+
+            yield in_cloud
         else:
             running = start_server(request.param)
 

@@ -106,7 +106,7 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
             state.requests.append(request)
             self.close_connection = not script(request, Wire(self.wfile.write, stopped))
 
-        do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815  # the names that http.server calls
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = do_PATCH = answer  # noqa: N815  # the names that http.server calls
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -167,7 +167,7 @@ def test_a_built_in_store_opens_by_its_short_name(config: dict[str, object], kin
 
 def test_every_name_has_keys() -> None:
     """Settings and documentation can ask for the keys of each built-in store."""
-    assert set(STORE_NAMES) == {"filesystem", "memory", "s3"}
+    assert set(STORE_NAMES) == {"azure", "filesystem", "gcs", "memory", "s3"}
     for name in STORE_NAMES:
         keys = store_keys(name)
         assert keys
@@ -297,11 +297,11 @@ def test_what_a_class_returns_is_checked() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (None, "is missing; allowed are filesystem, memory, s3, or a class as package.module.Class"),
+        (None, "is missing; allowed are azure, filesystem, gcs, memory, s3, or a class as package.module.Class"),
         (7, "found 7; allowed are"),
         ("", "found '', allowed are"),
         ("filesytem", "did you mean filesystem"),
-        ("S3", "allowed are filesystem, memory, s3"),
+        ("S3", "allowed are azure, filesystem, gcs, memory, s3"),
         ("no_such_package.module.Store", "module no_such_package.module cannot be imported .* PYTHONPATH"),
         (f"{HERE}.NoSuchClass", "has no NoSuchClass"),
         (f"{HERE}:No.Such", "has no No.Such"),

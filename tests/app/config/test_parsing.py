@@ -418,8 +418,8 @@ BAD_PIPELINES = [
     (
         ORDERS.replace("memory", "memry"),
         (
-            "large.message.payload.store.class: found 'memry', allowed are filesystem, memory, s3, or a class as "
-            "package.module.Class; did you mean memory?"
+            "large.message.payload.store.class: found 'memry', allowed are azure, filesystem, gcs, memory, s3, or a "
+            "class as package.module.Class; did you mean memory?"
         ),
     ),
     (S3, "s3.bucket: is missing; it is required: The bucket. It must exist."),

@@ -13,6 +13,7 @@ from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, only_pipeline,
 from transforms.bakdata import COMPRESSION, FLAG
 from transforms.formats import FORMATS
 
+OTHER = S3.replace("'s3'", "'{}'").replace('"s3"', '"{}"')
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "bakdata.md").read_text(encoding="utf-8")
 
 
@@ -38,6 +39,8 @@ def test_reference_format_is_taken(name: str) -> None:
     for text in (
         ORDERS.replace("offload", "inflate"),
         S3 + 's3.bucket = "2-pay.loads"\ns3.prefix = "a/b-c~1"\n',
+        OTHER.format("gcs") + 'gcs.bucket = "2-pay.loads"\n',
+        OTHER.format("azure") + 'azure.container = "payloads"\nazure.account.name = "acme"\n',
         OWN_CLASS,
     ):
         assert only_pipeline(HEAD + text + f'reference.format = "{name}"\n').reference_format == name
@@ -58,6 +61,7 @@ def test_reference_format_that_is_none() -> None:
     [
         (ORDERS, "large.message.payload.store.class: found 'memory'"),
         (S3 + 's3.bucket = "pay_loads"\n', "s3.bucket: found 'pay_loads'"),
+        (OTHER.format("gcs") + 'gcs.bucket = "pay_loads"\n', "gcs.bucket: found 'pay_loads'"),
         (S3 + 's3.bucket = "pay.2024"\n', "s3.bucket: found 'pay.2024'"),
         (S3 + 's3.bucket = "b"\ns3.prefix = "a b"\n', "s3.prefix: found 'a b'"),
         (S3 + 's3.bucket = "b"\ns3.prefix = "a%20b"\n', "s3.prefix: found 'a%20b'"),

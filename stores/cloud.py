@@ -1,0 +1,256 @@
+"""What the stores in Google's and Microsoft's cloud have in common. Requests go by obstore (`stores.cloud_client`).
+
+Both clouds promise what `PayloadStore` promises: a put in one request is atomic and durable when it is answered, and
+every later read sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from stores.keys import Key, Value
+from stores.root import Root, check_object_id
+from stores.store import PayloadInfo, Removal, Store
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, shown
+from transforms.masking import HIDDEN, masked
+
+if TYPE_CHECKING:
+    from stores.cloud_client import CloudClient, Found, Times
+
+__all__ = ["CloudStore", "check_endpoint", "client_keys"]
+
+# The longest name of an object is 1,024 bytes or characters in both clouds; topic and id take up to 500.
+_LONGEST_PREFIX = 1024 - 500
+
+# No topic can have this name, so no payload is ever there.
+_ABSENT = "~wideload-check"
+_GROUP = 250
+
+
+def client_keys(start: str, whole: str) -> Sequence[Key]:
+    """The keys for the place of payloads and for the times of requests, which both stores have.
+
+    Args:
+        start: the first word of the keys.
+        whole: the form of a path, for the documentation.
+    """
+    return (
+        Key(
+            f"{start}.prefix",
+            "string",
+            f"The beginning of all names, without a slash at either end: `{whole}`.",
+            default="",
+        ),
+        Key(
+            f"{start}.connection.timeout.ms",
+            "int",
+            "The longest wait for a connection, and for the server to take one MiB of a payload, on the average.",
+            default=5_000,
+            minimum=1,
+        ),
+        Key(
+            f"{start}.read.timeout.ms",
+            "int",
+            "The longest wait for the next bytes of an answer.",
+            default=9_000,
+            minimum=1,
+        ),
+        Key(
+            f"{start}.retry.attempts",
+            "int",
+            "The most attempts of a request, the first one included. Before the second is a pause of up to a second, "
+            "before each later one a pause of up to twice the last, at most 20 seconds.",
+            default=3,
+            minimum=1,
+        ),
+        Key(
+            f"{start}.max.connections",
+            "int",
+            "How many connections are kept open. More threads may call; their connections are closed after use.",
+            default=16,
+            minimum=1,
+        ),
+    )
+
+
+class CloudStore(Store):
+    """One client for all threads, with a pool of connections.
+
+    A subclass defines `SCHEME`, `START` and `CONTAINER`, and makes the client.
+    """
+
+    SCHEME: ClassVar[str]
+    """Of the paths."""
+
+    START: ClassVar[str]
+    """The first word of the keys."""
+
+    CONTAINER: ClassVar[str]
+    """The last word of the key for the bucket."""
+
+    CONTAINER_NAME: ClassVar[re.Pattern[str]]
+    """The names that it may have."""
+
+    _client: CloudClient
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`. No credentials are looked up here, since that may ask the instance's metadata service."""
+        name = cast("str", values[f"{self.START}.{self.CONTAINER}"])
+        if not self.CONTAINER_NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{self.START}.{self.CONTAINER}", f"found {name!r}, which cannot be the name of a {self.CONTAINER}"
+            )
+        prefix = _prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
+        self._container_uri = f"{self.SCHEME}://{name}/"
+        self.root = Root(f"{self._container_uri}{prefix}/" if prefix else self._container_uri)
+        self._threads = cast("int", values[f"{self.START}.max.connections"])
+        self._client = self.connect(values)
+
+    @abstractmethod
+    def connect(self, values: Mapping[str, Value | None]) -> CloudClient:
+        """Makes the client.
+
+        Raises:
+            ConfigurationError: the keys contradict each other, or a package is not installed.
+        """
+
+    @abstractmethod
+    def delete_found(self, found: Found, path: str) -> bool:
+        """Deletes an object as it was found, and no other that has its name by now.
+
+        Returns:
+            Whether the service keeps what was deleted as an old version.
+
+        Raises:
+            PayloadNotFoundError: it is gone.
+            ChangedError: another object has its name.
+            PayloadStoreError: it could not be done.
+        """
+
+    @abstractmethod
+    def delete_key(self, key: str, path: str) -> None:
+        """Deletes whatever object has this name; may raise PayloadNotFoundError where there is none."""
+
+    def times(self, values: Mapping[str, Value | None]) -> Times:
+        """The times of requests that the keys say."""
+        from stores.cloud_client import Times
+
+        connect_ms, read_ms, attempts = (
+            cast("int", values[f"{self.START}.{name}"])
+            for name in ("connection.timeout.ms", "read.timeout.ms", "retry.attempts")
+        )
+        return Times(self.timeout_ms, connect_ms, read_ms, attempts)
+
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        path = self.root.path(topic, object_id)
+        self._client.put(self._key(path), data, path)
+        return path
+
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        self.root.check_readable(full_path)
+        return self._client.get(self._key(full_path), max_bytes, full_path)
+
+    def stat(self, full_path: str) -> PayloadInfo:
+        self.root.check_readable(full_path)
+        return self._info(self._client.head(self._key(full_path), full_path))
+
+    def delete(self, full_path: str) -> None:
+        """See `Delete.delete`. A bucket with versions, or with soft delete, keeps what it had."""
+        self.root.split(full_path)
+        with contextlib.suppress(PayloadNotFoundError):
+            self.delete_key(self._key(full_path), full_path)
+
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        """See `DeleteUnchanged.delete_unchanged`. Each is deleted on the condition that it is what was looked at."""
+        waiting = iter(payloads)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix=f"wideload-{self.START}-removal") as executor:
+            while some := list(itertools.islice(waiting, _GROUP)):
+                for payload in some:
+                    self.root.split(payload.path)
+                yield from list(executor.map(self._remove, some))
+
+    def _remove(self, payload: PayloadInfo) -> Removal:
+        from stores.cloud_client import ChangedError
+
+        try:
+            found = self._client.head(self._key(payload.path), payload.path)
+            if found.modified != payload.modified.replace(microsecond=0):
+                return Removal(payload, "changed")
+            return Removal(payload, "versioned" if self.delete_found(found, payload.path) else "deleted")
+        except PayloadNotFoundError:
+            return Removal(payload, "gone")
+        except ChangedError:
+            return Removal(payload, "changed")
+        except PayloadStoreError as exc:
+            return Removal(payload, "failed", str(exc))
+
+    def topics(self) -> Iterator[str]:
+        """See `ListTopics.topics`."""
+        for folder in self.folders_below(self._key(self.root.uri)):
+            if self.root.holds(f"{self._container_uri}{folder}any"):
+                yield folder.removesuffix("/").rpartition("/")[2]
+
+    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
+        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure."""
+        start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
+        for page in self.found_below(self._key(start)):
+            yield from (self._info(found) for found in page if self.root.holds(f"{self._container_uri}{found.key}"))
+
+    @abstractmethod
+    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """Every object whose name begins with `prefix`, page by page; see `List.list` for errors."""
+
+    @abstractmethod
+    def folders_below(self, prefix: str) -> Iterator[str]:
+        """The beginning of names up to the first slash behind `prefix`, each once."""
+
+    def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
+        """See `Check.check`: gets a payload that never exists."""
+        path = f"{self.root.uri}{_ABSENT}"
+        with contextlib.suppress(PayloadNotFoundError):
+            self._client.get(self._key(path), 0, path)
+
+    def close(self) -> None:
+        """See `PayloadStore.close`. obstore closes connections when they have been idle for a time."""
+
+    def _key(self, path: str) -> str:
+        return path[len(self._container_uri) :]
+
+    def _info(self, found: Found) -> PayloadInfo:
+        return PayloadInfo(f"{self._container_uri}{found.key}", found.size, found.modified)
+
+
+def check_endpoint(name: str, endpoint: str, path: str = "") -> str:
+    """`endpoint` without a slash at its end.
+
+    Args:
+        name: of the key.
+        endpoint: its value.
+        path: a pattern for what may stand behind host and port.
+
+    Raises:
+        ConfigurationError: it is not `http://` or `https://`, host and port.
+    """
+    endpoint = endpoint.removesuffix("/")
+    if re.fullmatch(rf"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{{1,5}})?{path}", endpoint):
+        return endpoint
+    # One from elsewhere hides its text.
+    found = shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint))) if type(endpoint) is str else repr(endpoint)
+    raise ConfigurationError(name, f"found {found}, allowed is http:// or https://, host and port, and nothing else")
+
+
+def _prefix(name: str, prefix: str) -> str:
+    prefix = prefix.removesuffix("/")
+    if prefix and ({"", ".", ".."} & set(prefix.split("/")) or not prefix.isprintable()):
+        raise ConfigurationError(
+            name, f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
+        )
+    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
+        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} bytes of the 1,024 for a name")
+    return prefix

@@ -1,0 +1,266 @@
+"""Requests to a bucket through obstore, each within its time: what `stores.gcs` and `stores.azure` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+import obstore
+from obstore.exceptions import BaseError
+
+from stores.cloud_calls import Calls, LateError
+from stores.cloud_errors import Cloud, Failure, may_pass, translated
+from transforms.errors import PayloadStoreError, PayloadTooLargeError
+
+__all__ = ["FAILURES", "ChangedError", "CloudClient", "Found", "Times", "client_options"]
+
+_T = TypeVar("_T")
+
+_MIB = 1 << 20
+_PAGE = 1_000
+
+FAILURES = (BaseError, LateError, OSError)
+"""What a request raises: obstore's errors, of which some are of Python's own classes, such as FileNotFoundError."""
+
+
+class ChangedError(Exception):
+    """What was looked at is no longer there: its name has another object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long requests take at most.
+
+    Attributes:
+        call_ms: a call with its retries.
+        connect_ms: until there is a connection.
+        read_ms: until the next bytes of an answer.
+        attempts: of a request, the first one included.
+    """
+
+    call_ms: int
+    connect_ms: int
+    read_ms: int
+    attempts: int
+
+    def put_seconds(self, size: int) -> float:
+        """How long one attempt of a put may take: obstore does not say how much it has sent."""
+        return (self.connect_ms * (1 + -(-size // _MIB)) + self.read_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object as the service describes it.
+
+    Attributes:
+        key: its name in the bucket.
+        size: in bytes.
+        modified: in whole seconds, as the answer to a HEAD has no more.
+        etag: its ETag, with the quotes; None if there is none.
+        version: its generation or version; None if there is none.
+    """
+
+    key: str
+    size: int
+    modified: datetime
+    etag: str | None
+    version: str | None
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Found:
+        modified = cast("datetime", meta["last_modified"]).astimezone(UTC).replace(microsecond=0)
+        return cls(meta["path"], meta["size"], modified, meta.get("e_tag"), meta.get("version"))
+
+
+def client_options(times: Times, connections: int, *, plain: bool, reading: bool) -> dict[str, Any]:
+    """The options of an obstore client.
+
+    Args:
+        times: the longest waits.
+        connections: how many are kept open.
+        plain: whether `http://` is allowed.
+        reading: whether it is for requests without a body. A wait for an answer would count from the first byte that
+            is sent, so for the others `CloudClient` alone counts.
+    """
+    options: dict[str, Any] = {
+        "allow_http": plain,
+        "connect_timeout": timedelta(milliseconds=times.connect_ms),
+        "timeout": timedelta(milliseconds=times.call_ms),
+        "pool_max_idle_per_host": str(connections),
+        "user_agent": "wideload",
+    }
+    if reading:
+        options["read_timeout"] = timedelta(milliseconds=times.read_ms)
+    return options
+
+
+class CloudClient:
+    """The requests of one bucket. May be used by several threads.
+
+    Args:
+        reader: an obstore store for requests without a body, which does not retry.
+        writer: one for puts.
+        times: the longest waits.
+        cloud: the words of its errors.
+        before: called before each request, with its deadline; it gets tokens that the request will need.
+    """
+
+    def __init__(
+        self, reader: Any, writer: Any, times: Times, cloud: Cloud, before: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self.reader = reader
+        self._writer = writer
+        self._times = times
+        self._cloud = cloud
+        self._before = before
+        self._calls = Calls(times.call_ms / 1000, times.attempts, self._may_pass)
+
+    def put(self, key: str, data: bytes, path: str) -> None:
+        """Stores an object in one request, so that no reader ever sees a part of it.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def put() -> None:
+            await obstore.put_async(self._writer, key, data, use_multipart=False)
+
+        self.call(put, "put", path, self._times.put_seconds(len(data)))
+
+    def get(self, key: str, max_bytes: int, path: str) -> bytes:
+        """Reads an object, after its length.
+
+        Raises:
+            PayloadTooLargeError: there is more than `max_bytes`; the body was not read.
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def get() -> bytes:
+            answer = await obstore.get_async(self.reader, key)
+            size = answer.meta["size"]
+            if size > max_bytes:
+                raise PayloadTooLargeError(path, size, max_bytes)
+            data = bytes(await answer.bytes_async()) if size else b""
+            if len(data) != size:
+                raise OSError(f"the connection was cut after {len(data):,} of {size:,} bytes")
+            return data
+
+        return self.call(get, "get", path, self._times.call_ms / 1000)
+
+    def head(self, key: str, path: str) -> Found:
+        """Describes an object.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def head() -> Found:
+            try:
+                return Found.of(await obstore.head_async(self.reader, key))
+            except FAILURES as exc:
+                if Failure.of(exc).status not in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
+                    raise
+            # The answer to a HEAD has no body, so it does not say whether the object is missing, or the bucket.
+            return Found.of((await obstore.get_async(self.reader, key)).meta)
+
+        return self.call(head, "head", path, self._times.call_ms / 1000)
+
+    def pages(self, prefix: str, path: str) -> Iterator[Sequence[Found]]:
+        """Every object whose name begins with `prefix` and a slash, page by page; each page has the time of a call.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+        streams: list[Any] = []
+        last: str | None = None
+
+        async def page() -> Sequence[Found] | None:
+            if not streams:
+                streams.append(obstore.list(self.reader, prefix or None, offset=last, chunk_size=_PAGE))
+            try:
+                return [Found.of(meta) for meta in await anext(streams[0])]
+            except StopAsyncIteration:
+                return None
+            except BaseException:
+                streams.clear()  # it is over; the next attempt begins behind the last page
+                raise
+
+        while (found := self.call(page, "list", path, self._times.call_ms / 1000)) is not None:
+            if found:
+                last = found[-1].key
+            yield found
+
+    def folders(self, prefix: str, path: str) -> Sequence[str]:
+        """The folders below `prefix`, all together.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def folders() -> Sequence[str]:
+            return (await obstore.list_with_delimiter_async(self.reader, prefix or None))["common_prefixes"]
+
+        return self.call(folders, "list", path, self._times.call_ms / 1000)
+
+    def delete(self, key: str, path: str) -> None:
+        """Deletes an object, whatever it is by now.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def delete() -> None:
+            await obstore.delete_async(self.reader, key)
+
+        self.call(delete, "delete", path, self._times.call_ms / 1000)
+
+    def signed(self, method: Any, key: str, path: str, lasting: timedelta) -> str:
+        """A URL that allows a request for this object, of whoever has it: a secret.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def sign() -> str:
+            return await obstore.sign_async(self.reader, method, key, lasting)
+
+        return self.call(sign, "sign", path, self._times.call_ms / 1000)
+
+    def repeat(self, attempt: Callable[[float], _T], operation: str, path: str) -> _T:
+        """As `call`, for an attempt that blocks and keeps the seconds that it is given."""
+        deadline = self._calls.deadline()
+        with self.told(operation, path):
+            self._before(deadline)
+            return self._calls.repeat(attempt, deadline)
+
+    def call(self, attempt: Callable[[], Awaitable[_T]], operation: str, path: str, once: float) -> _T:
+        """The result of `attempt`, within the time of a call.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+        deadline = self._calls.deadline()
+        with self.told(operation, path):
+            self._before(deadline)
+            return self._calls.run(attempt, once, deadline)
+
+    def _may_pass(self, exc: Exception) -> bool:
+        return isinstance(exc, FAILURES) and may_pass(exc, self._cloud)
+
+    @contextlib.contextmanager
+    def told(self, operation: str, path: str) -> Iterator[None]:
+        """Translates the errors of requests.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+        try:
+            yield
+        except PayloadStoreError:
+            raise
+        except FAILURES as exc:
+            raise translated(exc, f"{self._cloud.name} {operation}", path, self._cloud) from exc

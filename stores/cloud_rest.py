@@ -1,0 +1,149 @@
+"""Requests to a cloud's REST interface, for what obstore cannot ask: a delete with a condition, a bucket's rules."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import requests
+import requests.adapters
+import urllib3.exceptions
+
+from stores.cloud_calls import LateError
+
+__all__ = ["Rest", "RestError"]
+
+_ANSWER_BYTES = 4 * 1_048_576
+_PIECE_BYTES = 65_536
+
+
+class RestError(OSError):
+    """The request was answered with an error, or not at all; without the URL, which may have a signature.
+
+    Attributes:
+        status: the HTTP status; 0 if there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Sends requests; may be used by several threads.
+
+    Attributes:
+        session: with its connections.
+        connect_seconds: the longest wait for a connection.
+        read_seconds: the longest wait for the next bytes of an answer.
+    """
+
+    session: requests.Session
+    connect_seconds: float
+    read_seconds: float
+
+    @classmethod
+    def opened(cls, connect_ms: int, read_ms: int, connections: int) -> Rest:
+        """Makes the session."""
+        session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=connections)
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, adapter)
+        return cls(session, connect_ms / 1000, read_ms / 1000)
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        seconds: float,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """The body of the answer.
+
+        Args:
+            method: HTTP's.
+            url: with what stands in it.
+            seconds: the longest time.
+            headers: with the credentials.
+            params: of the query.
+            body: sent as JSON.
+
+        Raises:
+            RestError: there was no answer, or it is no success.
+            LateError: it did not come in time.
+        """
+        request = requests.Request(
+            method,
+            url,
+            params=params,
+            data=None if body is None else json.dumps(body),
+            headers={
+                "Accept-Encoding": "identity",
+                **({} if body is None else {"Content-Type": "application/json"}),
+                **(headers or {}),
+            },
+            auth=_unchanged,
+        )
+        done: Future[bytes] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._answered(request, seconds))
+            except BaseException as exc:  # noqa: BLE001  (raised where it is waited for)
+                done.set_exception(exc)
+
+        # A head that comes byte by byte begins the time-out of the socket again with each, so another thread waits.
+        threading.Thread(target=run, name="wideload-cloud-rest", daemon=True).start()
+        try:
+            return done.result(seconds)
+        except FutureTimeoutError:
+            raise LateError(f"no whole answer came in {seconds:,.1f} s") from None
+
+    def _answered(self, request: requests.Request, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        try:
+            prepared = self.session.prepare_request(request)
+            around: Any = self.session.merge_environment_settings(str(prepared.url), {}, True, None, None)  # proxies
+            wait = min(self.connect_seconds, seconds), min(self.read_seconds, seconds)
+            answer = self.session.send(prepared, timeout=wait, allow_redirects=False, **around)
+            with contextlib.closing(answer):
+                received = _received(answer, deadline)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
+            # Its text and its causes have the URL.
+            raise RestError(f"error sending request ({type(exc).__name__})") from None
+        if answer.status_code not in range(200, 300):
+            said = received.decode(errors="replace")
+            words = HTTPStatus(answer.status_code).phrase if answer.status_code in set(HTTPStatus) else ""
+            raise RestError(f"non-2xx status code: {answer.status_code} {words}: {said}", answer.status_code)
+        return received
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """In the place of credentials: without it, requests would put those of `~/.netrc` over ours."""
+    return request
+
+
+def _received(answer: requests.Response, deadline: float) -> bytes:
+    read: Callable[[int], bytes] = answer.raw.read1
+    pieces: list[bytes] = []
+    size = 0
+    while piece := read(_PIECE_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _ANSWER_BYTES:
+            raise RestError(f"the answer is longer than {_ANSWER_BYTES:,} bytes, which is no answer of this service")
+        if time.monotonic() > deadline:
+            raise LateError("the answer did not come to its end in the time allowed")
+    return b"".join(pieces)

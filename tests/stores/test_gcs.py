@@ -1,0 +1,550 @@
+"""What is Google's own: errors, times, settings, deletes by generation. The behaviour of any store is elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from app.config.secret import Secret
+from stores.gcs import GcsStore
+from stores.registry import open_store
+from stores.store import PayloadInfo
+from tests.cloud_server import CloudServer
+from tests.gcs_server import gcs_server_or_skip
+from tests.s3_server import free_port
+from tests.stores.scripted_server import Request, Script, Wire, error, scripted_server
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    PayloadUnfitError,
+    ReferenceRefusedError,
+)
+
+MIB = 1 << 20
+NAME = "orders", "an-id"
+HEAD = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nx-goog-generation: 7\r\n'
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudServer]:
+    with gcs_server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+def config(endpoint: str, **more: object) -> dict[str, object]:
+    return {
+        "gcs.bucket": "payloads",
+        "gcs.endpoint": endpoint,
+        "gcs.anonymous": True,
+        "gcs.retry.attempts": 1,
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+@contextlib.contextmanager
+def opened(keys: Mapping[str, object]) -> Iterator[GcsStore]:
+    store = GcsStore()
+    store.configure(keys)
+    with contextlib.closing(store):
+        yield store
+
+
+def calls(store: GcsStore) -> list[Callable[[], object]]:
+    path = store.root.path(*NAME)
+    return [
+        store.check,
+        lambda: store.put(*NAME, b"data"),
+        lambda: store.get(path, 100),
+        lambda: store.stat(path),
+        lambda: store.delete(path),
+        lambda: list(store.list()),
+        lambda: list(store.topics()),
+        lambda: store.expiry_rules("orders"),
+    ]
+
+
+def payload(body: bytes, length: int) -> Script:
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"%bContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (HEAD, length, body))
+        return False
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "may_pass", "kind", "key"),
+    [
+        (503, "ServiceUnavailable", True, PayloadStoreError, None),
+        (500, "InternalError", True, PayloadStoreError, None),
+        (502, "", True, PayloadStoreError, "gcs.endpoint"),
+        (429, "SlowDown", True, PayloadStoreError, None),
+        (408, "RequestTimeout", True, PayloadStoreError, None),
+        (403, "rateLimitExceeded", True, PayloadStoreError, None),
+        (501, "NotImplemented", False, PayloadStoreError, None),
+        (403, "AccessDenied", False, PayloadStoreAccessError, "gcs.credentials.file"),
+        (401, "AuthenticationRequired", False, PayloadStoreAccessError, "gcs.credentials.file"),
+        (403, "RequestTimeTooSkewed", False, PayloadStoreAccessError, "gcs.credentials.file"),
+        (404, "NoSuchBucket", False, PayloadStoreAccessError, "gcs.bucket"),
+        (400, "InvalidArgument", False, PayloadStoreError, None),
+        (404, "SomethingElse", False, PayloadStoreError, None),
+        (404, "", False, PayloadStoreError, "gcs.endpoint"),
+        (412, "PreconditionFailed", False, PayloadStoreError, None),
+        (302, "", False, PayloadStoreError, "gcs.endpoint"),
+        (413, "", False, PayloadUnfitError, None),
+        (400, "EntityTooLarge", False, PayloadUnfitError, None),
+    ],
+)
+def test_what_gcs_answers_may_pass_or_not(
+    status: int,
+    code: str,
+    may_pass: bool,  # noqa: FBT001
+    kind: type[PayloadStoreError],
+    key: str | None,
+) -> None:
+    """Each answer is sorted by whether waiting helps and who is to blame, with operation, path and code."""
+    with scripted_server(error(status, code)) as server, opened(config(server.endpoint)) as store:
+        path = store.root.path(*NAME)
+        for operation, call in (("put", lambda: store.put(*NAME, b"data")), ("get", lambda: store.get(path, 9))):
+            with pytest.raises(PayloadStoreError, match=f"^GCS {operation} {path} failed: .*{code}") as caught:
+                call()
+            assert type(caught.value) is kind
+            assert (caught.value.retriable, caught.value.key) == (may_pass, key)
+
+
+def test_no_such_key_is_a_missing_payload() -> None:
+    """Only this code of Google's means that the payload is not there."""
+    with scripted_server(error(404, "NoSuchKey")) as server, opened(config(server.endpoint)) as store:
+        path = store.root.path(*NAME)
+        for call in (lambda: store.get(path, 9), lambda: store.stat(path)):
+            with pytest.raises(PayloadNotFoundError):
+                call()
+        store.delete(path)
+        store.check()
+
+
+def test_a_page_in_place_of_an_answer_is_no_success() -> None:
+    """What answers 200 to everything has stored nothing and has no payloads: waiting may help, as for maintenance."""
+
+    def page(request: Request, wire: Wire) -> bool:
+        text = b"<html>Back soon</html>"
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
+        wire.write(b"" if request.method == "HEAD" else text)
+        return True
+
+    with scripted_server(page) as server, opened(config(server.endpoint)) as store:
+        asking = calls(store)
+        del asking[4]  # behind a delete nobody goes by the answer
+        for call in asking:
+            with pytest.raises(PayloadStoreError, match=r"this is not how GCS answers: check gcs\.endpoint") as caught:
+                call()
+            assert (caught.value.retriable, caught.value.key) == (True, "gcs.endpoint")
+
+
+def test_a_server_that_is_down() -> None:
+    """Every call ends at once, may be tried again, and names the endpoint."""
+    with opened(config(f"http://127.0.0.1:{free_port()}")) as store:
+        for call in calls(store):
+            with pytest.raises(PayloadStoreError, match=r"(Connection refused|ConnectionError)") as caught:
+                call()
+            assert (caught.value.retriable, caught.value.key) == (True, "gcs.endpoint")
+
+
+def test_a_server_that_hangs_is_cut() -> None:
+    """A server that takes requests and never answers costs no more than the time of a call, retries included."""
+
+    def hang(_: Request, wire: Wire) -> bool:
+        wire.stopped.wait(30)
+        return False
+
+    keys = {"gcs_retry_attempts": 9, "gcs_read_timeout_ms": 200, "large_message_store_timeout_ms": 900}
+    with scripted_server(hang) as server, opened(config(server.endpoint, **keys)) as store:
+        for call in (lambda: store.get(store.root.path(*NAME), 9), lambda: store.expiry_rules("orders")):
+            began = time.monotonic()
+            with pytest.raises(PayloadStoreError) as caught:
+                call()
+            assert caught.value.retriable
+            assert time.monotonic() - began < 3
+    keys = {"gcs_connection_timeout_ms": 100, "gcs_read_timeout_ms": 200, "large_message_store_timeout_ms": 9_000}
+    with scripted_server(hang) as server, opened(config(server.endpoint, **keys)) as store:
+        began = time.monotonic()
+        with pytest.raises(PayloadStoreError, match=r"no whole answer came in 0\.4 s") as caught:
+            store.put(*NAME, b"data")
+        assert caught.value.retriable
+        assert time.monotonic() - began < 3
+
+
+def test_a_server_that_drips_is_cut() -> None:
+    """A byte now and then, in a payload, in an error or in a head, keeps no call beyond its time."""
+
+    def drip(request: Request, wire: Wire) -> bool:
+        ok = request.method == "GET" and request.path.startswith("/payloads/")
+        wire.write((HEAD if ok else b"HTTP/1.1 400 Bad\r\n") + b"Content-Length: 100000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not wire.stopped.wait(0.05):
+                wire.write(b"x")
+        return False
+
+    def drip_head(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\n")
+        with contextlib.suppress(OSError):
+            while not wire.stopped.wait(0.05):
+                wire.write(b"x")
+        return False
+
+    keys = {"large_message_store_timeout_ms": 600}
+    with scripted_server(drip_head) as server, opened(config(server.endpoint, **keys)) as store:
+        began = time.monotonic()
+        with pytest.raises(PayloadStoreError, match="no whole answer came") as caught:
+            store.expiry_rules("orders")
+        assert caught.value.retriable
+        assert time.monotonic() - began < 3
+    with scripted_server(drip) as server, opened(config(server.endpoint, **keys)) as store:
+        for call in (
+            lambda: store.get(store.root.path(*NAME), MIB),
+            lambda: list(store.list()),
+            lambda: store.put(*NAME, b"data"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(PayloadStoreError) as caught:
+                call()
+            assert caught.value.retriable
+            assert time.monotonic() - began < 3
+
+
+def test_attempts_count_the_first() -> None:
+    """`gcs.retry.attempts` is the number of requests, and a put sends its whole body each time."""
+    with scripted_server(error(503, "SlowDown")) as server:
+        with opened(config(server.endpoint, gcs_retry_attempts=2)) as store, pytest.raises(PayloadStoreError):
+            store.put(*NAME, b"the whole body")
+        assert [request.body for request in server.requests] == [b"the whole body"] * 2
+
+
+@pytest.mark.parametrize("sent", [0, 1, 99])
+def test_a_connection_cut_in_the_middle_of_a_body_may_be_tried_again(sent: int) -> None:
+    """A payload is never returned in part."""
+    with scripted_server(payload(bytes(sent), 100)) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match="GCS get") as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert caught.value.retriable
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    """The length that the server states is enough, once; not a byte of the body has to come."""
+    with scripted_server(payload(b"", 1 << 40)) as server:
+        with opened(config(server.endpoint, gcs_retry_attempts=3)) as store:
+            with pytest.raises(PayloadTooLargeError) as caught:
+                store.get(store.root.path(*NAME), 1_000)
+            assert (caught.value.size, caught.value.limit) == (1 << 40, 1_000)
+        assert len(server.requests) == 1
+
+
+def test_texts_of_a_server_are_safe_for_a_terminal() -> None:
+    """What it says stands in messages without control characters, and no longer than a few lines."""
+
+    def says(_: Request, wire: Wire) -> bool:
+        body = "<Error><Code>Bad</Code><Message>\x9b31m\u202e".encode() + b"long " * 10_000 + b"</Message></Error>"
+        wire.write(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return True
+
+    with scripted_server(says) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match=r"HTTP 400 \(Bad\): \\x9b31m\\u202elong") as caught:
+            store.put(*NAME, b"data")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1_500
+
+
+def test_a_forged_reference_makes_no_request() -> None:
+    """What is refused is refused before anybody is asked."""
+    with scripted_server(error(500, "x")) as server, opened(config(server.endpoint, gcs_prefix="ours")) as store:
+        for forged in ("gs://other/ours/orders/id", "gs://payloads/theirs/orders/id", "gs://payloads/ours/../o/id"):
+            for call in (lambda path: store.get(path, 9), store.stat, store.delete, store.download):
+                with pytest.raises(ReferenceRefusedError):
+                    call(forged)
+        assert server.connections == 0
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, "changed"), (503, "failed")])
+def test_a_delete_names_the_generation_that_was_looked_at(status: int, outcome: str) -> None:
+    """A payload that is published between look and delete has another generation, and stays."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        if request.method == "DELETE":
+            return error(status, "")(request, wire)
+        wire.write(b"%bContent-Length: 0\r\n\r\n" % HEAD)
+        return True
+
+    with scripted_server(script) as server, opened(config(server.endpoint)) as store:
+        info = store.stat(store.root.path(*NAME))
+        (removal,) = store.delete_unchanged([info])
+        assert removal.outcome == outcome
+        (deleted,) = [request for request in server.requests if request.method == "DELETE"]
+        assert deleted.path == "/storage/v1/b/payloads/o/orders%2Fan-id?generation=7"
+
+
+def test_what_is_published_in_between_stays(gcs: CloudServer) -> None:
+    """The server itself keeps a payload whose generation is not the one that was looked at."""
+    with opened({**gcs.config("between"), "gcs.retry.attempts": 1}) as store:
+        path = store.publish("orders", b"data")
+        looked = store._client.head(store._key(path), path)
+        store.publish("orders", b"data")
+        again = store._client.head(store._key(path), path)
+        assert looked.version != again.version
+        with pytest.raises(Exception, match=r"^$") as caught:
+            store.delete_found(looked, path)
+        assert type(caught.value).__name__ == "ChangedError"
+        assert store.download(path) == b"data"
+        assert store.delete_found(again, path) is False
+        assert [removal.outcome for removal in store.delete_unchanged([PayloadInfo(path, 4, again.modified)])] == [
+            "gone"
+        ]
+
+
+def test_objects_of_others_are_skipped(gcs: CloudServer) -> None:
+    """Names that no payload has, such as those with an empty segment, end no listing."""
+    with opened(gcs.config("shared")) as store:
+        path = store.publish("orders", b"data")
+        for name in ("shared/orders/a//b", "shared//c", "shared/orders/id/", "shared/orders/../y", "shared/\x01/b"):
+            store._rest.send("PUT", f"{gcs.endpoint}/payloads/{quote(name, safe='')}", 10)
+        assert [info.path for info in store.list()] == [info.path for info in store.list("orders")] == [path]
+        assert list(store.topics()) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "page", [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>"]
+)
+def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:
+    """What is not written as Google writes it is no empty bucket."""
+
+    def says(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        return True
+
+    with scripted_server(says) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match="this is not how GCS answers") as caught:
+            list(store.list())
+        assert caught.value.retriable
+
+
+def test_an_answer_without_end_is_bounded() -> None:
+    """A listing, or an error to it, is read to 4 MiB and no further, whatever the server says."""
+
+    def endless(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not wire.stopped.is_set():
+                wire.write(b"x" * MIB)
+        return False
+
+    with (
+        scripted_server(endless) as server,
+        opened(config(server.endpoint)) as store,
+        pytest.raises(PayloadStoreError, match=r"longer than 4,194,304 bytes"),
+    ):
+        list(store.list())
+
+
+def test_bakdatas_payloads_are_read(gcs: CloudServer) -> None:
+    """The form of bakdata's paths, with a folder below the topic, is read; it is neither listed nor deleted."""
+    with opened(gcs.config("base")) as store:
+        path = f"{store.root.uri}orders/values/an-id"
+        store._client.put(store._key(path), b"theirs", path)
+        assert store.download(path) == b"theirs"
+        assert list(store.list()) == []
+        with pytest.raises(ReferenceRefusedError):
+            store.delete(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "words"),
+    [
+        ({}, "gcs.bucket", "is missing"),
+        ({"gcs.bucket": "UPPER"}, "gcs.bucket", "cannot be the name"),
+        ({"gcs.prefix": "a//b"}, "gcs.prefix", "none empty"),
+        ({"gcs.prefix": "x" * 600}, "gcs.prefix", "too long"),
+        ({"gcs.endpoint": "ftp://x"}, "gcs.endpoint", "allowed is http"),
+        ({"gcs.endpoint": "https://user:word@host"}, "gcs.endpoint", r"\*\*\*@host"),
+        ({"gcs.endpoint": "http://host"}, "gcs.endpoint", "could take the token"),
+        ({"gcs.anonymous": True, "gcs.credentials.json": "{}"}, "gcs.anonymous", "credentials beside it"),
+        ({"gcs.credentials.file": "a", "gcs.credentials.json": "b"}, "gcs.credentials.json", "cannot stand beside"),
+        ({"gcs.kms.key": "mine"}, "gcs.kms.key", "allowed is projects/P"),
+        ({"gcs.bukket": "a"}, "gcs.bukket", "did you mean gcs.bucket"),
+    ],
+)
+def test_wrong_keys_are_named(keys: Mapping[str, object], name: str, words: str) -> None:
+    """A key that is missing, unknown or wrong is an error with its name, before any request."""
+    given = {"gcs.bucket": "payloads", **keys} if keys else {}
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        GcsStore().configure(given)
+    assert caught.value.key == name
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without obstore the keys are known all the same, and opening the store says what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'wideload\[gcs\]'"):
+        open_store({"large.message.payload.store.class": "gcs", **config("http://127.0.0.1:1")})
+
+
+def test_the_kms_key_goes_with_puts_alone() -> None:
+    """`gcs.kms.key` is asked for where something is put."""
+    kms = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+    with scripted_server(payload(b"", 0)) as server, opened(config(server.endpoint, gcs_kms_key=kms)) as store:
+        store.get(store.put(*NAME, b"data"), 9)
+        sent = [request.headers.get("x-goog-encryption-kms-key-name") for request in server.requests]
+        assert sent == [kms, None]
+
+
+def test_credentials_are_never_told(tmp_path: Path) -> None:
+    """A credentials key that is none is refused without a word of it."""
+    pytest.importorskip("google.auth")
+    for text in ('{"private_key": "sesame"', '"sesame"', '{"private_key": "sesame"}'):
+        with pytest.raises(ConfigurationError, match="is not the JSON of a credentials file") as caught:
+            GcsStore().configure({"gcs.bucket": "payloads", "gcs.credentials.json": Secret(text)})
+        assert "sesame" not in str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
+
+
+def test_a_token_of_googles_chain_goes_with_every_request(tmp_path: Path) -> None:
+    """Credentials of a file are exchanged for a token once, and obstore and the JSON interface send it."""
+    pytest.importorskip("google.auth")
+
+    def script(request: Request, wire: Wire) -> bool:
+        if request.path == "/token":
+            body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer", "issued_token_type": "t"}'
+        else:
+            body = b'{"metageneration": "1"}' if request.path.startswith("/storage/") else b"data"
+        wire.write(b"%bContent-Length: %d\r\nContent-Type: application/json\r\n\r\n%b" % (HEAD, len(body), body))
+        return True
+
+    with scripted_server(script) as server:
+        file = tmp_path / "credentials.json"
+        file.write_text(federation(f"{server.endpoint}/token", tmp_path))
+        keys = {**config("https://127.0.0.1:1"), "gcs.anonymous": False, "gcs.credentials.file": str(file)}
+        with opened(keys) as store:
+            _point(store, server.endpoint)
+            store.get(store.root.path(*NAME), 9)
+            store.get(store.root.path(*NAME), 9)
+            assert store.expiry_rules("orders") == []
+        paths = [request.path.partition("?")[0] for request in server.requests]
+        assert paths == ["/token", "/payloads/orders%2Fan%2Did", "/payloads/orders%2Fan%2Did", "/storage/v1/b/payloads"]
+        assert {request.headers["authorization"] for request in server.requests[1:]} == {"Bearer sesame"}
+
+
+def test_credentials_that_google_refuses_are_a_matter_of_access(tmp_path: Path) -> None:
+    """A token service that says no is told apart from one that does not answer."""
+    pytest.importorskip("google.auth")
+
+    def refused(_: Request, wire: Wire) -> bool:
+        body = b'{"error": "invalid_grant", "error_description": "expired"}'
+        wire.write(
+            b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        return True
+
+    with scripted_server(refused) as server:
+        keys = {"gcs.bucket": "payloads", "gcs.credentials.json": federation(server.endpoint, tmp_path)}
+        with opened(keys) as store, pytest.raises(PayloadStoreAccessError, match="invalid_grant") as caught:
+            store.check()
+        assert caught.value.key == "gcs.credentials.file"
+    down = federation(f"http://127.0.0.1:{free_port()}", tmp_path)
+    with opened({"gcs.bucket": "payloads", "gcs.credentials.json": down}) as store:
+        with pytest.raises(PayloadStoreError) as told:
+            store.check()
+        assert (told.value.retriable, type(told.value)) == (True, PayloadStoreError)
+
+
+def test_a_forked_process_is_told(gcs: CloudServer) -> None:
+    """obstore's threads are not there after a fork: that is said at once, in place of a call that hangs to its end."""
+    with opened(gcs.config("forked")) as store:
+        path = store.publish("orders", b"data")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not go with it
+            pid = os.fork()
+        if pid == 0:
+            try:
+                store.download(path)
+            except PayloadStoreError as exc:
+                os._exit(7 if "start processes by spawn" in str(exc) and not exc.retriable else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert store.download(path) == b"data"
+
+
+def test_a_store_goes_to_another_process_as_its_keys(gcs: CloudServer) -> None:
+    """What Spark's executors get is the configuration; a process that knows no more reads what the driver wrote."""
+    keys = {"large.message.payload.store.class": "gcs", **gcs.config("elsewhere")}
+    with opened(gcs.config("elsewhere")) as store:
+        path = store.publish("orders", b"data")
+    code = "import pickle, sys; from stores.registry import open_store; keys, path = pickle.load(sys.stdin.buffer)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; sys.stdout.buffer.write(open_store(keys).download(path))"],
+        input=pickle.dumps((keys, path)),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == b"data"
+
+
+def test_a_redirection_takes_no_token_along(tmp_path: Path) -> None:
+    """A token goes to the endpoint alone, wherever that leads."""
+    pytest.importorskip("google.auth")
+
+    def leads(request: Request, wire: Wire) -> bool:
+        if request.path == "/token":
+            body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer", "issued_token_type": "t"}'
+            wire.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
+        else:
+            wire.write(b"HTTP/1.1 302 Found\r\nLocation: %b/x\r\nContent-Length: 0\r\n\r\n" % other.endpoint.encode())
+        return True
+
+    with scripted_server(error(404, "NoSuchKey")) as other, scripted_server(leads) as server:
+        keys = {"gcs.bucket": "payloads", "gcs.credentials.json": federation(f"{server.endpoint}/token", tmp_path)}
+        with opened({**keys, "gcs.retry.attempts": 1}) as store:
+            _point(store, server.endpoint)
+            for call in (store.check, lambda: store.expiry_rules("orders")):
+                with contextlib.suppress(PayloadStoreError):
+                    call()
+        assert [request.headers.get("authorization") for request in other.requests] == [None]
+
+
+def federation(token_url: str, directory: Path) -> str:
+    """Workload identity federation: the token of another identity provider, as a file has it, for one of Google's."""
+    token = directory / "their-token"
+    token.write_text("theirs")
+    return json.dumps(
+        {
+            "type": "external_account",
+            "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/p",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": token_url,
+            "credential_source": {"file": str(token)},
+        }
+    )
+
+
+def _point(store: GcsStore, endpoint: str) -> None:
+    """Leads a store with a token to a server without TLS, which its keys refuse."""
+    from obstore.store import GCSStore as Bucket
+
+    provider: Any = store._tokens
+    store._client.reader = Bucket(
+        "payloads", config={"base_url": endpoint}, client_options={"allow_http": True}, credential_provider=provider
+    )
+    store._bucket_url = f"{endpoint}/storage/v1/b/payloads"
