@@ -17,6 +17,7 @@ COPY app app
 COPY jobs jobs
 COPY stores stores
 COPY transforms transforms
+COPY docs docs
 RUN pip wheel --no-build-isolation --no-deps --wheel-dir wheels . \
     && pip --python /opt/wideload install --no-index --no-deps wheels/*.whl
 

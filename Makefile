@@ -32,6 +32,7 @@ AZURITE := $(STAMPS)/azurite@3.35.0
 AZURITE_FOLDER := $(dir $(SERVERS))azurite
 PROMETHEUS := $(STAMPS)/prometheus
 HELM := $(STAMPS)/helm@v3.22.0
+CHROMIUM := $(STAMPS)/chromium
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
     echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
@@ -46,7 +47,7 @@ setup: setup-test ## Do the set-up of all other targets (each target also does i
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
-setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS)
+setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
 	@:
 
 setup-clouds: $(FAKE_GCS) $(AZURITE) ## Install the emulators of Google's and Microsoft's cloud: `make test` tests those stores only where they are
@@ -100,7 +101,10 @@ $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 $(HELM): $(STAMPS)/wideload
 	$(STEP) $@ "Helm (compiles for minutes)" env GOBIN="$(SERVERS)" go install "helm.sh/helm/v3/cmd/$(@F)"
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
+$(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
+	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
+
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

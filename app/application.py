@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,25 +15,48 @@ from faust.auth import OAuthCredentials
 from mode import ServiceT
 
 from app.cluster.preflight import Plan
+from app.config.handover import store_doubts
 from app.config.settings import ClientSettings, Settings
+from app.config.version import VERSION
 from app.json_log import log_as_json
 from app.kafka.clients import security_arguments
 from app.kafka.cluster_id import ClusterId
-from app.log_filters import LEAST_LEVELS, hide_secrets, keep_secrets
+from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
+from app.pipeline.control_topic import ControlTopic
 from app.pipeline.service import Pipeline
+from app.pipeline.state_log import lasted
+from app.pipeline.steering import GroupSteering, OwnSteering
+from app.web.dashboard import Dashboard
+from app.web.history import History
+from app.web.overview import Overview
 from app.web.pages import add_pages
 from app.web.rest import Rest
 from app.web.server import WebServer
 from transforms.errors import WideloadError
+from transforms.text import bytes_text
 
-__all__ = ["Application", "PipelinesFailedError"]
+__all__ = ["Application", "PipelinesFailedError", "read_control_topic"]
 
 log = logging.getLogger(__name__)
 
 
 class PipelinesFailedError(WideloadError):
     """All pipelines have stopped for good, so the worker has nothing left to do."""
+
+
+def read_control_topic(settings: Settings) -> ControlTopic | None:
+    """The topic of `control.topic` with all that it says now; None without the key.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+        ClusterError: it cannot be read.
+    """
+    if settings.control_topic is None:
+        return None
+    topic = ControlTopic(settings.control_topic, settings)
+    asyncio.run(topic.read())
+    return topic
 
 
 class _BootStrategy(BootStrategy):
@@ -50,14 +75,29 @@ class Application(faust.App):
     Args:
         settings: the configuration of the worker.
         plans: the results of the preflight, by pipeline; a pipeline without a plan runs the preflight when it starts.
+        config: the path of the configuration file, for the log.
+        control_topic: what it has said; without it, each request is for this worker alone.
+
+    Attributes:
+        ending: why the app is stopped, for the log; None if nobody has said.
     """
 
     BootStrategy = _BootStrategy
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
-    def __init__(self, settings: Settings, plans: Sequence[Plan] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[Plan] = (),
+        config: str | None = None,
+        control_topic: ControlTopic | None = None,
+    ) -> None:
         self.web_hosts = settings.web_hosts or ()
-        self.log_format = settings.log_format
+        self.settings = settings
+        self.ending: str | None = None
+        self._config = config
+        self._created = [topic for plan in plans for topic in plan.created]
+        self._began_s = time.monotonic()
         super().__init__(
             "wideload",
             broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],
@@ -73,6 +113,7 @@ class Application(faust.App):
             web_metrics_enabled=False,
         )
         keep_secrets()
+        calm_clients(debug=False)  # until the level of the log is known
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
         by_name = {plan.pipeline: plan for plan in plans}
@@ -86,35 +127,99 @@ class Application(faust.App):
             )
             for pipeline in settings.pipelines
         ]
+        self._group_steering = None if control_topic is None else GroupSteering(control_topic, self.pipelines)
+        steering = self._group_steering or OwnSteering()
         self._cluster_id = ClusterId(settings.client)
         web: Any = self.web  # its type is that of any driver
-        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS).add_to(web.web_app)
+        history = History(self.pipelines)
+        web.web_app.cleanup_ctx.append(history.running)
+        dashboard = Dashboard(Overview(self.pipelines, settings.in_flight_bytes, history))
+        dashboard.add_to(web.web_app)
+        rest = Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index, steering)
+        rest.add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes)
 
     def _new_web(self) -> WebServer:
         return WebServer(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
-        """The web server, the services that agents need, and the pipelines."""
+        """The web server, the services that agents need, what steers the pipelines, and the pipelines."""
         self.producer_only = not self.agents
-        return [*super().on_init_dependencies(), *self.pipelines]
+        steering = [] if self._group_steering is None else [self._group_steering]
+        return [*super().on_init_dependencies(), *steering, *self.pipelines]
 
     async def on_first_start(self) -> None:
         """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
-        hide_secrets(logging.getLogger())
-        if self.log_format == "json":
-            log_as_json(logging.getLogger())
+        root = logging.getLogger()
+        hide_secrets(root)
+        if self.settings.log_format == "json":
+            log_as_json(root)
+        bound_repeats(root)
+        calm_clients(debug=root.level <= logging.DEBUG)
+        self._tell_start()
         if self.agents:
             await super().on_first_start()
 
+    def _tell_start(self) -> None:
+        settings = self.settings
+        host = f"[{settings.web_bind}]" if ":" in settings.web_bind else settings.web_bind
+        pages = f"http://{host}:{settings.web_port}/"
+        log.info(
+            "wideload %s starts as process %d: configuration %s; brokers %s; pages at %s; up to %s of records in "
+            "flight; %d store calls at once for each pipeline; up to %.1f s to stop",
+            VERSION,
+            os.getpid(),
+            self._config or "of the application",
+            settings.client.bootstrap_servers,
+            pages,
+            bytes_text(settings.in_flight_bytes),
+            settings.store_threads,
+            settings.graceful_timeout_ms / 1000,
+            extra={
+                "fields": {
+                    "version": VERSION,
+                    "configuration": self._config,
+                    "brokers": settings.client.bootstrap_servers,
+                    "pages": pages,
+                    "pipelines": [each.name for each in settings.pipelines],
+                }
+            },
+        )
+        for topic in self._created:
+            log.info("topic %s was missing, and is created (topic.creation.enable)", topic)
+        for doubt in store_doubts(settings.pipelines):
+            log.warning("%s", doubt)
+
     async def on_stop(self) -> None:
         """Stops all pipelines at the same time: a pipeline that waits for its broker does not delay the others."""
-        await asyncio.gather(self._cluster_id.stop(), *(pipeline.stop() for pipeline in self.pipelines))
+        stopped_s = time.monotonic()
+        log.info(
+            "wideload stops%s: records that were read are finished and committed, in up to %.1f s",
+            f", {self.ending}" if self.ending else "",
+            self.settings.graceful_timeout_ms / 1000,
+        )
+        services = [*self.pipelines, *([] if self._group_steering is None else [self._group_steering])]
+        await asyncio.gather(self._cluster_id.stop(), *(service.stop() for service in services))
         await super().on_stop()
+        failed = [pipeline.settings.name for pipeline in self.pipelines if pipeline.status == "FAILED"]
+        log.info(
+            "wideload has ended after %s; it took %s to stop%s",
+            lasted(self._began_s),
+            lasted(stopped_s),
+            f"; failed: {', '.join(failed)}" if failed else "",
+            extra={"fields": {"failed": failed}},
+        )
 
     def _pipeline_ended(self, _: Pipeline) -> None:
-        """A worker runs while one pipeline runs, like Kafka Connect; when all have failed it ends, to be noticed."""
-        if all(pipeline.status == "FAILED" for pipeline in self.pipelines) and not self.agents:
+        """A worker runs while one pipeline runs; when all have failed it ends, to be noticed.
+
+        Where requests may restart them it stays, like Kafka Connect.
+        """
+        if any(pipeline.status != "FAILED" for pipeline in self.pipelines) or self.agents:
+            return
+        if self.settings.web_control:
+            log.warning("no pipeline is left; the worker stays, for requests may restart them (web.control.enable)")
+        else:
             reasons = "; ".join(f"{pipeline.settings.name}: {pipeline.last_error}" for pipeline in self.pipelines)
             self.failure = PipelinesFailedError(f"no pipeline is left: {reasons}")
             self._ending = self.loop.create_task(self.end(self.failure))

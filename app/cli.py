@@ -158,7 +158,7 @@ def worker(config: str, log_level: str) -> int:
     from app.run import run_worker
 
     try:
-        return run_worker(settings, log_level.upper())
+        return run_worker(settings, log_level.upper(), config)
     except ClusterError as exc:
         raise _at_start(exc) from exc
 
@@ -179,7 +179,7 @@ def check(config: str, *, show: bool) -> int:
     """Check whether a worker would start: configuration, the port of the pages, brokers, topics, limits, stores.
 
     All errors are told, one a line. The command consumes nothing. Like the worker, it creates missing sink topics if
-    topic.creation.enable is true.
+    topic.creation.enable is true, and the topic of control.topic.
 
     \b
     Example:
@@ -206,6 +206,8 @@ def check(config: str, *, show: bool) -> int:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
     print_table(TITLES, plan_rows(settings, plans))
+    if settings.control_topic is not None:
+        click.echo(f"control.topic {settings.control_topic}: 1 partition, compact")
     for doubt in store_doubts(settings.pipelines):
         click.echo(f"warning: {doubt}")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):

@@ -22,7 +22,8 @@ class JsonFormatter(SecretFormatter):
     """Formats a log line as a JSON object, in ASCII; secrets are hidden in each text before it is encoded.
 
     `time` (RFC 3339, UTC), `level`, `logger` and `message` are always there; `pipeline`, `topic`, `partition` and
-    `offset` if the line names them; `exception` and `stack` if it has them.
+    `offset` if the line names them; `exception` and `stack` if it has them; `left_out` if lines like it were left out.
+    What a line gives as `extra={"fields": {…}}` is there under its names.
     """
 
     def __init__(self) -> None:
@@ -36,8 +37,10 @@ class JsonFormatter(SecretFormatter):
             "logger": record.name,
             "message": _shown(record.getMessage()),
         }
-        for name, value in _named(record):
-            line.setdefault(name, value)
+        for name, value in (*_named(record), *getattr(record, "fields", {}).items()):
+            line.setdefault(name, _shown(value) if isinstance(value, str) else value)
+        if left_out := getattr(record, "left_out", 0):
+            line["left_out"] = left_out
         if record.exc_info:
             line["exception"] = _shown(self.formatException(record.exc_info))
         elif record.exc_text:
@@ -71,6 +74,6 @@ def _named(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
         if match[1] is None or value is None:
             continue
         if match[1] in ("pipeline", "topic"):
-            yield match[1], _shown(str(value))
+            yield match[1], str(value)
         elif _NUMBER.fullmatch(str(value)):
             yield match[1], int(str(value).replace(",", ""))

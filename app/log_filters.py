@@ -1,23 +1,77 @@
-"""Filters for the logs of the client libraries: no secrets, and no flood of repeated lines."""
+"""Filters for the log: no secrets, no flood of repeated lines, and no errors of the Kafka client that are none."""
 
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from aiokafka.errors import IllegalGenerationError, KafkaError, RebalanceInProgressError, UnknownMemberIdError
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 
 from app.config.secret import without_secrets
 
-__all__ = ["LEAST_LEVELS", "RepeatFilter", "SecretFormatter", "hide_secrets", "keep_secrets"]
+__all__ = [
+    "LEAST_LEVELS",
+    "TOLD_BY_US",
+    "LineFormatter",
+    "RepeatFilter",
+    "SecretFormatter",
+    "bound_repeats",
+    "calm_clients",
+    "hide_secrets",
+    "keep_secrets",
+]
 
 LEAST_LEVELS = {"botocore": logging.INFO}
 """Levels below which no logger may be set: at DEBUG, botocore logs each request, with the session token."""
 
 _LOGINS = (SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1)
 _SECONDS = 30.0
+_LOOK_S = 1.0
 _REMEMBERED = 1_000
+_PARENT = __name__.rpartition(".")[0].removesuffix("app")  # of our folders: the wheel has them in a package
+_MOST: Mapping[str, int] = {"aiokafka": 1, f"{_PARENT}app": 10, f"{_PARENT}stores": 10}
+_OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
+_DIGITS = re.compile("[0-9]+")
+
+_TOO_LOUD = ("aiokafka", "faust", "mode")  # at INFO they tell each step of theirs
+
+TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
+    "aiokafka": (
+        'Unable connect to "%s:%s": %s',
+        'Unable to request metadata from "%s:%s": %s',
+        "Unable to request metadata from node with id %s: %r",
+        "Unable to update metadata from %s",
+        "Unable connect to node with id %s: %s",
+    ),
+    "aiokafka.consumer.fetcher": ("Failed fetch messages from %s: %s", "Failed fetch offsets from %s: %s"),
+    "aiokafka.consumer.group_coordinator": (
+        "Error sending %s to node %s [%s] -- marking coordinator dead",
+        "Group Coordinator Request failed: %s",
+        "Heartbeat failed for group %s because it is rebalancing",
+        "Heartbeat failed for group %s: coordinator (node %s) is either not started or not valid",
+        "Heartbeat send request failed: %s. Will retry.",
+        "Heartbeat session expired - marking coordinator dead",
+        "LeaveGroup request failed: %s",
+        "Marking the coordinator dead (node %s)for group %s.",
+        "OffsetCommit failed for group %s due to group error (%s), will rejoin",
+    ),
+    "aiokafka.producer.sender": (
+        "Cannot send %r to %s: %r",
+        "Got error produce response: %s",
+        "Got error produce response on topic-partition %s, retrying. Error: %s",
+    ),
+}
+"""Templates of lines, by logger, that aiokafka logs as warnings or errors and then tries again.
+
+They stay what they are if they name an error that does not pass by itself. Some come with each healthy start or
+rebalance. Of the others a pipeline tells itself: that brokers or the group do not answer, that a rebalance lasts, that
+offsets were not committed, that a batch was not acknowledged in its time.
+"""
 
 
 def keep_secrets() -> None:
@@ -32,6 +86,57 @@ def keep_secrets() -> None:
 
 def _is_no_login(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and any(isinstance(each, _LOGINS) for each in record.args))
+
+
+def calm_clients(*, debug: bool) -> None:
+    """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG. May be called again.
+
+    Args:
+        debug: whether they log everything.
+    """
+    for name in _TOO_LOUD:
+        logging.getLogger(name).setLevel(logging.NOTSET if debug else logging.WARNING)
+    for name in TOLD_BY_US:
+        logger = logging.getLogger(name)
+        if _calmed not in logger.filters:
+            logger.addFilter(_calmed)
+
+
+def _calmed(record: logging.LogRecord) -> bool:
+    if record.msg not in TOLD_BY_US.get(record.name, ()):
+        return True
+    args = record.args if isinstance(record.args, tuple) else ()
+    if not all(map(_passes_by_itself, args)):
+        return True
+    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+def _passes_by_itself(arg: object) -> bool:
+    """Whether an argument of a line is no error, or one of those that `TOLD_BY_US` is about.
+
+    A login that is refused, a certificate, a name that is not found: their reasons are in no other line.
+    """
+    kind = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(kind, BaseException):
+        return True
+    if issubclass(kind, KafkaError):
+        return kind in _OF_A_REBALANCE or (
+            bool(getattr(kind, "retriable", False)) and kind.__module__ == KafkaError.__module__
+        )
+    return issubclass(kind, (ConnectionError, TimeoutError))
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a message on one line: what it quotes may have line breaks, or control sequences of terminals.
+
+    The traceback of an unexpected error stands in lines of its own behind it.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """See `logging.Formatter.formatMessage`."""
+        text = super().formatMessage(record)
+        return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class SecretFormatter(logging.Formatter):
@@ -54,39 +159,149 @@ def hide_secrets(logger: logging.Logger) -> None:
             handler.setFormatter(SecretFormatter(inner))
 
 
-class RepeatFilter(logging.Filter):
-    """Passes a log line once in `seconds`; the next one that passes says how many were left out.
+def bound_repeats(logger: logging.Logger) -> Callable[[], None]:
+    """Gives each handler of a logger a `RepeatFilter`. May be called again.
 
-    Two lines are the same if logger, level and message template are the same. For a handler. Without it, aiokafka logs
-    each connection attempt to a broker that is down, about thirty lines a second, and hides all other lines.
+    Returns:
+        Says what they have left out; see `RepeatFilter.tell_left_out`.
+    """
+    for handler in logger.handlers:
+        if not any(isinstance(each, RepeatFilter) for each in handler.filters):
+            handler.addFilter(RepeatFilter(handler))
+    filters = [each for handler in logger.handlers for each in handler.filters if isinstance(each, RepeatFilter)]
+
+    def tell() -> None:
+        for each in filters:
+            each.tell_left_out()
+
+    return tell
+
+
+class RepeatFilter(logging.Filter):
+    """Bounds how often a line of ours, or of the Kafka client, is repeated. For a handler.
+
+    Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In
+    `seconds` a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
+    counted: the next line that is alike says so, or else a line of its own, which comes with the next line of any kind.
+    Lines at DEBUG all pass, and those with `fields`: a change of state is told each time.
+
+    Without it, aiokafka logs each connection attempt to a broker that is down, about thirty lines a second, and hides
+    all other lines; and a million records that fail leave a million lines.
 
     Args:
-        prefix: the filter applies to this logger and the loggers below it.
+        handler: gets the lines on what was left out.
         seconds: how long a repeated line is left out.
         clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, prefix: str, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, handler: logging.Handler, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
-        self._prefix = prefix
+        self._handler = handler
         self._seconds = seconds
         self._clock = clock
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+        self._lock = threading.Lock()
+        self._passed: dict[_Alike, _Passed] = {}
+        self._looked_s = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
-        if record.name != self._prefix and not record.name.startswith(f"{self._prefix}."):
+        most = _most(record.name)
+        if most is None or record.levelno <= logging.DEBUG or hasattr(record, "fields"):
             return True
-        now = self._clock()
-        line = (record.name, record.levelno, str(record.msg))
-        since, left_out = self._seen.get(line, (now - self._seconds, 0))
-        if now - since < self._seconds:
-            self._seen[line] = (since, left_out + 1)
+        now_s = self._clock()
+        with self._lock:
+            passes = self._passes(record, most, now_s)
+            lapsed = self._lapsed(now_s)
+        for each in lapsed:
+            self._tell(each)
+        return passes
+
+    def tell_left_out(self) -> None:
+        """Says what was left out and not told yet: the last lines are about to be written."""
+        with self._lock:
+            left = [each for each in self._passed.values() if each.left_out]
+            self._passed.clear()
+        for each in left:
+            self._tell(each)
+
+    def _passes(self, record: logging.LogRecord, most: int, now_s: float) -> bool:
+        alike, text = _alike(record), hash(record.getMessage())
+        passed = self._passed.get(alike)
+        if passed is not None and now_s - passed.since_s < self._seconds:
+            if text not in passed.texts and len(passed.texts) < most:
+                passed.texts.add(text)
+                return True
+            passed.left_out += 1
+            passed.last = record
             return False
-        if len(self._seen) >= _REMEMBERED:
-            self._seen.clear()
-        self._seen[line] = (now, 0)
-        if left_out:
-            record.msg = f"{record.getMessage()} (and {left_out} more like it)"
-            record.args = None
+        if passed is not None and passed.left_out:
+            _add_left_out(record, passed.left_out)
+        self._passed[alike] = _Passed(now_s, {text}, record)
         return True
+
+    def _lapsed(self, now_s: float) -> list[_Passed]:
+        """Those whose time is over, and of which lines were left out; all of them are forgotten."""
+        if now_s - self._looked_s < _LOOK_S and len(self._passed) < _REMEMBERED:
+            return []
+        self._looked_s = now_s
+        gone = {alike: each for alike, each in self._passed.items() if now_s - each.since_s >= self._seconds}
+        if len(self._passed) - len(gone) >= _REMEMBERED:
+            gone = self._passed
+        self._passed = {alike: each for alike, each in self._passed.items() if alike not in gone}
+        return [each for each in gone.values() if each.left_out]
+
+    def _tell(self, passed: _Passed) -> None:
+        last, count = passed.last, passed.left_out
+        template, args = _with_arguments(last)
+        told = logging.LogRecord(
+            last.name, last.levelno, last.pathname, last.lineno, f"left out %d lines like this: {template}",
+            (count, *args), None,
+        )  # fmt: skip
+        told.left_out = count
+        if told.levelno >= self._handler.level:
+            self._handler.acquire()
+            try:
+                self._handler.emit(told)
+            finally:
+                self._handler.release()
+
+
+_Alike = tuple[str, int, str, object]
+
+
+@dataclass(slots=True)
+class _Passed:
+    """What has passed of lines that are alike, since when, how many were left out, and the last of these."""
+
+    since_s: float
+    texts: set[int]
+    last: logging.LogRecord
+    left_out: int = 0
+
+
+def _most(name: str) -> int | None:
+    for prefix, most in _MOST.items():
+        if name == prefix or name.startswith(f"{prefix}."):
+            return most
+    return None
+
+
+def _alike(record: logging.LogRecord) -> _Alike:
+    template = str(record.msg)
+    named = record.args[0] if isinstance(record.args, tuple) and template.startswith("pipeline %s") else None
+    return record.name, record.levelno, _DIGITS.sub("0", template), named
+
+
+def _with_arguments(record: logging.LogRecord) -> tuple[str, tuple[object, ...]]:
+    """Template and arguments of a line; a formatter takes from them what the line names."""
+    if isinstance(record.args, tuple) and record.args:
+        return str(record.msg), record.args
+    return record.getMessage().replace("%", "%%"), ()
+
+
+def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
+    template, args = _with_arguments(record)
+    record.msg, record.args = f"{template} (and %d more like it)", (*args, left_out)
+    record.left_out = left_out

@@ -8,17 +8,17 @@ import os
 import sys
 import threading
 import time
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
 
 import faust
 
-from app.application import Application, PipelinesFailedError
+from app.application import Application, PipelinesFailedError, read_control_topic
 from app.cluster.preflight import check
 from app.config.findings import Findings
-from app.config.handover import store_doubts
 from app.config.settings import Settings
 from app.json_log import log_as_json
-from app.log_filters import RepeatFilter, hide_secrets
+from app.log_filters import LineFormatter, bound_repeats, calm_clients, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
 from app.web.address import check_address
@@ -28,8 +28,32 @@ __all__ = ["run_worker"]
 log = logging.getLogger(__name__)
 
 _LEAVE_S = 1.0
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Worker(faust.Worker):
+    """Says which signal has stopped it; a second Ctrl-C does not wait for the records in flight."""
+
+    def __init__(self, application: Application, **options: Any) -> None:
+        super().__init__(application, **options)
+        self._application = application
+
+    def _on_sigint(self) -> None:  # mode's own, as below
+        if self._application.ending is None:
+            self._application.ending = "because of SIGINT (Ctrl-C; a second one does not wait)"
+            super()._on_sigint()
+        else:
+            log.warning("a second SIGINT: the worker ends at once; what is not committed is read again")
+            _end_process(_INTERRUPTED)
+
+    def _on_sigterm(self) -> None:
+        if self._application.ending is None:
+            self._application.ending = "because of SIGTERM"
+            super()._on_sigterm()
+        else:
+            log.info("another SIGTERM changes nothing: the worker stops already; SIGINT or SIGKILL ends it at once")
 
 
 class _Application(Application):
@@ -38,31 +62,33 @@ class _Application(Application):
     worker: faust.Worker | None = None
 
     async def end(self, failure: PipelinesFailedError) -> None:  # noqa: ARG002  # it is kept in `failure`
+        self.ending = "because no pipeline is left"
         if self.worker is not None:
             await self.worker.stop()
 
 
-def run_worker(settings: Settings, log_level: str) -> int:
-    """Runs until SIGTERM or SIGINT, or until no pipeline is left.
+def run_worker(settings: Settings, log_level: str, config: str | None = None) -> int:
+    """Runs until SIGTERM or SIGINT, or until no pipeline is left. `config` is the path of the file, for the log.
 
     Returns:
         The exit status: 1 if a pipeline has stopped for good, otherwise 0.
 
     Raises:
         ConfigurationError: the preflight found problems of configuration, cluster or stores; nothing was consumed.
+        ClusterError: the cluster did not answer; nothing was consumed.
     """
     findings = Findings()
     with findings.noted():
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
-    plans = asyncio.run(check(settings, findings))  # before logging is set up: the caller prints an error as one line
-    set_up_logging(log_level, settings.log_format)
-    for doubt in store_doubts(settings.pipelines):
-        log.warning("%s", doubt)
+    # Before logging is set up: the caller prints an error as one line.
+    plans = asyncio.run(check(settings, findings))
+    control_topic = read_control_topic(settings)
+    tell_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    application = _Application(settings, plans)
-    worker = faust.Worker(
+    application = _Application(settings, plans, config, control_topic)
+    worker = _Worker(
         application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
     )
     worker.spinner = None  # it would write cursor sequences even if there is no terminal
@@ -73,6 +99,8 @@ def run_worker(settings: Settings, log_level: str) -> int:
         if exc.code:
             _leave(1)
             return 1
+    finally:
+        tell_left_out()
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
         told = f"[pipeline.{pipeline.settings.name}] {pipeline.last_error}"
@@ -93,22 +121,31 @@ def _leave(status: int) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in hanging):
         log.warning("some store calls do not end and are abandoned; their records are read again at the next start")
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        _end_process(status)
 
 
-def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG."""
-    logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
+def _end_process(status: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> Callable[[], None]:
+    """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG.
+
+    Returns:
+        See `bound_repeats`.
+    """
+    logging.basicConfig(stream=sys.stderr, level=level, force=True)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(RepeatFilter("aiokafka"))
+        handler.setFormatter(LineFormatter(_FORMAT))
     hide_secrets(logging.getLogger())
     if form == "json":
         log_as_json(logging.getLogger())
         logging.captureWarnings(capture=True)
-    for name in ("aiokafka", "asyncio", "faust", "mode"):
-        logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
+    calm_clients(debug=level == "DEBUG")
+    logging.getLogger("asyncio").setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.
     logging.getLogger("aiohttp.server").setLevel(logging.NOTSET if level == "DEBUG" else logging.CRITICAL)
+    return bound_repeats(logging.getLogger())

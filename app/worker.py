@@ -9,11 +9,13 @@ import asyncio
 import os
 import sys
 
-from app.application import Application
+from app.application import Application, read_control_topic
 from app.cluster.preflight import check
+from app.config.findings import Findings
 from app.config.parsing import load
-from app.log_filters import keep_secrets
+from app.log_filters import calm_clients, keep_secrets
 from app.malloc import keep_freed
+from app.web.address import check_address
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is created at its first use
@@ -28,11 +30,16 @@ def _build() -> Application:
             CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
         )
     keep_secrets()
+    calm_clients(debug=False)
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
     # Faust imports the app for each of its commands, but only `worker` uses the cluster.
-    plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
-    return Application(settings, plans)
+    if "worker" not in sys.argv:
+        return Application(settings, config=path)
+    findings = Findings()
+    with findings.noted():
+        check_address(settings)
+    return Application(settings, asyncio.run(check(settings, findings)), path, read_control_topic(settings))
 
 
 def __getattr__(name: str) -> Application:

@@ -2,9 +2,9 @@
 
 In the checkout `app`, `jobs`, `stores` and `transforms` stand at the top, and half of all Python services have an `app`
 of their own. In the wheel they stand in `wideload/_internal/`, and each import of one of them has the longer name. The
-folder `wideload/` itself is the same in both. This is a build backend (PEP 517) around that of setuptools: it arranges
-a copy of the sources in a temporary folder and lets setuptools make the wheel from there. An editable installation and
-a source distribution have the folders of the checkout.
+folder `wideload/` itself is the same in both. The pages of `docs/` go along, as the worker serves them. This is a build
+backend (PEP 517) around that of setuptools: it arranges a copy of the sources in a temporary folder and lets setuptools
+make the wheel from there. An editable installation and a source distribution have the folders of the checkout.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def arrange(root: Path, folder: Path) -> None:
     for name in FOLDERS:
         _copy(root / name, internal / name)
     (internal / "__init__.py").write_text(_INIT, encoding="utf-8")
+    (internal / "docs").mkdir()
+    for page in (root / "docs").glob("*.md"):
+        shutil.copy2(page, internal / "docs")
     for module in folder.rglob("*.py"):
         source = module.read_text(encoding="utf-8")
         try:

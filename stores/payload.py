@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stores.registry import get, put
 from stores.store import PayloadStore
+from stores.user import UserStore
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError
 from transforms.inflate import Inflate
 from transforms.offload import Payload
@@ -25,7 +26,8 @@ def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: boo
     Raises:
         PayloadStoreError: see `PayloadStore.publish`.
     """
-    if by_digest and payload.codec is None:
+    own_ids = isinstance(store, UserStore) and store.has_own_ids
+    if by_digest and payload.codec is None and not own_ids:
         return payload.reference(put(store, topic, payload.checksum, payload.data))
     return payload.reference(store.publish(topic, payload.data))
 

@@ -26,10 +26,15 @@ _BUILT_IN: Mapping[str, str] = {
 STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 
 
-def open_store(config: Mapping[str, object]) -> PayloadStore:
+def open_store(config: Mapping[str, object], *, bounded: bool = False) -> PayloadStore:
     """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
 
     If the configuration is no file, it may hold the class itself.
+
+    Args:
+        config: the keys.
+        bounded: whether a call of a user's class ends after `large.message.store.timeout.ms`, even if the class hangs.
+            Built-in stores end by themselves.
 
     Raises:
         ConfigurationError: there is no such class, it is no store, or its keys are wrong.
@@ -45,7 +50,7 @@ def open_store(config: Mapping[str, object]) -> PayloadStore:
         found = "is missing" if name is None else f"found {name!r}"
         raise ConfigurationError(STORE_CLASS, f"{found}; {_allowed()}")
     built_in = name in _BUILT_IN and issubclass(cls, Store)
-    store: PayloadStore = cls() if built_in else UserStore.wrap(_instance(cls, name), name)
+    store: PayloadStore = cls() if built_in else UserStore.wrap(_instance(cls, name), name, bounded=bounded)
     store.configure(rest)
     return store
 

@@ -97,10 +97,19 @@ class S3Removal:
             return
         # The right to remove versions (s3:DeleteObjectVersion) is another one than the right to remove.
         denied = [key for key in _denied(response) if key in unchanged and unchanged[key].version is not None]
-        if denied:
-            marked = {key: payloads.pop(key) for key in denied}
+        marked: dict[str, PayloadInfo] = {}
+        for key in denied:
+            payload = payloads.pop(key)
+            found = self._look(payload)  # it may have been published meanwhile, and a marker hides every version
+            if isinstance(found, Removal):
+                yield found
+            elif found != unchanged[key].version:
+                yield Removal(payload, "changed")
+            else:
+                marked[key] = payload
+        if marked:
             try:
-                yield from _removals(marked, self._asked([{"Key": key} for key in denied], marked))
+                yield from _removals(marked, self._asked([{"Key": key} for key in marked], marked))
             except PayloadStoreError as exc:
                 yield from (Removal(payload, "failed", str(exc)) for payload in marked.values())
         yield from _removals(payloads, response)

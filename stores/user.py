@@ -12,8 +12,10 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
+from stores.calls import Calls, HangingError
 from stores.keys import read
 from stores.store import (
     COMMON_KEYS,
@@ -54,19 +56,21 @@ class UserStore:
     retried, all others one that may not. A payload over `large.message.max.bytes` is refused after the download.
     """
 
-    def __init__(self, inner: object, name: str) -> None:
+    def __init__(self, inner: object, name: str, *, bounded: bool) -> None:
         """Wraps `inner`, an instance of the class `name` in the configuration. See `wrap`."""
         self._inner = inner
         self._name = name
+        self._calls = Calls() if bounded else None
+        self._timeout_ms = 0
         self._max_bytes = 0
         self._by_digest = True
 
     @classmethod
-    def wrap(cls, inner: object, name: str) -> UserStore:
-        """A store with exactly the capabilities that the class of `inner` inherits."""
+    def wrap(cls, inner: object, name: str, *, bounded: bool = False) -> UserStore:
+        """A store with exactly the capabilities that the class of `inner` inherits; see `registry.open_store`."""
         offered = [methods for protocol, methods in _CAPABILITIES.items() if protocol in type(inner).__mro__]
         made: type[UserStore] = type("UserStore", (cls,), {key: of[key] for of in offered for key in of})
-        return made(inner, name)
+        return made(inner, name, bounded=bounded)
 
     def configure(self, config: Mapping[str, object]) -> None:
         """See `PayloadStore.configure`. The instance gets all of `config` but the signing keys."""
@@ -75,6 +79,7 @@ class UserStore:
         assert isinstance(max_bytes, int)
         self._max_bytes = max_bytes
         self._by_digest = values["large.message.id.generator"] == "sha256"
+        self._timeout_ms = cast("int", values["large.message.store.timeout.ms"])
         if hasattr(self._inner, "configure"):
             try:
                 self._inner.configure({key: value for key, value in config.items() if key not in _NOT_THEIRS})
@@ -86,6 +91,9 @@ class UserStore:
                 ) from exc
 
     def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`. A class with `put` and its own `id` gets its own names."""
+        if self.has_own_ids and isinstance(self, Put):
+            return self.put(topic, self.id(data), data)
         return _typed(self._call("publish", topic, data), str, f"{self._name}.publish")
 
     def download(self, full_path: str) -> bytes:
@@ -111,7 +119,8 @@ class UserStore:
 
     def _call(self, method: str, *arguments: object, **named: object) -> object:
         with self._translated(method):
-            return getattr(self._inner, method)(*arguments, **named)
+            call = partial(getattr(self._inner, method), *arguments, **named)
+            return call() if self._calls is None else self._calls.within(self._timeout_ms, call)
 
     @contextlib.contextmanager
     def _translated(self, method: str) -> Iterator[None]:
@@ -121,6 +130,8 @@ class UserStore:
             raise
         except Exception as exc:
             may_pass = isinstance(exc, (TimeoutError, ConnectionError))
+            if isinstance(exc, HangingError):
+                raise PayloadStoreError(f"{self._name}.{method} {exc}", retriable=True) from exc
             raise PayloadStoreError(f"{self._name}.{method} raised {_named(exc)}", retriable=may_pass) from exc
 
 

@@ -253,7 +253,8 @@ def _docker_answers() -> bool:
 def make_topic(request: pytest.FixtureRequest, broker: str) -> Iterator[MakeTopic]:
     """Makes topics that no other test has, and deletes them at the end: `make_topic(partitions=1, **configs)`.
 
-    A config is given by its Kafka name: `make_topic(6, **{"max.message.bytes": 30_000_000})`.
+    A config is given by its Kafka name: `make_topic(6, **{"max.message.bytes": 30_000_000})`. With `named` a topic has
+    that name, which must be new.
     """
     with _topic_maker(request.node.name, broker) as make:
         yield make
@@ -271,8 +272,8 @@ def _topic_maker(test: str, broker: str) -> Iterator[MakeTopic]:
     made: list[str] = []
     prefix = re.sub(r"[^a-zA-Z0-9._-]+", "-", test)[:60].strip("-.")
 
-    def make(partitions: int = 1, **configs: object) -> str:
-        name = f"{prefix}-{next(_numbers)}-{secrets.token_hex(3)}"
+    def make(partitions: int = 1, *, named: str | None = None, **configs: object) -> str:
+        name = named or f"{prefix}-{next(_numbers)}-{secrets.token_hex(3)}"
         _blocking(_create(broker, name, partitions, {key: str(value) for key, value in configs.items()}))
         made.append(name)
         return name

@@ -110,7 +110,7 @@ def test_dockerfile_base_images_are_pinned(stages: list[Stage]) -> None:
 def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
     """Each source is in the repository, and .dockerignore does not exclude it."""
     sources = [source for text in stages[0].all("COPY") for source in shlex.split(text)[:-1]]
-    assert len(sources) == 11
+    assert len(sources) == 12
     assert [source for source in sources if not (ROOT / source).exists()] == []
     assert [source for source in sources if ignored(source)] == []
 

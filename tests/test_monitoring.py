@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import yaml
@@ -21,6 +22,7 @@ RULES = DEPLOY / "prometheus" / "rules.yml"
 def known() -> set[str]:
     """The names of all series that a worker has."""
     stats = PipelineStats(batches=BatchNumbers(lambda: 7.0), failed={"chunk": 1}, discarded={"expired": 1})
+    stats.expiry_margins_s = {"orders": -math.inf}
     stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
     pipeline = Pipeline(stats=stats, flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)}))
     text = Metrics([pipeline], 1).text().decode()

@@ -7,6 +7,7 @@ earlier, so it needs no longer TTL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -113,8 +114,14 @@ class Retention:
 
     @property
     def recommended_days(self) -> int | None:
-        """The TTL: `retention.ms` and 15 %, in whole days, as in stores; None if there must be none."""
-        return None if self.forever else _days(self.retention_ms, _PERCENT)
+        """The TTL: `retention.ms` and 15 %, in whole days, as in stores; None if there must be none.
+
+        It is a day more than `retention.ms` and `segment.ms` together, if that is longer: so long may a record stay.
+        """
+        if self.forever:
+            return None
+        longest = _days(self.retention_ms + self.segment_ms, 100) + 1 if self.segment_ms else 0
+        return max(_days(self.retention_ms, _PERCENT), longest)
 
     def judge(self, rules: Iterable[ExpiryRule]) -> Verdict:
         """Checks the rules that may delete the topic's payloads. The earliest decides.
@@ -135,7 +142,7 @@ class Retention:
         if earliest is None:
             which = "all payloads" if ordered else "payloads"
             return Verdict("missing", f"no rule deletes {which}, so they stay for ever; {wanted}")
-        if _age(earliest) > _days(self.retention_ms, _MOST_PERCENT):
+        if _age(earliest) > max(_days(self.retention_ms, _MOST_PERCENT), self.recommended_days or 0):
             return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
         return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")
 
@@ -157,7 +164,9 @@ class Retention:
         own = next((rule for rule in rules if rule.own and rule.whole), None)
         state = self.judge(rules if own is None else [own]).state
         if state == "ok" or (own is not None and state == "too-long"):
-            return None if own is None else own.days
+            kept = None if own is None else own.days
+            if own is None or self.outlived([own]) is None:
+                return kept
         return self.recommended_days
 
     def notes(self, rules: Iterable[ExpiryRule]) -> Sequence[str]:
@@ -168,16 +177,37 @@ class Retention:
             for rule in rules
             if rule.tagged and (self.forever or self._is_early(rule))
         ]
+        outlived = self.outlived(rules)
+        return told if outlived is None else [*told, outlived]
+
+    def outlived(self, rules: Iterable[ExpiryRule]) -> str | None:
+        """That records may stay longer than payloads, since Kafka deletes whole segments; None if they do not.
+
+        Also None where the verdict says enough.
+        """
+        rules = list(rules)
         stay_ms = self.retention_ms + self.segment_ms
-        if self.judge(rules).state in ("ok", "too-long") and any(
-            _age(rule) * _DAY_MS < stay_ms for rule in rules if not rule.tagged
-        ):
-            told.append(
-                f"records of topic {self.topic} may stay for up to {duration_text(stay_ms)}: Kafka deletes whole "
-                f"segments, and segment.ms is {duration_text(self.segment_ms)}; lower it to a day or less, or readers "
-                "that start at the beginning may meet references without a payload"
-            )
-        return told
+        early = any(_age(rule) * _DAY_MS < stay_ms for rule in rules if not rule.tagged)
+        if not early or self.judge(rules).state not in ("ok", "too-long"):
+            return None
+        return (
+            f"records of topic {self.topic} may stay for up to {duration_text(stay_ms)}: Kafka deletes whole segments, "
+            f"and segment.ms is {duration_text(self.segment_ms)}; readers that start at the beginning may meet "
+            f"references without a payload; keep payloads for {self.recommended_days} d, or lower segment.ms to a day"
+        )
+
+    def margin_s(self, rules: Iterable[ExpiryRule]) -> float | None:
+        """How much longer than `retention_ms` payloads stay, in seconds, by the earliest rule that counts for `judge`.
+
+        Minus infinity if a rule deletes payloads whose records stay for ever, or payloads of any age; infinity if none
+        deletes payloads; None if neither is deleted for its age.
+        """
+        earliest = min((_age(rule) for rule in rules if not rule.tagged), default=None)
+        if self.forever:
+            return None if earliest is None else -math.inf
+        if earliest is None:
+            return math.inf
+        return -math.inf if earliest < 0 else (earliest * _DAY_MS - self.retention_ms) / 1000
 
     def _is_early(self, rule: ExpiryRule) -> bool:
         return _age(rule) * _DAY_MS * 100 < self.retention_ms * _LEAST_PERCENT

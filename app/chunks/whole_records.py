@@ -260,7 +260,8 @@ class WholeRecordConsumer(DeliveringConsumer):
         ahead = min(self._most or _AHEAD, _AHEAD)
         if found and most == 1 and ahead > 1 and not self._waiting:
             # The next calls take the others at hand. If another call waits, they are for that one.
-            self._take(await super().getmany(*partitions, timeout_ms=0, max_records=ahead - 1))
+            # Not those with a backlog, which would grow.
+            self._take(await super().getmany(*(others if left else partitions), timeout_ms=0, max_records=ahead - 1))
 
     def _take(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
         """Takes what was fetched; if that fails, the rest is read again, as the client is already behind all of it."""

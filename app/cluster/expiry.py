@@ -22,11 +22,12 @@ from transforms.errors import PayloadStoreError
 from transforms.retention import Retention, State
 
 __all__ = [
+    "GROWS",
     "TopicExpiry",
+    "ask_in_background",
     "carriers",
     "references",
     "survey",
-    "warn_in_background",
     "warnings_within",
     "with_carriers",
 ]
@@ -34,6 +35,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Transform = Literal["offload", "inflate", "dead-letter"]
+
+GROWS = "payloads stay until those without a record are swept, so it grows for ever unless a sweep is scheduled"
+"""What a store without expiry rules does."""
 
 _ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})
 _ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
@@ -54,7 +58,7 @@ class TopicExpiry:
         state: of `Verdict`. `no-rules`: the store has no expiry rules; `unknown`: the store, or the cluster, did not
             answer.
         message: explains the state.
-        warns: whether the worker and `wideload check` warn of it.
+        warnings: what the worker and `wideload check` warn of, a sentence each.
         wrong: whether the user has to change something.
         changed: the rule that `--apply` has set or removed; None if it had nothing to do.
         notes: further sentences.
@@ -68,10 +72,21 @@ class TopicExpiry:
     rules: Sequence[ExpiryRule]
     state: State | Literal["no-rules", "unknown"]
     message: str
-    warns: bool = False
+    warnings: Sequence[str] = ()
     wrong: bool = False
     changed: str | None = None
     notes: Sequence[str] = ()
+
+    @property
+    def margin_s(self) -> float | None:
+        """How much longer the store keeps payloads than `retention.ms` the records, in seconds, by the earliest rule.
+
+        Below 0 if payloads expire before their records; infinite if no rule deletes payloads. None if it is not known,
+        or if neither is deleted for its age.
+        """
+        if self.retention is None or self.state in ("no-rules", "unknown"):
+            return None
+        return self.retention.margin_s(self.rules)
 
 
 def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[TopicExpiry]:
@@ -122,7 +137,7 @@ def _expiry(
         message = f"topic {name} does not exist, so it is not known how long its records stay; create it first"
         return dataclasses.replace(expiry, message=message, wrong=True)
     if not isinstance(store, Lifecycle):
-        message = "this store has no expiry rules: payloads stay until those without a record are swept"
+        message = f"this store has no expiry rules: {GROWS}"
         return dataclasses.replace(expiry, state="no-rules", message=message + _forbidding(retention))
     try:
         rules = store.expiry_rules(name)
@@ -131,13 +146,14 @@ def _expiry(
             rules = store.expiry_rules(name)
     except PayloadStoreError as exc:
         return dataclasses.replace(expiry, message=f"{exc}{_forbidding(retention)}", wrong=True)
-    verdict = retention.judge(rules)
+    verdict, outlived = retention.judge(rules), retention.outlived(rules)
+    message = f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message
     return dataclasses.replace(
         expiry,
         rules=rules,
         state=verdict.state,
-        message=f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message,
-        warns=verdict.warns,
+        message=message,
+        warnings=[*([message] if verdict.warns else []), *([outlived] if outlived else [])],
         wrong=verdict.wrong,
         changed=changed,
         notes=retention.notes(rules),
@@ -218,38 +234,32 @@ def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _AS
 
     def ask() -> None:
         with closing(open_store(pipeline.store)) as store:
-            told.extend(_warnings(pipeline, plan, store))
+            for expiry in _expiries(pipeline, plan, store):
+                told.extend(expiry.warnings)
 
     _in_background(pipeline, ask).join(seconds)
     return list(told)
 
 
-def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> None:
-    """Logs the warnings in one line when the store has answered.
+def ask_in_background(
+    pipeline: PipelineSettings, plan: Plan, store: PayloadStore, tell: Callable[[Sequence[TopicExpiry]], None]
+) -> None:
+    """Calls `tell` on a thread with the expiry of each topic of the pipeline, when the store has answered.
 
     It returns at once, and never fails: if the store fails, as without a permission, the log says so at DEBUG.
     """
-
-    def warn() -> None:
-        told = _warnings(pipeline, plan, store)
-        if told:
-            log.warning("pipeline %s: %s", pipeline.name, "; ".join(told))
-
     if isinstance(store, Lifecycle):
-        _in_background(pipeline, warn)
+        _in_background(pipeline, lambda: tell(_expiries(pipeline, plan, store)))
 
 
-def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[str]:
+def _expiries(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[TopicExpiry]:
     dead = () if plan.dead_letters is None else (plan.dead_letters,)
     found = {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}
-    told = []
-    for transform, name in references(pipeline):
-        expiry = _expiry(pipeline, transform, name, found.get(name), store)
+    expiries = [_expiry(pipeline, transform, name, found.get(name), store) for transform, name in references(pipeline)]
+    for expiry in expiries:
         if expiry.state == "unknown":
             log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, expiry.message)
-        if expiry.warns:
-            told.append(expiry.message)
-    return told
+    return expiries
 
 
 def _in_background(pipeline: PipelineSettings, ask: Callable[[], object]) -> threading.Thread:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
-from app.config.findings import Findings
+from app.config.findings import Findings, WrongValueError
 from app.config.handover import root_errors
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
@@ -72,29 +73,40 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
 
     Raises:
         ConfigurationError: stores, the cluster or topics do not fit the configuration; it tells of all. Nothing was
-            consumed.
+            consumed, and no topic created, unless the brokers refuse only some of them.
         ClusterError: nothing else is wrong, and the cluster did not answer.
     """
     findings = findings or Findings()
     with findings.noted():
         await check_stores(settings.pipelines)
-    plans = []
     try:
-        for pipeline in settings.pipelines:
+        with findings.noted():
+            await check_control_topic(settings, create=False)
+        plans = await _plans(settings, findings)
+        if not findings.errors:
             with findings.noted():
-                plans.append(await plan_pipeline(settings.client, pipeline))
+                await check_control_topic(settings)
     except ClusterError as exc:
         if not findings.errors:
             raise
         findings.add(ConfigurationError("bootstrap.servers", str(exc)))
-    findings.check(_place(settings))
+    findings.check(settings.place)
     return plans
 
 
-def _place(settings: Settings) -> Callable[[ConfigurationError], int]:
-    """The place of an error in the order of the file: the worker's first, then those of each pipeline."""
-    names = [None, *(pipeline.name for pipeline in settings.pipelines)]
-    return lambda error: names.index(error.pipeline)
+async def _plans(settings: Settings, findings: Findings) -> list[Plan]:
+    """The plans of all pipelines. Topics that are missing are created last, if nothing is wrong."""
+    plans: dict[str, Plan] = {}
+    lacking: set[str] = set()
+    for pipeline in settings.pipelines:
+        with findings.noted():
+            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking)
+    if not findings.errors:
+        for pipeline in settings.pipelines:
+            if pipeline.name not in plans:
+                with findings.noted():
+                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline)
+    return [plans[pipeline.name] for pipeline in settings.pipelines if pipeline.name in plans]
 
 
 async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
@@ -151,7 +163,9 @@ def _store_key(pipeline: PipelineSettings) -> str:
     return next((key.name for key in keys if key.default is REQUIRED), STORE_CLASS)
 
 
-async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False) -> Plan:
+async def plan_pipeline(
+    client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False, lacking: set[str] | None = None
+) -> Plan:
     """Checks the topics of one pipeline, and returns its plan.
 
     Args:
@@ -159,32 +173,22 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
         pipeline: which one.
         began: whether it has run before. Then a limit of the sink that was lowered since does not stop it: it can
             write smaller records.
+        lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
+            them.
 
     Raises:
         ConfigurationError: topics do not fit; it names the pipeline.
         ClusterError: the cluster did not answer.
+        WrongValueError: a topic that it needs is among `lacking`, so there is no plan yet.
     """
     async with admin(client) as connection:
         with of_pipeline(pipeline.name):
-            return await _plan(connection, pipeline, began=began)
+            return await _plan(connection, pipeline, began=began, lacking=lacking)
 
 
-async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:
-    targets = {"output.topic": pipeline.output_topic}
-    if pipeline.dead_letter_topic is not None:
-        targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
-    found = await topics(connection, [*pipeline.topics, *targets.values()])
+async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool, lacking: set[str] | None) -> Plan:
+    found, missing = await _found(connection, pipeline, lacking)
     findings = Findings()
-    for name in pipeline.topics:
-        if name not in found:
-            hint = "; create it, correct the name, or grant Describe on it"
-            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
-    missing = {key: name for key, name in targets.items() if name not in found}
-    for key, name in missing.items():
-        if not pipeline.topic_creation:
-            hint = "; create it (wideload topics create), or set topic.creation.enable = true"
-            findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
-    findings.check()
     sources = tuple(found[name] for name in pipeline.topics)
     for key, name in missing.items():
         await create_topic(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
@@ -210,3 +214,29 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
             check_dead_letters(dead_letters)
     findings.check()
     return Plan(pipeline.name, sources, sink, dead_letters, created)
+
+
+async def _found(
+    connection: AdminClient, pipeline: PipelineSettings, lacking: set[str] | None
+) -> tuple[dict[str, Topic], dict[str, str]]:
+    """The topics of the pipeline that exist, and those that are to be created, by key; see `plan_pipeline`."""
+    targets = {"output.topic": pipeline.output_topic}
+    if pipeline.dead_letter_topic is not None:
+        targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
+    found = await topics(connection, [*pipeline.topics, *targets.values()])
+    findings = Findings()
+    for name in pipeline.topics:
+        if name not in found and name not in (lacking or ()):
+            hint = "; create it, correct the name, or grant Describe on it"
+            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
+    missing = {key: name for key, name in targets.items() if name not in found}
+    for key, name in missing.items():
+        if not pipeline.topic_creation:
+            hint = "; create it (wideload topics create), or set topic.creation.enable = true"
+            findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
+    findings.check()
+    if lacking is not None:
+        lacking |= {*missing.values()}
+        if not lacking.isdisjoint([*pipeline.topics, *targets.values()]):
+            raise WrongValueError(pipeline.name)
+    return found, missing

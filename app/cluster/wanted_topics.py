@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from app.cluster.control_topic import CONTROL_CONFIGS, CONTROL_KEY, control_replicas
 from app.config.settings import PipelineSettings
 from app.kafka.topics import MAX_MESSAGE_BYTES, Topic
 from transforms.retention import FOREVER
@@ -49,14 +50,16 @@ def wanted_topics(
     *,
     partitions: int | None = None,
     largest_bytes: int | None = None,
+    control_topic: str | None = None,
 ) -> list[Wanted]:
-    """The topics of the pipelines, in the order of the file, sources first.
+    """The topics of the pipelines, in the order of the file, sources first, and the one that steers them.
 
     Args:
         pipelines: of the file.
         found: those of their topics that exist, by name.
         partitions: of sources that no pipeline writes. By default they get as many as the sinks have.
         largest_bytes: the most that topics of whole values take. By default it is what the pipelines take.
+        control_topic: `control.topic`.
     """
     uses: dict[str, list[str]] = {}
     keys: dict[str, str] = {}
@@ -66,7 +69,8 @@ def wanted_topics(
             keys.setdefault(name, key)
     counts = _partitions(pipelines, found, partitions)
     limits = _limits(pipelines, found, largest_bytes)
-    return [
+    control = [] if control_topic is None else [_control(control_topic, pipelines, found)]
+    return control + [
         Wanted(
             name,
             keys[name],
@@ -78,6 +82,11 @@ def wanted_topics(
         )
         for name in uses
     ]
+
+
+def _control(name: str, pipelines: Sequence[PipelineSettings], found: Mapping[str, Topic]) -> Wanted:
+    uses = ("control of all pipelines",)
+    return Wanted(name, CONTROL_KEY, uses, found.get(name), 1, control_replicas(pipelines), CONTROL_CONFIGS)
 
 
 def _named(pipeline: PipelineSettings) -> Iterator[tuple[str, str, str]]:

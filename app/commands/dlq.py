@@ -15,34 +15,25 @@ from typing import Any, TypeVar
 import click
 
 from app.commands.connection import config_option, named, opened_store
-from app.commands.console import Column, Rows, progress
-from app.commands.consume import header_json, json_line, text_json
+from app.commands.console import progress
+from app.commands.letters import LetterPrinter
 from app.config.naming import check_name
 from app.config.parsing import load
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.deadletters.log import Filters, open_log
 from app.deadletters.owner import Owner, SharedReaders
-from app.deadletters.reader import FoundLetter, LetterSummary
-from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
+from app.deadletters.reader import FoundLetter
+from app.deadletters.record_writer import open_writer
+from app.deadletters.replay import Replay, letter_reader
+from app.deadletters.tally import Tally
 from app.kafka.sender import find_topic
 from transforms.errors import ConfigurationError
-from transforms.record_format import name_bytes
-from transforms.text import bytes_text, printable
+from transforms.text import printable
 
 __all__ = ["command", "moment_ms"]
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
-_COLUMNS = (
-    Column("partition", 9, ">"),
-    Column("offset", 10, ">"),
-    Column("when", 19),
-    Column("from", 32),
-    Column("error", 26),
-    Column("size", 9, ">"),
-    Column("key", 20),
-    Column("message", 60),
-)
 _AGE = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -69,7 +60,7 @@ def _filter_options(command: _Function) -> _Function:
     options = (
         config_option,
         click.option(
-            "--pipeline", metavar="NAME", help="Only letters of this pipeline; replay needs it if several have some."
+            "--pipeline", metavar="NAME", help="Only letters of this pipeline; needed if dead-letter topics differ."
         ),
         click.option("--error", metavar="CLASS", help="Only letters with this exception: PayloadNotFoundError."),
         click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
@@ -138,75 +129,13 @@ def command() -> None:
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
-class _Printer:
-    def __init__(self, *, as_json: bool) -> None:
-        self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
-        self.shown = 0
-        self.unreadable = 0
-
-    def show(self, found: FoundLetter, summary: LetterSummary) -> None:
-        """Shows one letter."""
-        self.shown += 1
-        self.unreadable += summary.letter is None
-        if self._rows is None:
-            sys.stdout.write(json_line(_line(found, summary)))
-            return
-        letter = summary.letter
-        context = {} if letter is None else letter.context
-        origin = None if letter is None else letter.origin
-        key = found.record.key if letter is None else letter.record.key
-        message = f"! {summary.error}" if summary.error else context.get("exception.message", "-")
-        self._rows.add(
-            str(found.partition),
-            str(found.offset),
-            _when(found.timestamp),
-            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}", 32),
-            printable(context.get("exception.class.name", "-").rpartition(".")[2], 26),
-            "-" if summary.size is None else bytes_text(summary.size),
-            printable(key, 20),
-            printable(message, 500),
-        )
-
-
-def _when(timestamp_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "-"  # the timestamp may be any 64 bits
-
-
-def _line(found: FoundLetter, summary: LetterSummary) -> dict[str, Any]:
-    letter = summary.letter
-    context = {} if letter is None else letter.context
-    origin = None if letter is None else letter.origin
-    record = found.record if letter is None else letter.record
-    return {
-        "partition": found.partition,
-        "offset": found.offset,
-        "last_offset": found.offsets[-1],
-        "timestamp": found.timestamp,
-        "topic": None if origin is None else origin[0],
-        "original_partition": None if origin is None else origin[1],
-        "original_offset": None if origin is None else origin[2],
-        "pipeline": context.get("connector.name"),
-        "error": context.get("exception.class.name"),
-        "message": context.get("exception.message"),
-        "key": text_json(record.key),
-        "size": summary.size,
-        "form": summary.form,
-        "replays": None if letter is None else letter.replays,
-        "headers": header_json([(name_bytes(name).decode(errors="replace"), value) for name, value in record.headers]),
-        **({} if summary.error is None else {"problem": summary.error}),
-    }
-
-
 async def _list(
     client: ClientSettings,
     dead_letters: str,
     readers: SharedReaders,
     filters: Filters,
     owner: Owner | None,
-    printer: _Printer,
+    printer: LetterPrinter,
 ) -> None:
     topic = await find_topic(client, dead_letters)
 
@@ -248,10 +177,7 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
     rows = sys.stdout.isatty() and not as_json
     settings = load(config)
     pipelines = _pipelines(settings)
-    if pipeline is None and len({each.dead_letter_topic for each in pipelines}) == 1:
-        chosen = pipelines[0]
-    else:
-        chosen = _chosen(pipelines, pipeline, ", and the dead-letter topics differ")
+    chosen, _ = _whose(pipelines, pipeline)
     dead_letters = str(chosen.dead_letter_topic)
     owner = None if pipeline is None else Owner.of(chosen, pipelines)
     with ExitStack() as stack:
@@ -260,7 +186,7 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
             for each in pipelines
             if each.dead_letter_topic == dead_letters
         }
-        printer = _Printer(as_json=not rows)
+        printer = LetterPrinter(as_json=not rows)
         asyncio.run(_list(settings.client, dead_letters, SharedReaders(readers), filters, owner, printer))
     if rows:
         letters = "1 letter" if printer.shown == 1 else f"{printer.shown:,} letters"
@@ -281,6 +207,7 @@ def _group(pipeline: PipelineSettings, given: str | None, client: ClientSettings
 def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, as_json: bool) -> None:
     if as_json:
         summary = {
+            "pipeline": pipeline.name,
             "dry_run": not yes,
             "replayed" if yes else "would_replay": tally.replayed,
             "targets": [
@@ -353,7 +280,9 @@ def replay(
     how often it was replayed. Offsets of replayed letters are committed as soon as their records are durable, so the
     next run continues there and repeats nothing. Letters that a filter excludes can be replayed later. Run one replay
     at a time: the one that began last continues, the others end. With --pipeline only letters of that pipeline are
-    replayed. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed already.
+    replayed; without it those of all that share the dead-letter topic, one pipeline after another, each with its own
+    store and group. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed
+    already.
 
     \b
     Examples:
@@ -362,29 +291,82 @@ def replay(
       wideload dlq replay -c wideload.toml --partition 0 --from-offset 17 --to-offset 17 --to orders-repaired --yes
     """
     filters = _filters(given)
+    settings = load(config)
+    pipelines = _pipelines(settings)
+    chosen, shares = _whose(pipelines, pipeline)
+    if len(shares) > 1 and group is not None:
+        raise ConfigurationError(
+            "--group", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        )
+    if len(shares) > 1 and given["limit"] is not None:
+        raise ConfigurationError(
+            "--limit", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        )
+    owners: Sequence[Owner | None] = [None if pipeline is None else Owner.of(chosen, pipelines)]
+    if len(shares) > 1:
+        owners = [*Owner.one_after_another(shares)]
+    as_json = as_json or not sys.stdout.isatty()
+    failed = False
+    for each, owner in zip(shares, owners, strict=True):
+        name = _group(each, group, settings.client)
+        tally = _replay(settings.client, each, name, filters, owner, to, max_replays, yes=yes, skip=skip_unreadable)
+        if len(shares) > 1 and not as_json:
+            click.echo(f"pipeline {each.name}:")
+        _report(each, tally, name, yes=yes, as_json=as_json)
+        if tally.passed_over:
+            _tell_passed_over(tally, yes=yes)
+        failed = failed or tally.failures > 0 or tally.in_vain
+    return 1 if failed else 0
+
+
+def _whose(
+    pipelines: Sequence[PipelineSettings], name: str | None
+) -> tuple[PipelineSettings, Sequence[PipelineSettings]]:
+    """The pipeline whose dead-letter topic is meant, and those whose letters are."""
+    if name is None and len({each.dead_letter_topic for each in pipelines}) == 1:
+        return pipelines[0], pipelines
+    chosen = _chosen(pipelines, name, ", and the dead-letter topics differ")
+    return chosen, [chosen]
+
+
+def _tell_passed_over(tally: Tally, *, yes: bool) -> None:
+    letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
+    reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
+    click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
+
+
+def _replay(
+    client: ClientSettings,
+    pipeline: PipelineSettings,
+    group: str,
+    filters: Filters,
+    owner: Owner | None,
+    to: str | None,
+    max_replays: int,
+    *,
+    yes: bool,
+    skip: bool,
+) -> Tally:
+    """One replay, of one pipeline's letters."""
     with ExitStack() as stack:
-        settings = load(config)
-        pipelines, client = _pipelines(settings), settings.client
-        chosen = _chosen(pipelines, pipeline, "")
-        store = opened_store(chosen, stack) if chosen.store else None
-        name = _group(chosen, group, client)
-        advance = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
+        store = opened_store(pipeline, stack) if pipeline.store else None
+        advance = stack.enter_context(progress(f"from {pipeline.dead_letter_topic}", filters.limit, unit="messages"))
 
         async def run() -> Tally:
-            assert chosen.dead_letter_topic is not None
-            topic = await find_topic(client, chosen.dead_letter_topic)
-            async with open_log(client, topic, name) as log:
+            assert pipeline.dead_letter_topic is not None
+            topic = await find_topic(client, pipeline.dead_letter_topic)
+            async with open_log(client, topic, group) as log:
                 work = Replay(
                     client,
-                    chosen,
+                    pipeline,
                     log,
                     store,
                     filters,
                     to=to,
                     max_replays=max_replays,
                     done=advance,
-                    owner=None if pipeline is None else Owner.of(chosen, pipelines),
-                    skip_unreadable=skip_unreadable,
+                    owner=owner,
+                    skip_unreadable=skip,
                 )
                 try:
                     if yes:
@@ -398,10 +380,4 @@ def replay(
                     raise
                 return work.tally
 
-        tally = asyncio.run(run())
-    _report(chosen, tally, name, yes=yes, as_json=as_json or not sys.stdout.isatty())
-    if tally.passed_over:
-        letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
-        reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
-        click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
-    return 1 if tally.failures or tally.in_vain else 0
+        return asyncio.run(run())

@@ -52,7 +52,7 @@ def command() -> None:
     help="The most that topics of whole values take, such as 32MiB; else what the pipelines take, up to 104 MB.",
 )
 def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, largest: str | None) -> int:
-    """Make the topics that a configuration names: sources, sinks, dead letters.
+    """Make the topics that a configuration names: sources, sinks, dead letters, control.
 
     The command shows all of them in a table, and asks. Topics that exist are left as they are. A sink and a dead-letter
     topic get as many partitions as the source, so that records keep their partitions. max.message.bytes is raised where
@@ -89,14 +89,24 @@ def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, lar
 def _agreed(count: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError("--yes", "is missing, and there is no terminal to ask at; add it, or --dry-run")
-    return click.confirm(f"create {count}?")
+    try:
+        return click.confirm(f"create {count}?")
+    except click.Abort as exc:
+        click.echo()  # what was typed has left the cursor in the line of the question
+        if isinstance(exc.__context__, EOFError):
+            return False
+        click.echo("nothing was created")
+        raise
 
 
 async def _wanted(settings: Settings, partitions: int | None, largest_bytes: int | None) -> list[Wanted]:
-    names = [each.name for each in wanted_topics(settings.pipelines, {})]
+    control = settings.control_topic
+    names = [each.name for each in wanted_topics(settings.pipelines, {}, control_topic=control)]
     async with admin(settings.client) as connection:
         found = await topics(connection, names)
-    return wanted_topics(settings.pipelines, found, partitions=partitions, largest_bytes=largest_bytes)
+    return wanted_topics(
+        settings.pipelines, found, partitions=partitions, largest_bytes=largest_bytes, control_topic=control
+    )
 
 
 async def _create(client: ClientSettings, missing: Sequence[Wanted]) -> None:

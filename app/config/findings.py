@@ -46,10 +46,12 @@ class Findings:
         self.wrong: set[str] = set()
 
     def add(self, error: ConfigurationError) -> None:
-        """Notes an error; its key is wrong from now on."""
+        """Notes an error, once; its key is wrong from now on."""
         for each in error.each:
             self.wrong.add(each.key)
-            self.errors.append(each if self._pipeline is None else each.of(self._pipeline))
+            found = each if self._pipeline is None else each.of(self._pipeline)
+            if str(found) not in map(str, self.errors):
+                self.errors.append(found)
 
     @contextmanager
     def noted(self) -> Iterator[None]:

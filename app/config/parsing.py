@@ -14,10 +14,10 @@ from app.config.fields import settings_of
 from app.config.findings import Checked, Findings
 from app.config.handover import form_errors
 from app.config.keys import SECURITY_KEYS
-from app.config.naming import check_name, name_errors
+from app.config.naming import check_name, check_topics, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
-from app.config.topology import circle_errors, group_errors
+from app.config.topology import circle_errors, control_errors, group_errors
 from app.config.web_control import check_web_control
 from transforms.errors import ConfigurationError, shown
 from transforms.identifiers import LIMIT_KEY
@@ -71,6 +71,8 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     clients = _client_settings(worker, top)
     with top.noted():
         check_web_control(worker)
+    with top.noted():
+        check_topics([worker["control.topic"] or ""], "control.topic")
     shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
     top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:
@@ -91,13 +93,17 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     ):
         between.add(error)
     with top.noted():
+        for error in control_errors(worker["control.topic"], right):
+            top.add(error)
+    with top.noted():
         _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], right)
     everything = Findings()
     for error in (*top.errors, *_of_tables(found, flat), *between.errors):
         everything.add(error)
-    everything.check(_place(flat, found))
+    order = _order(flat, found)
+    everything.check(_place(order))
     (client,) = clients
-    return settings_of(Settings, worker, client=client, pipelines=tuple(right))
+    return settings_of(Settings, worker, client=client, pipelines=tuple(right), order=order)
 
 
 def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, Mapping[str, Any], Findings]]:
@@ -122,12 +128,16 @@ def _of_tables(tables: Sequence[Table], top: Mapping[str, object]) -> Iterator[C
         yield errors[0] if len(errors) == 1 else ConfigurationError(key, reason)
 
 
-def _place(top: Mapping[str, object], tables: Sequence[Table]) -> Callable[[ConfigurationError], float]:
-    """The place of an error in the file: by table, and in a table by key; keys that are missing come last."""
+def _order(top: Mapping[str, object], tables: Sequence[Table]) -> tuple[tuple[str | None, str], ...]:
+    """See `Settings.order`."""
     names: list[tuple[str | None, str]] = [(None, name) for name in [*top, ""]]
     for table in tables:
         names += [(table.name, name) for name in [*table.given, ""]]
-    places = {name: i for i, name in enumerate(names)}
+    return tuple(names)
+
+
+def _place(order: Sequence[tuple[str | None, str]]) -> Callable[[ConfigurationError], float]:
+    places = {name: i for i, name in enumerate(order)}
     return lambda error: places.get((error.pipeline, error.key), places[error.pipeline, ""])
 
 

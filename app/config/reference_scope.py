@@ -39,7 +39,7 @@ class ReferenceScopeSettings:
         _TOPICS,
         "list",
         'With `large.message.root = "topic"`: other topics whose payloads may be read too, for instance the original '
-        "topic of a mirror.",
+        "topic of a mirror, or the topic to which a large key was written first.",
     )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from app.config.chunking import ChunkSettings
@@ -16,6 +16,7 @@ from stores.keys import REQUIRED, Value
 from stores.registry import STORE_CLASS
 from transforms.claims import ON_REFERENCE, OnReference
 from transforms.compression import CODECS, Codec
+from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.identifiers import LIMIT_KEY
 from transforms.inflate import DEFAULT_MAX_BYTES
@@ -257,6 +258,13 @@ class Settings:
         "as `openssl rand -hex 32` gives.",
         secret=True,
     )
+    control_topic: str | None = keyed(
+        "control.topic",
+        "string",
+        "The topic by which pause, resume, stop and restart reach all workers of a group, and outlive them "
+        "([rest.md](rest.md#all-workers-of-a-group)). It has one partition and is compacted; it is made where it is "
+        "missing. Without it, what a request asks for is done by the worker that gets it, until that ends.",
+    )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",
@@ -267,6 +275,15 @@ class Settings:
         minimum=0,
     )
     pipelines: tuple[PipelineSettings, ...]
+    order: tuple[tuple[str | None, str], ...] = field(default=(), compare=False, repr=False)
+    """The keys as they stand in the file, each with its pipeline; an empty name stands behind those of a table."""
+
+    def place(self, error: ConfigurationError) -> int:
+        """The place of an error in the file: by table, and in a table by key; keys that are not there come last."""
+        for name in ((error.pipeline, error.key), (error.pipeline, "")):
+            if name in self.order:
+                return self.order.index(name)
+        return len(self.order)
 
 
 WORKER_KEYS = keys_of(Settings)

@@ -1,4 +1,4 @@
-"""Checks between the pipelines of a worker: groups of their own, and no circle of topics."""
+"""Checks between the pipelines of a worker: groups of their own, no circle of topics, none of them for control."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
 
-__all__ = ["circle_errors", "group_errors"]
+__all__ = ["circle_errors", "control_errors", "group_errors"]
 
 
 def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
@@ -42,6 +42,18 @@ def circle_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configurati
                     "go round for ever",
                     pipeline=pipeline.name,
                 )
+
+
+def control_errors(control_topic: str | None, pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
+    """The first pipeline that uses the topic of `control.topic`: its records would be taken for requests."""
+    for pipeline in pipelines:
+        used = {*pipeline.topics, *(name for _, name in _targets(pipeline))}
+        if control_topic in used:
+            yield ConfigurationError(
+                "control.topic",
+                f"found {control_topic!r}, which pipeline {pipeline.name} uses too; it needs a topic of its own",
+            )
+            return
 
 
 def _targets(pipeline: PipelineSettings) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from app.config.settings import PipelineSettings
 from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from transforms.letter import PREFIX
-from transforms.record import SourceRecord
+from transforms.record import RecordLike, SourceRecord
 
-__all__ = ["Owner", "SharedReaders"]
+__all__ = ["Owner", "SharedReaders", "told_context"]
 
 _NAME = "connector.name"
 _HEADER = PREFIX + _NAME
@@ -24,11 +24,16 @@ class Owner:
         name: of the pipeline.
         topics: that it reads.
         others: the names of the other pipelines of the topic, as far as they are known.
+        rivals: the topics that these read, by their names, if the letters of all are replayed one pipeline after
+            another. Then each letter has one owner, or none. None if only this pipeline's letters are.
+        first: whether the pipeline is the first of these; what nobody owns is told of once.
     """
 
     name: str
     topics: Collection[str]
     others: Collection[str]
+    rivals: Mapping[str, Collection[str]] | None = None
+    first: bool = True
 
     @classmethod
     def of(cls, pipeline: PipelineSettings, pipelines: Sequence[PipelineSettings]) -> Owner:
@@ -36,16 +41,49 @@ class Owner:
         others = [each.name for each in pipelines if each.dead_letter_topic == pipeline.dead_letter_topic]
         return cls(pipeline.name, pipeline.topics, frozenset(others) - {pipeline.name})
 
+    @classmethod
+    def one_after_another(cls, pipelines: Sequence[PipelineSettings]) -> Iterator[Owner]:
+        """All of these, which have one dead-letter topic, for a replay of each."""
+        for pipeline in pipelines:
+            rivals = {each.name: each.topics for each in pipelines if each is not pipeline}
+            yield cls(pipeline.name, pipeline.topics, frozenset(rivals), rivals, pipeline is pipelines[0])
+
+    def leaves(self, context: Mapping[str, str]) -> bool:
+        """Whether another replay, of those one after another, sees to the letter."""
+        if self.rivals is None or self.owns(context):
+            return False
+        return not self.first or self._readers(context) != []
+
+    def _readers(self, context: Mapping[str, str]) -> Sequence[str]:
+        """Whose the letter is: by its name, or else who alone reads the topic of the record; empty if nobody's."""
+        topics = {self.name: self.topics, **(self.rivals or {})}
+        name = context.get(_NAME)
+        if name in topics:
+            return [name]
+        found = [name for name, read in topics.items() if context.get("topic") in read]
+        return found if len(found) == 1 else []
+
     def owns(self, context: Mapping[str, str]) -> bool:
         """Whether a letter with this context is the pipeline's own, or nothing says that it is not.
 
         A letter names its pipeline. If that has another name by now, the topic of the record decides. A letter without
         context may be anybody's.
         """
+        if self.rivals is not None:
+            return self._readers(context) == [self.name]
         name = context.get(_NAME)
         if name == self.name:
             return True
         return name not in self.others and context.get("topic", next(iter(self.topics))) in self.topics
+
+
+def told_context(record: RecordLike) -> Mapping[str, str]:
+    """The context in the headers of a letter, which are there also if its value cannot be read."""
+    return {
+        name.removeprefix(PREFIX): value.decode(errors="replace")
+        for name, value in record.headers
+        if name.startswith(PREFIX) and value is not None
+    }
 
 
 class SharedReaders:

@@ -10,27 +10,22 @@ Letters may be forged. A letter decides about itself only: none keeps the others
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
-from app.deadletters.owner import Owner
+from app.deadletters.owner import Owner, told_context
 from app.deadletters.reader import FoundLetter, LetterReader
+from app.deadletters.record_writer import RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
-from app.kafka.batches.raw import raw_batch
-from app.kafka.clients import translated, writing_producer
-from app.kafka.sender import BATCH_BYTES, find_topic
+from app.deadletters.tally import REPLAYED, Tally
+from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
 from stores.store import PayloadStore
-from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ConfigurationError,
@@ -46,70 +41,13 @@ from transforms.errors import (
     TransformError,
 )
 from transforms.letter import Letter
-from transforms.record import Record, RecordLike
-from transforms.record_format import is_writable, serialize
+from transforms.record import RecordLike
+from transforms.record_format import is_writable
 
-__all__ = ["Failure", "RecordWriter", "Replay", "Tally", "letter_reader", "open_writer"]
+__all__ = ["Replay", "letter_reader"]
 
 _BATCH = 200  # letters that are written, and committed, together
 _BATCH_VALUE_BYTES = 32 * 1024 * 1024
-_MOST_FAILED = 20  # that are kept
-_REPLAYED = "replayed "  # the beginning of each reason to skip a letter that was replayed already
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A letter that cannot be replayed.
-
-    Attributes:
-        partition: of the dead-letter topic.
-        offset: in the partition.
-        reason: why not.
-    """
-
-    partition: int
-    offset: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Tally:
-    """The letters that a replay has replayed, skipped and not been able to replay; of a dry run, that it would.
-
-    Attributes:
-        targets: replayed letters by the topic and the partition of their records.
-        errors: the same letters by the class of the exception.
-        skipped: letters that the filters match and that are skipped, by the reason.
-        failed: the first letters that cannot be replayed.
-        failures: how many letters cannot be replayed.
-    """
-
-    targets: Counter[tuple[str, int]] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    failed: list[Failure] = field(default_factory=list)
-    failures: int = 0
-
-    @property
-    def replayed(self) -> int:
-        """How many letters are replayed."""
-        return self.targets.total()
-
-    @property
-    def passed_over(self) -> int:
-        """How many letters were skipped, if all were; else 0."""
-        return 0 if self.replayed or self.failures else self.skipped.total()
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether all letters were skipped, and none because it was replayed already: the command cannot be meant."""
-        return self.passed_over > 0 and not any(reason.startswith(_REPLAYED) for reason in self.skipped)
-
-    def fail(self, found: FoundLetter, reason: str) -> None:
-        """Counts a letter that cannot be replayed."""
-        self.failures += 1
-        if len(self.failed) < _MOST_FAILED:
-            self.failed.append(Failure(found.partition, found.offset, reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,65 +58,6 @@ class _Replayable:
     partition: int
     records: Sequence[RecordLike]
     size: int
-
-
-class RecordWriter:
-    """Writes records to partitions, in order. Use `open_writer`."""
-
-    def __init__(self, producer: AIOKafkaProducer) -> None:
-        self._producer = producer
-
-    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
-        """Writes all, and waits until they are durable.
-
-        Args:
-            records: each with its topic and its partition.
-
-        Raises:
-            ClusterError: some may not be durable.
-        """
-        try:
-            futures = [
-                await self._producer.send_batch(raw_batch(batch), topic.name, partition=partition)
-                for topic, partition, batch in _batches(records)
-            ]
-            await asyncio.gather(*futures)
-        except KafkaError as exc:
-            raise translated(exc, "writing") from exc
-
-
-def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:
-    """The records in batches that their topics take; the records of a partition stay in order."""
-    batches: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
-    sizes: Counter[tuple[Topic, int]] = Counter()
-    for topic, partition, record in records:
-        key = topic, partition
-        size = _batch_of_one_bytes(record)
-        if sizes[key] + size > min(BATCH_BYTES, topic.max_message_bytes) and batches[key]:
-            yield *key, batches.pop(key)
-            sizes[key] = 0
-        batches[key].append(record)
-        sizes[key] += size
-    for key, batch in batches.items():
-        yield *key, batch
-
-
-def _batch_of_one_bytes(record: RecordLike) -> int:
-    """As the function of `transforms.batch_size`, also for a record that has a header whose name is not UTF-8."""
-    if is_writable(record):
-        return batch_of_one_bytes(record)
-    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
-
-
-@asynccontextmanager
-async def open_writer(client: ClientSettings) -> AsyncIterator[RecordWriter]:
-    """A writer; it is closed at the end of the block.
-
-    Raises:
-        ClusterError: the producer cannot start.
-    """
-    async with writing_producer(client) as producer:
-        yield RecordWriter(producer)
 
 
 def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
@@ -274,8 +153,11 @@ class Replay:
         summary = await asyncio.to_thread(reader.summarize, found)
         if self._limit_reached or not self.filters.match(found, summary):
             return
+        context = told_context(found.record) if summary.letter is None else summary.letter.context
+        if self.owner is not None and self.owner.leaves(context):
+            return
         if found.offset in replayed:
-            self.tally.skipped[f"{_REPLAYED}before"] += 1
+            self.tally.skipped[f"{REPLAYED}before"] += 1
             return
         if summary.letter is None:
             self.tally.fail(found, summary.error or "it cannot be read")
@@ -317,9 +199,12 @@ class Replay:
 
     def _skip_reason(self, letter: Letter) -> str | None:
         if self.owner is not None and not self.owner.owns(letter.context):
-            return f"of pipeline {letter.context.get('connector.name', '-')} (--pipeline)"
+            whose = f"of pipeline {letter.context.get('connector.name', '-')}"
+            return (
+                f"{whose} (--pipeline)" if self.owner.rivals is None else f"{whose}, whose it is not known (--pipeline)"
+            )
         if letter.replays >= self.max_replays:
-            return f"{_REPLAYED}{letter.replays} times already, and failed again (--max-replays)"
+            return f"{REPLAYED}{letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
         if topic is None:
             return "the letter does not name the topic of its record (--to)"
@@ -353,7 +238,7 @@ class Replay:
             partition %= topic.partitions
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
-        size = _batch_of_one_bytes(record)
+        size = size_alone(record)
         if size > limit:
             splits = self.to is None and self.settings.chunks.assembles and "compact" not in topic.cleanup_policy
             if not splits or not record.value or not is_writable(record):

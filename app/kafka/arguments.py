@@ -12,7 +12,7 @@ from typing import Any
 
 from app.config.client import embedded_client_settings
 from app.kafka.clients import security_arguments
-from app.kafka.tokens import TOKEN_MECHANISMS
+from app.kafka.tokens import TOKEN_MECHANISMS, TokenProvider
 from transforms.errors import ConfigurationError
 
 __all__ = ["Arguments"]
@@ -46,6 +46,10 @@ _WORDS: Mapping[tuple[str, str], object] = {("compression_type", "none"): None, 
 _TRUTH = {"true": True, "false": False}
 
 
+def _as_it_is(provider: TokenProvider) -> TokenProvider:
+    return provider
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """What a client's constructor takes.
@@ -54,20 +58,20 @@ class Arguments:
         defaults: the arguments by name, with their defaults.
         renamed: keys whose argument has another name.
         aside: keys that only the serializers read, as the client has no such argument.
-        tokens: whether the client takes the token providers of `app.kafka.tokens`.
+        tokens: makes of a provider of `app.kafka.tokens` one that the client takes; None if it takes none.
     """
 
     defaults: Mapping[str, object]
     renamed: Mapping[str, str] = field(default_factory=dict)
     aside: frozenset[str] = frozenset()
-    tokens: bool = False
+    tokens: Callable[[TokenProvider], object] | None = None
 
     @classmethod
     def of(cls, client: type, **more: Any) -> Arguments:
         """The arguments of a client of aiokafka's; `more` has the other attributes."""
         parameters = inspect.signature(client).parameters.values()
         named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-        return cls(named, tokens=_PROVIDER in named, **more)
+        return cls(named, tokens=_as_it_is if _PROVIDER in named else None, **more)
 
     def without(self, ending: str) -> Arguments:
         """The same but for the arguments whose names end so."""
@@ -134,7 +138,8 @@ class Arguments:
         login = {key: client[key] for key in (_BOOTSTRAP, *_TOKENS) if client.get(key) is not None}
         settings = embedded_client_settings({_PROTOCOL: "SASL_PLAINTEXT", "sasl.mechanism": mechanism, **login})
         given = security_arguments(settings)
-        return {name: given[name] for name in ("sasl_mechanism", _PROVIDER)}
+        assert self.tokens is not None
+        return {"sasl_mechanism": given["sasl_mechanism"], _PROVIDER: self.tokens(given[_PROVIDER])}
 
     def _name(self, key: str) -> str | None:
         name = self.renamed.get(key) or _RENAMED.get(key) or key.replace(".", "_")

@@ -94,7 +94,7 @@ class BrokerHealth:
 
     def _no_leaders(self, now_s: float) -> list[str]:
         found = {
-            f"partition {number} of topic {topic}"
+            f"topic {topic}, partition {number}"
             for client in self._clients
             for topic in self._topics
             for number in (client.cluster.partitions_for_topic(topic) or set())

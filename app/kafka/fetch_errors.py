@@ -84,7 +84,7 @@ class FetchErrors:
         """Which of these partitions cannot be read, why, and since when; None if all can be read."""
         self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
         told = [
-            f"partition {place.partition} of topic {place.topic} cannot be read: {_name(code)} since "
+            f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since "
             f"{ago(self._clock() - since_s)}"
             for place, (code, since_s) in sorted(self._refused.items())
         ]

@@ -222,7 +222,7 @@ def _left_s(text: str) -> float:
     until = claims.get("exp")
     if not isinstance(until, int | float) or isinstance(until, bool):
         return _UNKNOWN_S
-    return _seconds(min(until, _LATEST_S) - time.time())
+    return _seconds(max(0, min(until, _LATEST_S)) - time.time())
 
 
 # --- Amazon MSK -------------------------------------------------------------------------------------------------------

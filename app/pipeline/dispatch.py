@@ -24,7 +24,7 @@ from transforms.letter import Cause
 from transforms.record import SourceRecord
 from transforms.retention import LONGEST_HOLD_S, duration_text
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "PayloadAgedError"]
 
 _PART = 250  # the most dead letters of one message that are written in one go
 
@@ -174,8 +174,12 @@ class Dispatcher:
         self._delivery.flush()
 
 
-def _aged(record: SourceRecord) -> ClusterError:
-    return ClusterError(
+class PayloadAgedError(ClusterError):
+    """A payload was stored so long ago that it must be stored anew, before its reference is written."""
+
+
+def _aged(record: SourceRecord) -> PayloadAgedError:
+    return PayloadAgedError(
         f"topic {record.topic}, partition {record.partition}, offset {record.offset}: its payload was stored more than "
         f"{duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have taken it; the records that waited are "
         "read again, and their payloads stored anew",

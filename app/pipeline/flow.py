@@ -33,7 +33,7 @@ from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
-from app.pipeline.dispatch import Dispatcher
+from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.joining import Joining
@@ -45,6 +45,7 @@ from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
 from app.pipeline.progress import Position, Progress
 from app.pipeline.retries import Retries
+from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
@@ -58,7 +59,7 @@ _STOP_CLIENT_S = 10.0
 _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
-_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError)
+_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError)
 
 
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -69,6 +70,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     Attributes:
         progress: how far the flow has come in each partition.
+        left: what was not committed when the flow ended; see `Lanes.uncommitted`.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -135,6 +137,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             codec=codec_number(settings),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
+        self.left: Mapping[TopicPartition, tuple[int, int]] = {}
         self.progress = Progress(lanes, self._consumer, self._admission, before)
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
@@ -148,11 +151,17 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             changed=self._changed,
         )
         self._leaving = False
+        self._had: set[TopicPartition] = set()
 
     @property
     def degraded(self) -> str | None:
         """The reasons why records wait, may have to wait, or go on without the store; None if there are none."""
-        return "; ".join(filter(None, (self._retries.degraded, self._brokers.trouble, self._consumer.trouble))) or None
+        return "; ".join(filter(None, (self._retries.degraded, self.trouble))) or None
+
+    @property
+    def trouble(self) -> str | None:
+        """What brokers or the group do not do, and since when; None if all is well."""
+        return "; ".join(filter(None, (self._brokers.trouble, self._consumer.trouble))) or None
 
     @property
     def awaited(self) -> str | None:
@@ -237,7 +246,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 task.cancel()
             await self._delivery.offsets.close()
             self.progress.hold()
+            self.left = self._lanes.uncommitted()
             self._lanes.discard_all()
+            self._retries.close()
             await self._quietly("producer", self._delivery.stop)
             await self._quietly("consumer", self._consumer.stop)
             self._share.close()
@@ -315,11 +326,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if not self._offset_reset.fresh:
             self._delivery.offsets.look_up()
         self._joined()
-        log.info(
-            "pipeline %s reads %s",
-            self.settings.name,
-            ", ".join(f"{partition.topic}-{partition.partition}" for partition in sorted(assigned)) or "no partition",
-        )
+        gone, self._had = self._had - assigned, set(assigned)
+        given_back = f"; gave back {_named(gone)}" if gone else ""
+        fields = {
+            "partitions": [_name(each) for each in sorted(assigned)],
+            "given_back": [_name(each) for each in gone],
+        }
+        told = _named(assigned)
+        log.info("pipeline %s reads %s%s", self.settings.name, told, given_back, extra={"fields": fields})
 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
         self._lanes.discard(partitions)
@@ -339,9 +353,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         while self._termination.error is None and self._lanes.busy:
             if time.monotonic() > deadline:
                 log.warning(
-                    "pipeline %s: not all records were finished in %.1f s; they are read again",
+                    "pipeline %s: not all records were finished in %.1f s (task.shutdown.graceful.timeout.ms); %s",
                     self.settings.name,
                     self._graceful_timeout_s,
+                    uncommitted_text(self._lanes.uncommitted()),
                 )
                 return
             self._delivery.press()
@@ -353,6 +368,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await asyncio.wait_for(stop(), _STOP_CLIENT_S)
         except (KafkaError, OSError, TimeoutError, asyncio.CancelledError) as exc:
             log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
+
+
+def _named(partitions: Collection[TopicPartition]) -> str:
+    return ", ".join(map(_name, sorted(partitions))) or "no partition"
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
 
 
 def _brokers(settings: PipelineSettings) -> BrokerHealth:

@@ -57,6 +57,20 @@ class Lanes:
         """True while a partition is not read on."""
         return any(lane.stalled for lane in self._lanes.values())
 
+    def uncommitted(self) -> dict[TopicPartition, tuple[int, int]]:
+        """The partitions with records that were admitted and are not committed.
+
+        Returns:
+            By partition the committed offset, and how many offsets have been admitted from there on.
+        """
+        found = {}
+        for lane in self._lanes.values():
+            if lane.tracker is not None:
+                end = lane.slots[-1].source.offset + 1 if lane.slots else lane.tracker.released
+                if end > lane.tracker.committed:
+                    found[lane.partition] = lane.tracker.committed, end - lane.tracker.committed
+        return found
+
     def open(self, partition: TopicPartition, sink_partition: int | None) -> None:
         """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
         self._lanes[partition] = Lane(partition, sink_partition)

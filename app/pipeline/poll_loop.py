@@ -103,8 +103,7 @@ class PollLoop:
             ClusterError: see `OffsetReset.find`.
         """
         mode = self.mode
-        if not self.held:
-            self._read_again()
+        self._end_pause()
         match mode:
             case Mode.RENEW:
                 await self._renew()
@@ -120,7 +119,8 @@ class PollLoop:
                 await self._consumer.keep_membership()
         if self._delivery.offsets.may_admit:
             self._admission.admit()
-        self._paused.adjust()
+        if not self.held:  # else it would let partitions be read again
+            self._paused.adjust()
         if self._admission.expire(reading=mode is Mode.READ and not self._paused):
             self._delivery.due()
         self._delivery.flush()
@@ -183,7 +183,9 @@ class PollLoop:
             await self._unless_ended(self._delivery.commit())
         await self._await_change()
 
-    def _read_again(self) -> None:
+    def _end_pause(self) -> None:
+        if self.held:
+            return
         for lane in self._let_go:
             if self._lanes.holds(lane) and lane not in self._paused:
                 self._consumer.resume(lane.partition)

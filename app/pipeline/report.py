@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
 from app.pipeline.stats import PipelineStats
+from transforms.control_record import TargetState
+from transforms.errors import WideloadError
 
-__all__ = ["STATES", "FlowReport", "PipelineControl", "PipelineReport", "Target", "lag_of", "state_of"]
+__all__ = [
+    "STATES",
+    "FlowReport",
+    "PipelineControl",
+    "PipelineReport",
+    "Steering",
+    "SteeringError",
+    "Target",
+    "lag_of",
+    "state_of",
+]
 
 STATES = ("starting", "running", "degraded", "paused", "restarting", "failed", "stopped")
 """The states of a pipeline: those of `PipelineReport.status`, and `degraded`, of one that runs."""
 
-Target = Literal["STARTED", "PAUSED", "STOPPED"]
+Target = TargetState
 """What a pipeline is asked to be; the names are those of Connect's target states."""
 
 
@@ -108,3 +120,39 @@ class PipelineControl(PipelineReport, Protocol):
 
     def begin_anew(self) -> None:
         """Finishes, commits, and begins again with new clients, also where it had failed; not where it is stopped."""
+
+
+class SteeringError(WideloadError):
+    """A request did not reach the workers, or it is not known whether it did.
+
+    Attributes:
+        retriable: whether to ask again may help.
+    """
+
+    def __init__(self, reason: str, *, retriable: bool) -> None:
+        super().__init__(reason)
+        self.retriable = retriable
+
+
+class Steering(Protocol):
+    """Takes what is asked of a pipeline to the workers of its group, or to this one alone.
+
+    Attributes:
+        shared: whether it reaches all of them, and outlives them.
+    """
+
+    shared: bool
+
+    async def steer(self, pipeline: PipelineControl, target: Target) -> None:
+        """Lets it run, pause or stop; see `PipelineControl.steer`.
+
+        Raises:
+            SteeringError: `shared`, and Kafka has not taken it.
+        """
+
+    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+        """Lets it begin anew; with `only_failed` where it has failed. See `PipelineControl.begin_anew`.
+
+        Raises:
+            SteeringError: `shared`, and Kafka has not taken it.
+        """

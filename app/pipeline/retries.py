@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
@@ -16,6 +15,7 @@ from app.pipeline.circuit_breaker import CircuitBreaker, pause
 from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
 from app.pipeline.stats import PipelineStats
+from app.pipeline.store_log import StoreLog
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreAccessError,
@@ -26,10 +26,6 @@ from transforms.errors import (
 from transforms.record import RecordLike, SourceRecord
 
 __all__ = ["Retries"]
-
-log = logging.getLogger(__name__)
-
-_LOG_S = 10.0  # a store that fails now and then gets one line in this time
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +57,7 @@ class Retries:
     `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again.
     """
 
-    # State that changes: `_reasons`, `_fallen_back` and the times, on the loop alone.
+    # State that changes: `_trials`, `_reasons`, `_fallen_back` and the times, on the loop alone.
 
     def __init__(
         self,
@@ -85,12 +81,17 @@ class Retries:
         self._reasons: dict[_Trial, str] = {}
         self._fallen_back: str | None = None
         self._answered_at = 0.0
-        self._logged_at = -_LOG_S
+        self._trials: dict[_Trial, None] = {}  # the oldest first
+        self._log = StoreLog(settings.name, self._waiting)
 
     @property
     def degraded(self) -> str | None:
         """Why records wait for the store, or go on without it; None if they do not."""
         return next(reversed(self._reasons.values()), self._fallen_back)
+
+    def close(self) -> None:
+        """Says nothing more of the store: the flow has ended."""
+        self._log.end()
 
     def apply_now(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
         """Finishes work that does not block.
@@ -145,13 +146,17 @@ class Retries:
 
     @contextlib.contextmanager
     def _trying(self, trial: _Trial) -> Iterator[_Trial]:
+        self._trials[trial] = None
         self._watch(trial, self._timeout_s)
         try:
             yield trial
         finally:
+            self._trials.pop(trial)
             if trial.timer is not None:
                 trial.timer.cancel()
             self._reasons.pop(trial, None)
+            if not self._trials and not self._chain.falls_back:
+                self._log.end()
             if trial.stalled:
                 trial.lane.stalled -= 1
                 self._unstalled()
@@ -165,7 +170,14 @@ class Retries:
             result = await self._try_in_turn(trial, work)
         if result is not None:
             self._answered_at = time.monotonic()
+            if not self._chain.falls_back:
+                self._answered(trial)
         return result
+
+    def _answered(self, trial: _Trial) -> None:
+        self._reasons.pop(trial, None)
+        if not self._reasons:
+            self._log.answered()
 
     async def _try_in_turn(self, trial: _Trial, work: Work) -> Result | None:
         breaker = self._breaker
@@ -175,14 +187,13 @@ class Retries:
                 result = await self._loop.run_in_executor(self._executor, call, trial, work)
             except (PayloadNotFoundError, PayloadUnfitError):
                 breaker.answered()
+                self._answered(trial)
                 raise
             except PayloadStoreError as exc:
                 if self._may_pass(exc):
                     breaker.failed(probing=probing)
                 raise
             if result is not None:
-                if breaker.open:
-                    log.info("pipeline %s: the store answers again", self._settings.name)
                 breaker.answered()
             return result
 
@@ -215,18 +226,19 @@ class Retries:
                 self._watch(trial, self._timeout_s - waited_s)
                 return
             reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
+            asked = reason
             if called_s is not None:
                 place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
-                reason = f"{reason} what it was asked for {place}"
+                asked = f"{reason} what it was asked for {place}"
             if called_s is not None or not self._reasons:
-                self._reasons[trial] = reason
-                self._log(reason)
+                self._reasons[trial] = asked
+                self._log.failed(reason, record)
         self._stall(trial)
 
     def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
         trial.tries += 1
         self._reasons[trial] = str(error)
-        self._log(f"the store failed, it is tried again: {error}")
+        self._log.failed(f"the store failed, it is tried again: {error}", trial.record)
         if time.monotonic() - trial.began_s >= self._timeout_s:
             self._stall(trial)
 
@@ -240,11 +252,8 @@ class Retries:
         was_let_in = self._stats.offloaded_records or self._stats.inflated_records
         return error.retriable or (isinstance(error, PayloadStoreAccessError) and was_let_in > 0)
 
-    def _log(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self._logged_at >= _LOG_S:
-            self._logged_at = now
-            log.warning("pipeline %s: %s", self._settings.name, text)
+    def _waiting(self) -> tuple[SourceRecord | None, int]:
+        return next((trial.record for trial in self._trials), None), len(self._trials)
 
     def _fell_back_on_thread(self, error: PayloadStoreError) -> None:
         self._loop.call_soon_threadsafe(self._fell_back, error)
@@ -252,7 +261,7 @@ class Retries:
     def _fell_back(self, error: PayloadStoreError) -> None:
         self._stats.count_store_error(error)
         self._fallen_back = str(error)
-        self._log(f"the store failed, large values go as chunks: {error}")
+        self._log.failed(f"the store failed, large values go as chunks: {error}")
 
     def _count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
         stats = self._stats
@@ -273,3 +282,5 @@ class Retries:
                 stats.published_rate.add()
         if "offload" in applied or "inflate" in applied:
             self._fallen_back = None
+            if self._chain.falls_back and not self._reasons:
+                self._log.answered()

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from faust import Service
 
 from app.cluster import capacity
-from app.cluster.expiry import warn_in_background
+from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import without_secrets
 from app.config.settings import PipelineSettings, Settings
@@ -25,6 +25,7 @@ from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
 from app.pipeline.report import Target
 from app.pipeline.stages import UnfitStage
+from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -85,9 +86,19 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
+        self._anew = False
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
+        self._log = StateLog(self, self._trouble)
+        self._following: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _margins(self, margins_s: Mapping[str, float]) -> None:
+        self.stats.expiry_margins_s = margins_s
+
+    def _trouble(self) -> str | None:
+        return None if self.flow is None or self._ending else self.flow.trouble
 
     @property
     def label(self) -> str:
@@ -109,7 +120,7 @@ class Pipeline(Service):
         """See `PipelineControl`."""
         if target == self.target:
             return
-        log.info("pipeline %s is to be %s", self.settings.name, target)
+        self._log.is_asked(f"to be {target}")
         self.target = target
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
@@ -121,11 +132,12 @@ class Pipeline(Service):
         """See `PipelineControl`."""
         if self.target == "STOPPED":
             return
-        log.info("pipeline %s is to begin anew", self.settings.name)
+        self._log.is_asked("to begin anew")
         if self._status == "FAILED":
             self._status = "STARTING"
         elif self._status != "STARTING":
             self._status = "RESTARTING"
+        self._anew = True
         if self.flow is not None:
             self.flow.stop()
         self._woken.set()
@@ -137,7 +149,9 @@ class Pipeline(Service):
 
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+        loop = asyncio.get_running_loop()
+        self._supervisor = loop.create_task(self._supervise())
+        self._following = loop.create_task(self._log.follow())
 
     async def on_stop(self) -> None:
         """Drains, commits, and closes the store."""
@@ -151,6 +165,11 @@ class Pipeline(Service):
             await asyncio.wait([self._supervisor], timeout=patience_s)
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._following is not None:
+            self._following.cancel()
+            self._log.ends({} if self.flow is None else self.flow.left)
         if self._store is not None:
             await self._close(self._store)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -176,6 +195,7 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
+            self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
                 await self._woken.wait()
@@ -240,7 +260,9 @@ class Pipeline(Service):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
         if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
-            warn_in_background(self.settings, plan, self._store)
+            watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
+            self._watching = asyncio.create_task(watch.follow(plan, self._store))
+        self._log.starts(plan, self._store)
         if self._ending or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
@@ -296,12 +318,15 @@ class Pipeline(Service):
         self.failing_since = self.failing_since or time.time()
         self.stats.restarts += 1
         self._note(error)
-        log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
+        self._log.begins_again(error, delay_s)
 
     def _give_up(self, error: Exception) -> None:
-        self._status = "FAILED"
         self._note(error)
-        log.error("pipeline %s has stopped: %s", self.settings.name, error)
+        if self._anew or self.target == "STOPPED":
+            log.warning("pipeline %s: its last records were not finished: %s", self.settings.name, error)
+            return  # it was to end anyway, and whoever asked for that has the say
+        self._status = "FAILED"
+        self._log.fails(self.last_error or "")
         self._ended(self)
 
     def _note(self, error: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -81,6 +81,8 @@ class PipelineStats:
         failed: records that can never succeed, by reason (`app.pipeline.error_policy.reason_of`); a discarded message
             counts as one. A record that is read again, because the pipeline begins again, is not counted again.
         store_failures: store calls that failed, by operation and reason.
+        expiry_margins_s: how much longer the store keeps payloads than a topic its records, in seconds, by topic; see
+            `app.cluster.expiry.TopicExpiry.margin_s`. Replaced as a whole, by another thread.
         published_rate: the rate of messages that were written as chunks.
         consumed_rate: the rate of messages that were assembled.
         batches: the numbers of the producer, with those of the dead-letter topic.
@@ -115,6 +117,7 @@ class PipelineStats:
     discarded: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     store_failures: dict[tuple[str, str], int] = field(default_factory=dict)
+    expiry_margins_s: Mapping[str, float] = field(default_factory=dict)
     published_rate: Average = field(default_factory=lambda: Average(time.monotonic))
     consumed_rate: Average = field(default_factory=lambda: Average(time.monotonic))
     batches: BatchNumbers = field(default_factory=BatchNumbers)

@@ -236,6 +236,7 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
         try:
             message = super().poll(-1 if timeout is None else timeout)
         except Exception:
+            self.restore()
             self.taken()  # the error has the record, as with confluent-kafka's own class
             raise
         except BaseException:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message, TopicPartition
@@ -59,6 +59,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._ready: Message | None = None  # what `poll` gives next
         self._last: Message | None = None  # the last chunk of `polled.again`
         self._given_out: Message | None = None  # what `poll` gave last, until the application has it
+        self._own_headers: list[Header] | None = None  # of that message
         self._notes: dict[Place, TopicPartition] = {}  # where reading goes on, with the metadata of a commit
         own = {key: value for key, value in config.items() if key not in _OF_MEMBERS}
         log_config = {
@@ -95,20 +96,27 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._advance(until_s)
             if self._ready is not None and not self._polled.discarded:
                 self._given_out, self._ready = self._ready, None
+                self._own_headers = _copied(self._given_out)
                 return self._given_out
             self._store_in_time()  # also where a call waits for ever
             if time.monotonic() >= until_s:
                 return None
 
     def taken(self) -> None:
-        """Takes in that the application has what `poll` gave: its offset may be stored."""
+        """Takes in that the application has what `poll` gave, or the error for it: its offset may be stored."""
         message, self._given_out = self._given_out, None
         if message is not None and message.error() is None and self._stores:
             self._unstored.add(_place(message))
             self._store_in_time()
 
+    def restore(self) -> None:
+        """Gives what `poll` gave the headers that it has in Kafka: a deserializer has removed those of a reference."""
+        if self._given_out is not None and self._own_headers is not None:
+            self._given_out.set_headers(cast("Any", self._own_headers))  # its type wants a list of wider tuples
+
     def give_back(self) -> None:
         """Takes in that the application does not have what `poll` gave: the next call gives it."""
+        self.restore()
         self._ready, self._given_out = self._given_out, None
 
     def _advance(self, until_s: float) -> None:
@@ -163,12 +171,16 @@ class PollingConsumer(confluent_kafka.Consumer):
         if self._stores and place in self._positions:
             with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
                 super().store_offsets(offsets=[TopicPartition(*place, safe, metadata)])
+        paused = place in self._paused
         self._forget([TopicPartition(*place)])
+        if paused:
+            self._paused.add(place)
         if told:
             self._sought.add(place)
         else:
             self._notes[place] = TopicPartition(*place, safe, metadata)
-        super().seek(TopicPartition(*place, safe))
+        with suppress(KafkaException):  # the same
+            super().seek(TopicPartition(*place, safe))
 
     def _read_again(self, reread: Reread, until_s: float) -> None:
         """Reads on until the time is over."""
@@ -383,6 +395,11 @@ class _Log:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def _copied(message: Message) -> list[Header] | None:
+    """The headers of a message, in a list of their own; None if it has none."""
+    return list(_headers(message)) or None if message.error() is None else None
 
 
 def _place(message: Message) -> Place:

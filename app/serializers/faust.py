@@ -22,6 +22,7 @@ from faust.types.tuples import MessageSentCallback, RecordMetadata
 
 from app.chunks.producer import ChunkedRecordMetadata
 from app.config.naming import check_topics
+from app.serializers.faust_app import partition_of
 from app.serializers.faust_schema import LargeMessageSchema, OnDiscarded, OnFailure
 from transforms.errors import SerializationError
 from transforms.record import Record
@@ -160,9 +161,9 @@ class LargeMessageTopic(faust.Topic):
 
     async def _partition(self, name: str, key: bytes | None) -> int | None:
         """The partition of all chunks, as the app's producer chooses it; None where the key alone decides."""
-        producer = await self.app.maybe_start_producer()
+        await self.app.maybe_start_producer()
         if not self.app.in_transaction:
-            return int(producer.key_partition(name, cast("bytes", key)).partition)
+            return await partition_of(self.app, name, key)
         chosen = self.app.consumer.key_partition(name, key)
         if chosen is None and key is None:
             raise SerializationError(

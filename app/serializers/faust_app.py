@@ -26,6 +26,7 @@ __all__ = [
     "described",
     "idle_seconds",
     "keep_membership",
+    "partition_of",
 ]
 
 _LOOKUP_S = 30.0
@@ -104,6 +105,17 @@ def described(cluster: Mapping[str, Any], topic: str) -> Topic:
             await connection.close()
 
     return asyncio.run(asyncio.wait_for(ask(), _LOOKUP_S))
+
+
+async def partition_of(app: AppT, topic: str, key: bytes | None) -> int:
+    """The partition that the app's producer chooses for a key, or at random; asks for the topic if it is new to it.
+
+    Raises:
+        KafkaError: the cluster does not know the topic.
+    """
+    producer: Any = app.producer
+    await producer._producer.partitions_for(topic)  # noqa: SLF001  # `key_partition` fails for a topic it does not know
+    return int(producer.key_partition(topic, key).partition)
 
 
 def idle_seconds(app: AppT) -> float:

@@ -11,12 +11,14 @@ from typing import Any, cast
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.consumer.fetcher import ConsumerRecord
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, beside, limits
 from app.chunks.polled import OnDiscarded, Polled
 from app.kafka.allowance import Allowance
 from app.kafka.arguments import Arguments
+from app.kafka.tokens import TokenProvider
 from app.serializers import config as taken
 from app.serializers.demand import Demand
 from app.serializers.kafka_python_chunks import PollingConsumer
@@ -26,8 +28,24 @@ from app.serializers.strategy import Oversized
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 
-_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG).without("serializer")
-_CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG).without("serializer")
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """Gives kafka-python the tokens of a provider, on the thread that logs in."""
+
+    def __init__(self, provider: TokenProvider) -> None:
+        super().__init__()
+        self._provider = provider
+
+    def token(self) -> str:
+        """The token of now.
+
+        Raises:
+            TokenError: there is none.
+        """
+        return self._provider.now()
+
+
+_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG, tokens=_Tokens).without("serializer")
+_CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG, tokens=_Tokens).without("serializer")
 _RENAMED = {
     "sasl.plain.username": "sasl.username",
     "sasl.plain.password": "sasl.password",

@@ -127,7 +127,7 @@ class LargeMessageSerializer(_LargeMessage):
         self.small_bytes = min(threshold_bytes, room_bytes)
         self._signing = Signing.of(values)
         self._by_digest = generator == "sha256"
-        self._store = open_store({**store, GENERATOR: generator})
+        self._store = open_store({**store, GENERATOR: generator}, bounded=True)
         self._to_prove = is_key and not isinstance(self._store, Put)
         own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
         random_ids = not self._by_digest and not own_ids
@@ -259,7 +259,7 @@ class LargeMessageDeserializer(_LargeMessage):
         values, store = read_options(config, CONSUMER_KEYS, MAX_POLL_INTERVAL)
         self.store_timeout_ms: int = values[TIMEOUT]
         self._inflate = Inflate(values["large.message.max.bytes"], signing=Signing.of(values))
-        self._store = open_store(store)
+        self._store = open_store(store, bounded=True)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
         """`data`, or the payload if the data is a reference; then the reference's headers leave `headers`.

@@ -107,8 +107,11 @@ def topics(pipeline: PipelineReport) -> dict[str, Any]:
 
 
 def offsets(pipeline: PipelineReport) -> dict[str, Any]:
-    """`GET /connectors/{name}/offsets`: the committed offsets of the partitions that this worker has."""
-    positions = pipeline.flow.positions() if pipeline.flow is not None else {}
+    """`GET /connectors/{name}/offsets`: the committed offsets of the partitions that this worker has.
+
+    A stopped pipeline has none: other workers commit what were its partitions, or somebody alters their offsets.
+    """
+    positions = pipeline.flow.positions() if pipeline.flow is not None and not _stopped(pipeline) else {}
     return {
         "offsets": [
             {

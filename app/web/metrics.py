@@ -170,6 +170,15 @@ class Metrics(Collector):
             since_ms = None if flow is None else flow.oldest_ms
             oldest.add_metric([name], 0 if since_ms is None else max(0.0, self._clock() - since_ms / 1000))
         yield from (state, paused, oldest)
+        margin = GaugeMetricFamily(
+            "wideload_payload_expiry_margin_seconds",
+            "How much longer the store keeps payloads than retention.ms of the topic the records that refer to them.",
+            labels=["pipeline", "topic"],
+        )
+        for pipeline in self._pipelines:
+            for topic, seconds in sorted(pipeline.stats.expiry_margins_s.items()):
+                margin.add_metric([pipeline.settings.name, topic], seconds)
+        yield margin
 
     def _producers(self) -> Iterator[Metric]:
         """The metrics of the producers, with Kafka's names."""

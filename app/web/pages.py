@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import faust
     from faust.web import Request, Response, View
 
-__all__ = ["add_pages", "health", "pipeline_page"]
+__all__ = ["add_pages", "health", "instant", "pipeline_page", "reason_of"]
 
 _COUNTS = (
     "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records",
@@ -44,11 +44,8 @@ def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
     that is paused or stopped because somebody has asked for that is as well as one that runs.
     """
     states = {pipeline.settings.name: _state(pipeline) for pipeline in pipelines}
-    reasons = {
-        pipeline.settings.name: _reason(pipeline, states[pipeline.settings.name])
-        for pipeline in pipelines
-        if states[pipeline.settings.name] != "running"
-    }
+    found = ((pipeline.settings.name, reason_of(pipeline)) for pipeline in pipelines)
+    reasons = {name: reason for name, reason in found if reason is not None}
     status = max(states.values(), key=_badness, default="running")
     ready = all(_as_asked(pipeline) for pipeline in pipelines)
     return {"status": "ok" if status == "running" else status, "live": True, "ready": ready, "reasons": reasons}
@@ -64,7 +61,11 @@ def _badness(state: str) -> int:
     return _BY_BADNESS.index(state) if state in _BY_BADNESS else len(_BY_BADNESS)
 
 
-def _reason(pipeline: PipelineReport, state: str) -> str:
+def reason_of(pipeline: PipelineReport) -> str | None:
+    """Why a pipeline is not well; None if it is. If nothing else is known, its state."""
+    state = _state(pipeline)
+    if state == "running":
+        return None
     if state == "degraded":
         return str(pipeline.degraded)
     return "; ".join(filter(None, (_failing(pipeline), pipeline.awaited))) or state
@@ -76,10 +77,11 @@ def _as_asked(pipeline: PipelineReport) -> bool:
 
 def _failing(pipeline: PipelineReport) -> str | None:
     since = pipeline.failing_since if pipeline.status != "FAILED" else None
-    return pipeline.last_error if since is None else f"{pipeline.last_error} (since {_time(since, 'seconds')})"
+    return pipeline.last_error if since is None else f"{pipeline.last_error} (since {instant(since, 'seconds')})"
 
 
-def _time(epoch_s: float, precision: str = "auto") -> str:
+def instant(epoch_s: float, precision: str = "auto") -> str:
+    """A time in ISO 8601, in UTC."""
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec=precision)
 
 
@@ -108,7 +110,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "state": pipeline.status,
         "degraded": pipeline.degraded,
         "last_error": pipeline.last_error,
-        "last_error_at": None if error_at is None else _time(error_at),
+        "last_error_at": None if error_at is None else instant(error_at),
         "topics": list(settings.topics),
         "output_topic": settings.output_topic,
         "transforms": list(settings.transforms),

@@ -12,8 +12,9 @@ from typing import Any
 from aiohttp.web import Application, HTTPException, Request, Response, StreamResponse, json_response, middleware
 
 from app.config.settings import Settings
-from app.pipeline.report import PipelineControl, PipelineReport, Target
+from app.pipeline.report import PipelineControl, PipelineReport, Steering, SteeringError, Target
 from app.web import connectors, plugins
+from app.web.accept import prefers_html
 from app.web.access import Access
 from app.web.errors import RestError
 from app.web.loggers import Loggers
@@ -52,6 +53,8 @@ class Rest:
         pipelines: all of them.
         cluster_id: gives the id of the cluster; None if it is not known.
         least_levels: see `Loggers`.
+        page: gives the page for people, which has the path `/` too.
+        steering: takes what is asked of a pipeline to where it is done.
     """
 
     def __init__(
@@ -60,12 +63,17 @@ class Rest:
         pipelines: Sequence[PipelineControl],
         cluster_id: Callable[[], Awaitable[str | None]],
         least_levels: Mapping[str, int],
+        page: Callable[[], Response],
+        steering: Steering,
     ) -> None:
         self._settings = settings
         self._pipelines = {pipeline.settings.name: pipeline for pipeline in pipelines}
         self._cluster_id = cluster_id
         self._loggers = Loggers(least_levels)
+        self._page = page
         self._access = Access(settings.web_control_token, enabled=settings.web_control)
+        self._steering = steering
+        self._told = {} if steering.shared else _HERE
         self._worker = connectors.worker_id(settings.web_port)
         self._validating = asyncio.Lock()
 
@@ -91,9 +99,9 @@ class Rest:
             web.router.add_get(_slashed(path), handler)
         web.router.add_put(_slashed("/connector-plugins/{plugin}/config/validate"), self._validate)
         for method, path, change in (
-            ("PUT", f"{_NAME}/pause", self._steering("PAUSED", 202)),
-            ("PUT", f"{_NAME}/resume", self._steering("STARTED", 202)),
-            ("PUT", f"{_NAME}/stop", self._steering("STOPPED", 204)),
+            ("PUT", f"{_NAME}/pause", self._targeting("PAUSED", 202)),
+            ("PUT", f"{_NAME}/resume", self._targeting("STARTED", 202)),
+            ("PUT", f"{_NAME}/stop", self._targeting("STOPPED", 204)),
             ("POST", f"{_NAME}/restart", self._restart),
             ("POST", f"{_NAME}/tasks/{{task}}/restart", self._restart_task),
             ("PUT", "/admin/loggers/{logger}", self._set_level),
@@ -112,8 +120,14 @@ class Rest:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _root(self, _: Request) -> Response:
-        return json_response({"version": _version(), "commit": _UNKNOWN, "kafka_cluster_id": await self._cluster_id()})
+    async def _root(self, request: Request) -> Response:
+        if prefers_html(",".join(request.headers.getall("Accept", ()))):
+            response = self._page()
+        else:
+            id_ = await self._cluster_id()
+            response = json_response({"version": _version(), "commit": _UNKNOWN, "kafka_cluster_id": id_})
+        response.headers["Vary"] = "Accept"
+        return response
 
     async def _list(self, request: Request) -> Response:
         if "expand" not in request.query:
@@ -162,27 +176,31 @@ class Rest:
     def _allowed(self, change: _Handler) -> _Handler:
         async def handler(request: Request) -> StreamResponse:
             self._access.check(request)
-            return await change(request)
+            try:
+                return await change(request)
+            except SteeringError as exc:
+                raise RestError(503 if exc.retriable else 500, str(exc)) from exc
 
         return handler
 
-    def _steering(self, target: Target, status: int) -> _Handler:
+    def _targeting(self, target: Target, status: int) -> _Handler:
         async def handler(request: Request) -> Response:
-            self._pipeline(request).steer(target)
-            return Response(status=status, headers=_HERE)
+            await self._steering.steer(self._pipeline(request), target)
+            return Response(status=status, headers=self._told)
 
         return handler
 
     async def _restart(self, request: Request) -> Response:
         pipeline = self._pipeline(request)
         only_failed, tasks = (_flag(request, name) for name in ("onlyFailed", "includeTasks"))
-        restarting = pipeline.target != "STOPPED" and (not only_failed or pipeline.status == "FAILED")
-        if restarting:
-            pipeline.begin_anew()
+        stopped = pipeline.target == "STOPPED"
+        restarting = not stopped and (not only_failed or pipeline.status == "FAILED")
+        if not stopped:
+            await self._steering.begin_anew(pipeline, only_failed=only_failed)
         if not only_failed and not tasks:
-            return Response(status=204, headers=_HERE)
+            return Response(status=204, headers=self._told)
         document = connectors.status(pipeline, self._worker, restarting=restarting)
-        return json_response(document, status=202, headers=_HERE)
+        return json_response(document, status=202, headers=self._told)
 
     async def _restart_task(self, request: Request) -> Response:
         self._task(request, "Unknown task: ")

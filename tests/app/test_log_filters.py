@@ -1,29 +1,206 @@
+"""The filters of the log: repeats that are bounded and counted, and errors of the Kafka client that are none."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import json
 import logging
+import socket
+import ssl
+from collections.abc import Iterator
 
-from app.log_filters import RepeatFilter
+import pytest
+from aiokafka.errors import AuthenticationFailedError, GroupAuthorizationFailedError, KafkaConnectionError
 
+from app.json_log import JsonFormatter
+from app.log_filters import TOLD_BY_US, LineFormatter, RepeatFilter, bound_repeats, calm_clients
 
-def line(name: str, message: str, *args: object) -> logging.LogRecord:
-    return logging.LogRecord(name, logging.ERROR, __file__, 1, message, args, None)
-
-
-def test_repeats_are_left_out_and_counted() -> None:
-    """A line passes once in its time, whatever its arguments; the next one says how many were left out."""
-    now = 100.0
-    repeats = RepeatFilter("aiokafka", seconds=30, clock=lambda: now)
-    assert repeats.filter(line("aiokafka.client", "no node %d", 1))
-    assert not repeats.filter(line("aiokafka.client", "no node %d", 2))
-    assert not repeats.filter(line("aiokafka.client", "no node %d", 3))
-    assert repeats.filter(line("aiokafka.client", "another line"))
-    now = 130.0
-    late = line("aiokafka.client", "no node %d", 4)
-    assert repeats.filter(late)
-    assert late.getMessage() == "no node 4 (and 2 more like it)"
+FAILS = "pipeline %s: topic %s, partition %d, offset %d goes to dead: %s"
 
 
-def test_repeats_of_other_loggers_pass() -> None:
-    """Lines of other loggers always pass, even if the name has the same beginning."""
-    repeats = RepeatFilter("aiokafka", clock=lambda: 0.0)
-    for name in ("app.pipeline.flow", "aiokafkaesque"):
-        assert repeats.filter(line(name, "same"))
-        assert repeats.filter(line(name, "same"))
+class Log:
+    """A logger of ours with a `RepeatFilter`, whose clock is set by hand."""
+
+    def __init__(self, formatter: logging.Formatter | None = None) -> None:
+        self.now = 100.0
+        self._text = io.StringIO()
+        self._handler = logging.StreamHandler(self._text)
+        self._handler.setFormatter(formatter or logging.Formatter("%(levelname)s %(message)s"))
+        self.repeats = RepeatFilter(self._handler, seconds=30, clock=lambda: self.now)
+        self._handler.addFilter(self.repeats)
+
+    def write(
+        self, name: str, message: str, *args: object, level: int = logging.WARNING, fields: object = None
+    ) -> None:
+        """Writes a line as the logger of this name does."""
+        record = logging.LogRecord(name, level, __file__, 1, message, args, None)
+        if fields is not None:
+            record.fields = fields
+        self._handler.handle(record)
+
+    @property
+    def lines(self) -> list[str]:
+        """What has been written since the last look."""
+        found = self._text.getvalue().splitlines()
+        self._text.seek(0)
+        self._text.truncate()
+        return found
+
+
+def test_lines_of_the_kafka_client_pass_once_in_their_time() -> None:
+    """A line of aiokafka passes once in 30 s, whatever it names; the next one says how many were left out."""
+    log = Log()
+    for node in (1, 2, 3):
+        log.write("aiokafka.client", "no node %d", node)
+    log.write("aiokafka.client", "another line")
+    assert log.lines == ["WARNING no node 1", "WARNING another line"]
+    log.now = 130.0
+    log.write("aiokafka.client", "no node %d", 4)
+    assert log.lines == ["WARNING no node 4 (and 2 more like it)"]
+
+
+def test_lines_of_ours_are_bounded_by_pipeline() -> None:
+    """A text passes once; of records that fail in the same way ten pass, for each pipeline; the rest is counted."""
+    log = Log()
+    for offset in range(1_000):
+        log.write("app.pipeline.error_policy", FAILS, "one", "raw", 0, offset, "100% X")
+    log.write("app.pipeline.error_policy", FAILS, "two", "raw", 0, 7, "wrong")
+    for _ in range(300):
+        log.write("app.pipeline.at_least_once", "the group has moved on", level=logging.INFO)
+    lines = log.lines
+    assert len(lines) == 12
+    assert lines[9:] == [
+        "WARNING pipeline one: topic raw, partition 0, offset 9 goes to dead: 100% X",
+        "WARNING pipeline two: topic raw, partition 0, offset 7 goes to dead: wrong",
+        "INFO the group has moved on",
+    ]
+    log.now = 131.0
+    log.write("app.x", "any other line")
+    assert log.lines == [
+        "WARNING left out 990 lines like this: pipeline one: topic raw, partition 0, offset 999 goes to dead: 100% X",
+        "INFO left out 299 lines like this: the group has moved on",
+        "WARNING any other line",
+    ]
+    log.write("app.x", "any other line")
+    log.repeats.tell_left_out()
+    assert log.lines == ["WARNING left out 1 lines like this: any other line"]
+
+
+def test_lines_that_are_never_left_out() -> None:
+    """Changes of state, lines at DEBUG, and lines of an application's own loggers all pass."""
+    log = Log()
+    for _ in range(50):
+        log.write("app.pipeline.flow", "pipeline %s reads %s", "p", "raw-0", fields={})
+        log.write("aiokafka.conn", "a request", level=logging.DEBUG)
+        log.write("orders.agent", "same")
+        log.write("aiokafkaesque", "same")
+        log.write("application", "same")
+    assert len(log.lines) == 250
+
+
+def test_what_was_left_out_is_a_field() -> None:
+    """As JSON the line keeps what it names, and says in `left_out` how many were left out."""
+    log = Log(JsonFormatter())
+    for offset in range(12):
+        log.write("app.x", FAILS, "p", "raw", 3, offset, "wrong")
+    log.repeats.tell_left_out()
+    last = json.loads(log.lines[-1])
+    named = ("pipeline", "topic", "partition", "offset", "left_out")
+    assert [last[name] for name in named] == ["p", "raw", 3, 11, 2]
+    for now in (131.0, 162.0):
+        log.now = now
+        for _ in range(3):
+            log.write("aiokafka.x", "no topic %s", "raw")
+    assert [json.loads(line).get("left_out") for line in log.lines] == [None, 2]
+
+
+def test_filter_remembers_little() -> None:
+    """A million different lines do not fill the memory, and those that were left out are told all the same."""
+    log = Log()
+    for number in range(2_500):
+        log.write("aiokafka.x", f"line {'x' * number}")
+    log.write("aiokafka.x", f"line {'x' * 2_499}")
+    log.repeats.tell_left_out()
+    assert len(log.repeats._passed) <= 1_000
+    assert log.lines[-1].startswith("WARNING left out 1 lines like this: line xxx")
+
+
+@pytest.fixture
+def calmed() -> Iterator[list[logging.LogRecord]]:
+    """What passes the clients' loggers."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
+    logger = logging.getLogger("aiokafka")
+    level = logger.level
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+    calm_clients(debug=False)
+    logger.setLevel(level)
+
+
+def test_errors_of_a_healthy_rebalance_are_none(calmed: list[logging.LogRecord]) -> None:
+    """What aiokafka logs in each healthy start and rebalance is there at DEBUG only; its other errors stay errors."""
+    logger = logging.getLogger("aiokafka.consumer.group_coordinator")
+    for debug, expected in ((False, ["ERROR"]), (True, ["DEBUG", "DEBUG", "ERROR"])):
+        calm_clients(debug=debug)
+        if debug:
+            logging.getLogger("aiokafka").setLevel(logging.DEBUG)  # as that of the root would be
+        logger.error("Group Coordinator Request failed: %s", "[Error 15] GroupCoordinatorNotAvailableError")
+        logger.warning("Heartbeat failed for group %s because it is rebalancing", "g")
+        logger.error("Heartbeat failed: %r", "a new error")
+        assert [record.levelname for record in calmed] == expected
+        calmed.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed"), False),
+        (TimeoutError(), False),
+        (KafkaConnectionError("closed"), False),
+        (AuthenticationFailedError("wrong password"), True),
+        (ssl.SSLCertVerificationError("expired"), True),
+        (socket.gaierror("no such name"), True),
+        (GroupAuthorizationFailedError("g"), True),
+    ],
+)
+def test_reasons_that_only_the_client_tells_stay(
+    error: Exception, *, told: bool, calmed: list[logging.LogRecord]
+) -> None:
+    """A line is taken down only if its error passes by itself; a refused login, a certificate, a name stay errors."""
+    calm_clients(debug=False)
+    logging.getLogger("aiokafka").error("Unable connect to node with id %s: %s", 1, error)
+    logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed: %s", error)
+    assert [record.levelname for record in calmed] == ["ERROR", "ERROR"] * told
+
+
+def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
+    """Each template that is taken down to DEBUG stands in the module of aiokafka that logs it."""
+    for name, templates in TOLD_BY_US.items():
+        module = "aiokafka.client" if name == "aiokafka" else name
+        source = inspect.getsource(importlib.import_module(module))
+        literals = source.replace('"\n', '" ').replace("'\n", "' ")
+        joined = "".join(literals.split('"')).replace("'", "")
+        for template in templates:
+            wanted = " ".join(template.replace('"', "").split())
+            assert wanted in " ".join(joined.split()), template
+
+
+def test_line_breaks_stay_in_the_line() -> None:
+    """A message with line breaks and control sequences is one line; the traceback behind it keeps its lines."""
+    log = Log(LineFormatter("%(message)s"))
+    log.write("app.x", "topic %s", "a\nb\x1b[2J")
+    assert log.lines == ["topic a\\nb\\x1b[2J"]
+
+
+def test_handlers_get_one_filter() -> None:
+    """To bound the repeats of a logger twice bounds them once."""
+    logger = logging.getLogger("tests.own")
+    logger.addHandler(logging.StreamHandler(io.StringIO()))
+    bound_repeats(logger)
+    bound_repeats(logger)()
+    assert len(logger.handlers[0].filters) == 1

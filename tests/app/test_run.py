@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from app.cli import main
 from app.config.parsing import parse
 from app.run import run_worker
 from app.web.address import runs_already
+from tests.forks import run
 from transforms.errors import ConfigurationError
 
 ORDERS = {
@@ -32,7 +35,8 @@ def test_address_of_the_pages_is_not_ours(address: str) -> None:
     settings = parse({"bootstrap.servers": "localhost:1", "web.bind": address, "pipeline": {"p": ORDERS}}, {})
     with pytest.raises(ConfigurationError) as refused:
         run_worker(settings, "INFO")
-    assert str(refused.value).startswith(f"web.bind: found '{address}', which is no address of this machine")
+    (told,) = [each for each in refused.value.each if each.key == "web.bind"]
+    assert told.reason.startswith(f"found '{address}', which is no address of this machine")
 
 
 @pytest.mark.parametrize("command", ["check", "worker"])
@@ -53,11 +57,45 @@ def test_all_that_is_wrong_is_told_at_once(
     told = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
     assert [line.partition(": ")[2].partition(": ")[0] for line in told] == [
-        "web.port",
         "bootstrap.servers",
+        "web.port",
         "[pipeline.p] filesystem.root",
     ]
     assert all(line.startswith("wideload: ") for line in told)
+
+
+def test_fausts_own_command_looks_at_the_port(tmp_path: Path) -> None:
+    """It tells the same as `wideload worker`, a line for each error, without a traceback."""
+    path = tmp_path / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(
+            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {taken.getsockname()[1]}\n[pipeline.p]\ntopics = ['raw']\n"
+            "output.topic = 'orders'\ntransforms = ['offload']\nlarge.message.payload.store.class = 'memory'\n"
+        )
+        command = [sys.executable, "-m", "faust", "-A", "app.worker", "worker"]
+        done = run(command, environ={**os.environ, "WIDELOAD_CONFIG": str(path)})
+    told = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == ["bootstrap.servers", "web.port"]
+
+
+def test_errors_come_in_the_order_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What only the cluster and the stores show stands where its key does; a key that is not there comes last."""
+    path = tmp_path / "wideload.toml"
+    table = "topics = ['raw']\noutput.topic = 'orders'\ntransforms = ['inflate']\n"
+    store = f"large.message.payload.store.class = 'filesystem'\nfilesystem.root = '{tmp_path}/none'\n"
+    text = f"[pipeline.b]\n{store}{table}group.id = 'b'\n[pipeline.a]\n{table}{store}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(f"web.port = {taken.getsockname()[1]}\nbootstrap.servers = '127.0.0.1:1'\n{text}")
+        with pytest.raises(SystemExit):
+            main(["check", "-c", str(path)])
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == [
+        "web.port",
+        "bootstrap.servers",
+        "[pipeline.b] filesystem.root",
+        "[pipeline.a] filesystem.root",
+    ]
 
 
 @contextmanager

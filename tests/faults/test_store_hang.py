@@ -86,25 +86,33 @@ def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..
 
 
 def test_a_payload_that_has_waited_is_stored_anew(make_way: Callable[..., Way]) -> None:
-    """Behind a record that waits for the store, no reference leaves whose payload a sweep may have taken meanwhile."""
-    way = make_way(partitions=1)
+    """Behind a record that waits for the store, no reference leaves whose payload a sweep may have taken meanwhile.
+
+    What was written of other partitions is not written again.
+    """
+    way = make_way(partitions=2)
     root = way.folder / "store"
     way.store = _switched(way)
     large = [bytes([number]) * (THRESHOLD + 1) for number in range(1, 4)]
-    worker = WorkerProcess(way.folder, way.settings(), way.offload())
+    worker = WorkerProcess(way.folder, {**way.settings(), "offset.flush.interval.ms": 60_000}, way.offload())
     worker.constants = {"app.pipeline.dispatch:LONGEST_HOLD_S": _HELD_S}
     with worker:
         worker.wait_ready()
         (root / "publish").touch()
-        send(way.broker, way.raw, [(0, b"k", value, [], 0) for value in (STUCK + large[0], *large)])
+        others: list[Sent] = [(1, b"k", b"small", [], 0)] * 20
+        send(way.broker, way.raw, [*((0, b"k", value, [], 0) for value in (STUCK + large[0], *large)), *others])
+        until(lambda: end_offsets(way.broker, way.orders)[1] == len(others), "the other partition flows")
         until(lambda: len(_payloads(root)) == len(large), "the payloads behind it are stored")
         begun = time.monotonic()
         until(lambda: time.monotonic() - begun > _HELD_S, "they have waited")
         for path in _payloads(root):
             path.unlink()  # as a sweep does
+        send(way.broker, way.raw, others * 20)  # so that some are written, and not committed, when the flow ends
         (root / "publish").unlink()
-        until(lambda: end_offsets(way.broker, way.orders) == {0: 4}, "all have gone on")
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 4, "all have gone on")
+        until(lambda: end_offsets(way.broker, way.orders)[1] >= 21 * len(others), "the others, too")
         assert worker.terminate() == 0
+    assert end_offsets(way.broker, way.orders) == {0: 4, 1: 21 * len(others)}
     for record in read_all(way.broker, way.orders)[0]:
         name = (record.value or b"").decode().removeprefix("switched://")
         assert (root / name).is_file(), f"the payload of offset {record.offset} is there"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answer", "ask"]
+__all__ = ["Answer", "ask", "shown"]
 
 _ANSWER_S = 30.0
 
@@ -42,5 +42,18 @@ def ask(port: int, method: str, path: str, body: object = None, headers: Mapping
         response = connection.getresponse()
         text = response.read()
         return Answer(response.status, dict(response.headers), json.loads(text) if text else None)
+    finally:
+        connection.close()
+
+
+def shown(port: int, path: str, accept: str = "text/html") -> tuple[Mapping[str, str], str]:
+    """Headers and text of a page that is there, as a client gets them that accepts these media types."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path, headers={"Accept": accept})
+        response = connection.getresponse()
+        text = response.read().decode()
+        assert response.status == 200, text
+        return dict(response.headers), text
     finally:
         connection.close()

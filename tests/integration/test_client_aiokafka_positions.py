@@ -281,3 +281,18 @@ async def test_no_memory_for_a_message(
                 found += [(each.partition, each.offset) for each in records]
     assert failed == 1
     assert sorted(found) == [(n, offset) for n in (0, 1) for offset in (1, *range(len(chunks), len(chunks) + 11))]
+
+
+async def test_what_is_fetched_ahead_is_bounded(broker: str, make_topic: MakeTopic) -> None:
+    """While a message is incomplete, too, `getone` takes no more of a partition that has records at hand."""
+    topic = make_topic(2)
+    for partition, size in ((0, 1_000), (1, 10)):
+        await write(broker, topic, pieces(f"u{partition}", 3_000, 1)[:1], partition)
+        records: list[Any] = [(partition, b"k", bytes(size), [], 0)] * 3_000
+        await asyncio.to_thread(send, broker, topic, records)
+    async with AssemblingConsumer(PLAIN | {"bootstrap.servers": broker}, topic) as consumer:
+        backlog, most = consumer._pending.backlog, 0
+        for _ in range(3_000):
+            await consumer.getone()
+            most = max(most, sum(len(list(backlog.entries(each))) for each in backlog.partitions))
+    assert most <= 200

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
 from app.chunks import Discarded
-from app.serializers import ConfigurationError, LargeMessageDeserializer
+from app.serializers import ConfigurationError, LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.confluent import DeserializingConsumer, SerializingProducer
 from tests.integration.client_config import LARGE, Config, on_s3, producing
 from tests.integration.test_client_chunks import committed, pieces, value_of, write
@@ -125,6 +125,35 @@ def test_an_interrupt_during_a_download(broker: str, make_topic: MakeTopic) -> N
         with pytest.raises(KeyboardInterrupt):
             one(consumer)
         assert values(consumer, 2) == [b"2", b"3"]
+
+
+def test_key_and_value_are_large(broker: str, versitygw: S3Server, make_topic: MakeTopic) -> None:
+    """An interrupt, or an error, behind the restored key leaves both references as they are."""
+    topic, key = make_topic(), b"k" * 3_000
+    store: Config = on_s3(versitygw)
+    with SerializingProducer({**producing(broker, store), "key.serializer": LargeMessageSerializer}) as producer:
+        producer.produce(topic, key, LARGE, headers=[("a", b"1")])
+        assert producer.flush(_LONG_S) == 0
+    errors: list[BaseException] = [ValueError("no such value"), KeyboardInterrupt("now")]
+
+    def failing(data: bytes) -> bytes:
+        if errors:
+            raise errors.pop()
+        return data
+
+    large = {"key.deserializer": LargeMessageDeserializer, "value.deserializers": [LargeMessageDeserializer, failing]}
+    with consuming(broker, topic, [], **large, **store) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            one(consumer)
+        with pytest.raises(ValueDeserializationError) as caught:
+            one(consumer)
+        message = caught.value.kafka_message
+        assert message is not None
+        assert {"a", "large-message", "large-message-key"} <= dict(message.headers() or []).keys()
+        assert (message.key() or b"").startswith(b"s3://")
+        consumer.seek(TopicPartition(topic, 0, 0))
+        found = one(consumer)
+    assert (found.key(), found.value(), found.headers()) == (key, LARGE, [("a", b"1")])
 
 
 def test_a_stage_that_fails_leaves_the_record_as_it_was(

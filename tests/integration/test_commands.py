@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ MakeTopic = Callable[..., str]
 LARGE = 3_000_000
 STORE = {"large.message.payload.store.class": "filesystem"}
 THRESHOLD = 1_000
+CTRL_C = b"\x03"
 
 
 @contextmanager
@@ -275,6 +278,48 @@ def test_topics_of_a_file_are_made(place: Place) -> None:
             0,
             "all topics exist; wideload check tells whether they fit",
         )
+
+
+def at_a_terminal(typed: bytes, *arguments: object) -> tuple[int, str]:
+    """Runs a command at a terminal of its own, and types this at its question; status, and what stands behind it."""
+    terminal, side = pty.openpty()
+    # Opened by the leader of a new session, it is the terminal whose Ctrl-C is a signal.
+    at = f'exec "$@" < {os.ttyname(side)} > {os.ttyname(side)} 2>&1'
+    command = ["sh", "-c", at, "sh", sys.executable, "-m", "app.cli", *map(str, arguments)]
+    with (
+        subprocess.Popen(command, start_new_session=True) as process,
+        os.fdopen(terminal, "rb+", buffering=0) as screen,
+    ):
+        shown = b""
+        while b"[y/N]: " not in shown:
+            shown += screen.read(1_000)
+        os.close(side)
+        screen.write(typed)
+        with suppress(OSError):  # so a terminal ends
+            while True:
+                # A signal between the question and the read that follows waits for the next key.
+                if not select.select([screen], [], [], 0.5)[0] and typed == CTRL_C:
+                    screen.write(typed)
+                shown += screen.read(1_000)
+        return process.wait(30), shown.decode().partition("[y/N]: ")[2]
+
+
+def test_topics_are_agreed_to_at_a_terminal(place: Place) -> None:
+    """Enter and the end of the input mean no, with status 1; Ctrl-C ends with 130; nothing was created."""
+    names = f"{place.raw}-asked", f"{place.orders}-asked"
+    config = place.config(None, **{"topics": [names[0]], "output.topic": names[1]})
+    command = "topics", "create", "-c", config
+    assert at_a_terminal(b"what\r\r", *command) == (
+        1,
+        "what\r\n\r\nError: invalid input\r\ncreate 2 topics? [y/N]: nothing was created\r\n",
+    )
+    assert at_a_terminal(b"\x04", *command) == (1, "\r\nnothing was created\r\n")
+    status, shown = at_a_terminal(CTRL_C, *command)
+    assert (status, shown.lstrip("^C")) == (130, "\r\nnothing was created\r\n")
+    assert described(config, *names) == {}
+    with deleted(config, *names):
+        status, shown = at_a_terminal(b"y\r", *command)
+        assert (status, shown) == (0, "y\r\n" + "".join(f"created topic {name}\r\n" for name in names))
 
 
 def test_topics_of_a_source_that_is_missing(place: Place) -> None:
@@ -554,6 +599,37 @@ def test_check_good_configuration(place: Place) -> None:
     assert "from-outside" not in done.stdout
     assert f'[pipeline.orders]\ntopics = ["{place.raw}"]' in done.stdout
     assert groups(place.broker).isdisjoint({place.group})
+
+
+@pytest.mark.parametrize("wrong", ["port", "topic"])
+def test_no_topic_is_created_while_anything_is_wrong(wrong: str, place: Place) -> None:
+    """A worker whose port is taken, or that lacks the source of a pipeline, tells that, and creates nothing."""
+    sink = f"{place.raw}-new"
+    creating = {"topic.creation.enable": True}
+    first = place.pipeline(**{"output.topic": sink, **creating})
+    second = place.pipeline(
+        **{"topics": [sink], "output.topic": f"{sink}-2", "group.id": sink, "transforms": ["inflate"], **creating}
+    )
+    third = {**second, "topics": ["no-such-topic"], "output.topic": f"{sink}-3", "group.id": f"{sink}-3"}
+    path = place.folder / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if wrong == "port" else free_port()
+        pipelines = {"a": first, "b": second} if wrong == "port" else {"a": first, "b": second, "c": third}
+        path.write_text(toml({"bootstrap.servers": place.broker, "web.port": port}, pipelines))
+        done = wideload("worker", "-c", path)
+    told = (
+        "wideload: web.port: "
+        if wrong == "port"
+        else "wideload: [pipeline.c] topics: topic no-such-topic does not exist"
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith(told)
+    assert described(path, sink, f"{sink}-2", f"{sink}-3") == {}
+    if wrong == "port":
+        with deleted(path, sink, f"{sink}-2"):
+            checked = wideload("check", "-c", path)
+            assert (checked.returncode, checked.stderr) == (0, "")
+            assert checked.stdout.startswith(f"created topic {sink}\ncreated topic {sink}-2\n")
 
 
 def test_check_creates_topics_where_allowed(place: Place) -> None:

@@ -18,7 +18,8 @@ import pytest
 from app.cli import main
 from app.config.parsing import load
 from app.deadletters.log import Filters, ReplayTakenOverError, open_log
-from app.deadletters.replay import RecordWriter, Replay, open_writer
+from app.deadletters.record_writer import RecordWriter, open_writer
+from app.deadletters.replay import Replay
 from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
@@ -227,8 +228,16 @@ def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, 
     assert [line["pipeline"] for line in desk.dlq("list")] == ["a", "b", "before"]
     assert [line["pipeline"] for line in desk.dlq("list", "--pipeline", "a")] == ["a", "before"]
     assert [line["pipeline"] for line in desk.dlq("list", "--pipeline", "b")] == ["b"]
-    status, _, err = run("dlq", "replay", "-c", desk.config)
-    assert (status, err) == (2, "wideload: --pipeline: is missing; name one of: a, b, c\n")
+    for option in ("--group", "--limit"):
+        status, _, err = run("dlq", "replay", option, "7", "-c", desk.config)
+        several = "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        assert (status, err) == (2, f"wideload: {option}: {several}\n")
+    status, out, err = run("dlq", "replay", "-c", desk.config)
+    summaries = [json.loads(line) for line in out.splitlines()]
+    would = {each["pipeline"]: (each["would_replay"], each["skipped"]) for each in summaries}
+    unknown = "of pipeline before, whose it is not known (--pipeline)"
+    assert would == {"a": (1, {unknown: 1}), "b": (1, {}), "c": (0, {})}
+    assert (status, err) == (0, "")
     done = desk.replay("--pipeline", "b", "--yes")
     assert (done["replayed"], done["targets"][0]["topic"]) == (1, other)
     assert done["skipped"] == {"of pipeline a (--pipeline)": 1, "of pipeline before (--pipeline)": 1}
@@ -242,6 +251,11 @@ def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, 
             "b (--pipeline)\n"
         ),
     )
+    for replayed in (1, 0):
+        status, out, err = run("dlq", "replay", "-c", desk.config, "--yes")
+        counts = {each["pipeline"]: each["replayed"] for each in map(json.loads, out.splitlines())}
+        assert (status, counts) == (1 - replayed, {"a": replayed, "b": 0, "c": 0})  # one letter is left, of nobody
+    assert end_offsets(broker, other) == {0: 1}
 
 
 def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:

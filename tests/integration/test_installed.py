@@ -19,6 +19,7 @@ from typing import IO
 
 import pytest
 
+from tests.integration.rest import shown
 from tests.integration.topics import read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 
@@ -222,6 +223,11 @@ def test_wheel_has_one_name_at_the_top(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == {"wideload"}
     assert "wideload/py.typed" in files
     assert "wideload/_internal/app/local/jars.lock" in files
+    pages = {
+        f"wideload/_internal/{path.relative_to(ROOT)}"
+        for path in (*ROOT.glob("app/web/static/*"), *ROOT.glob("docs/*.md"))
+    }
+    assert pages <= set(files)
     assert not [name for name in files if "__pycache__" in name or name.startswith("wideload/tests")]
 
 
@@ -323,6 +329,8 @@ def test_worker_and_spark_job_beside_an_application(
     assert installed.run("wideload", "check", "-c", worker.config).splitlines()[-1] == "OK"
     with worker:
         until(lambda: read_all(broker, orders).get(0), "the worker has offloaded the value")
+        assert "<h1>Wideload" in shown(worker.port, "/")[1]
+        assert shown(worker.port, "/docs/worker.md")[1].startswith("# The worker")
         assert worker.terminate() == 0
     (found,) = read_all(broker, orders)[0]
     assert len(found.value or b"") < len(VALUE)

@@ -247,18 +247,17 @@ def test_topics_that_references_are_carried_into(place: Place) -> None:
 
 
 def test_table_and_notes(place: Place) -> None:
-    """Without --json there is a table, the sentences below it, each once, and what the formula leaves out."""
+    """Without --json there is a table, and the sentences below it, each once; segments count for the age."""
     topic = place.topic("delete", 7 * DAY, segment_ms=7 * DAY)
     reader = place.offload(place.topic(), topics=[topic], transforms=["inflate"])
     done = place.run({"orders": place.offload(topic), "reader": reader}, "--apply")
     assert done.returncode == 0, done.stderr
     table = re.sub(r"\s+", " ", done.stdout)
-    for part in ("retention.ms", "cleanup.policy", "604800000 (7 d)", "9 d: our own", "ok", "delete"):
+    for part in ("retention.ms", "cleanup.policy", "604800000 (7 d)", "15 d: our own", "ok", "delete"):
         assert part in table
-    first, second, third = done.stdout.splitlines()[-3:]
-    assert first == "orders: our own rule is set to 9 d"
+    first, second = done.stdout.splitlines()[-2:]
+    assert first == "orders: our own rule is set to 15 d"
     assert second.startswith("orders, reader: our own rule wideload-")
-    assert third.startswith(f"orders, reader: note: records of topic {topic} may stay for up to 14 d: Kafka deletes")
 
 
 def test_stores_without_rules(place: Place) -> None:
@@ -269,7 +268,10 @@ def test_stores_without_rules(place: Place) -> None:
     pipelines = {"orders": {**keys, S3: "filesystem", "filesystem.root": str(root)}}
     (row,) = place.rows(pipelines, "--apply", status=0)
     assert (row["verdict"], row["changed"], row["rules"]) == ("no-rules", None, [])
-    assert row["message"] == "this store has no expiry rules: payloads stay until those without a record are swept"
+    assert row["message"] == (
+        "this store has no expiry rules: payloads stay until those without a record are swept, so it grows for ever "
+        "unless a sweep is scheduled"
+    )
 
 
 def test_what_cannot_be_asked(place: Place, versitygw: S3Server) -> None:
@@ -321,13 +323,19 @@ def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
     with WorkerProcess(place.folder, place.worker, pipelines) as worker:
         worker.wait_ready()
         log = until(lambda: warnings(worker, 2), "both warnings are in the log")
+        margins = [line for line in worker.text("/metrics").splitlines() if line.startswith(MARGIN)]
         assert worker.terminate() == 0
     log = warnings(worker, 2)
     assert len(log) == 2
     by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
     assert set(by_pipeline) == {"missing", "compacted"}
-    assert "WARNING app.cluster.expiry: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
+    assert "WARNING app.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
     assert "a TTL must not be used" in by_pipeline["compacted"]
+    assert [line.partition(" ")[2] for line in margins if 'pipeline="missing"' in line] == ["+Inf"]
+    assert not [line for line in margins if 'pipeline="gateway"' in line]  # it does not tell its rules
+
+
+MARGIN = "wideload_payload_expiry_margin_seconds{"
 
 
 def warnings(worker: WorkerProcess, count: int) -> list[str]:

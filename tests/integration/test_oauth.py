@@ -12,13 +12,16 @@ import pytest
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from app.local.broker import EmbeddedBroker
+from app.serializers import kafka_python
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
+from tests.integration.rest import ask
 from tests.integration.topics import read_all, send
 from tests.integration.way import MakeTopic, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from tests.oidc import CLIENT, SECRET, Provider, provider
 from transforms.errors import ConfigurationError
 
+CONTROL = "token-of-who-may-steer-1"
 _LISTENER = "listener.name.sasl_plaintext.oauthbearer"
 _PACKAGE = "org.apache.kafka.common.security.oauthbearer"
 _SHORT_S = 4
@@ -89,7 +92,8 @@ def test_tokens_are_renewed(secured: Secured, way: Way) -> None:
     secured.provider.seconds = _SHORT_S
     records = mixed(300, seed=5, partitions=1)
     pipelines = {**way.offload(), **way.inflate()}
-    with WorkerProcess(way.folder, {**way.settings(), **secured.keys()}, pipelines) as worker:
+    control = {"web.control.enable": True, "web.control.token": CONTROL, "control.topic": f"{way.raw}-control"}
+    with WorkerProcess(way.folder, {**way.settings(), **secured.keys(), **control}, pipelines) as worker:
         worker.wait_ready()
         given = len(secured.provider.tokens)
         send(way.broker, way.raw, records[:100])
@@ -105,10 +109,13 @@ def test_tokens_are_renewed(secured: Secured, way: Way) -> None:
             lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
             "each record has arrived, in order",
         )
+        bearer = {"Authorization": f"Bearer {CONTROL}"}
+        assert ask(worker.port, "PUT", "/connectors/inflate/pause", headers=bearer).status == 202
+        until(lambda: worker.get("/pipelines")[1][1]["state"] == "PAUSED", "the topic has told it")
         assert worker.terminate() == 0
         log = worker.log.read_text()
     assert "answers 503" in log
-    assert not any(token in log for token in (*secured.provider.tokens, SECRET))
+    assert not any(token in log for token in (*secured.provider.tokens, SECRET, CONTROL))
     assert secured.provider.forms[0] == {"grant_type": ["client_credentials"], "scope": ["records"]}
 
 
@@ -149,3 +156,18 @@ async def test_clients_log_in(secured: Secured, way: Way) -> None:
     reads = {**keys, **store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
     async with DeserializingConsumer({**reads, "auto.offset.reset": "earliest"}, way.raw) as consumer:
         assert (await consumer.getone()).value == b"x" * 5_000
+
+
+def test_kafka_python_logs_in(secured: Secured, way: Way) -> None:
+    """So do those of kafka-python, which knows no such keys by itself."""
+    store = {**way.store, "large.message.threshold.bytes": 1_000}
+    producer = kafka_python.SerializingProducer(
+        {**secured.keys(), **store, "value.serializer": "wideload.serializers.LargeMessageSerializer"}
+    )
+    producer.send(way.raw, b"x" * 5_000).get(30)
+    producer.close()
+    reads = {**store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
+    more = {"auto.offset.reset": "earliest", "consumer.timeout.ms": 30_000}
+    consumer = kafka_python.DeserializingConsumer({**secured.keys(), **reads, **more}, way.raw)
+    assert next(iter(consumer)).value == b"x" * 5_000
+    consumer.close()

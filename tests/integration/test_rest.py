@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from kafka_connect.kafka_connect import HTTPError, KafkaConnect
 from psutil import Process
 
 from tests.integration.rest import Answer, ask
+from tests.integration.test_worker_metrics import FORGED
 from tests.integration.topics import committed, end_offsets, send
 from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -574,6 +575,23 @@ def test_restart_of_a_failed_pipeline(running: Served) -> None:
     running.until_state("inflate", "RUNNING")
     until(lambda: passed(way, inflated), "the record has arrived")
     assert "trace" not in running.get("/connectors/inflate/status")["connector"]
+
+
+def test_restart_of_the_only_pipeline(make_way: Callable[..., Way]) -> None:
+    """Where requests may restart it, the worker stays when its only pipeline has failed; at its end it has status 1."""
+    way = make_way(partitions=1)
+    settings = {**way.settings(), "web.control.enable": True, "web.control.token": TOKEN}
+    with WorkerProcess(way.folder, settings, way.inflate()) as worker:
+        worker.wait_ready()
+        only = Served(way, worker)
+        send(way.broker, way.orders, [FORGED])
+        only.until_state("inflate", "FAILED")
+        assert worker.get("/health")[0] == 503
+        assert worker.get("/health/live") == (200, {"live": True})
+        answer = only.change("POST", "/connectors/inflate/restart?onlyFailed=true")
+        assert (answer.status, answer.document["connector"]["state"]) == (202, "RESTARTING")
+        until(lambda: worker.log.read_text().count("pipeline inflate has failed:") == 2, "it has failed again")
+        assert worker.terminate() == 1
 
 
 def payloads(store: Path) -> set[Path]:

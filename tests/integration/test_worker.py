@@ -263,7 +263,7 @@ def test_worker_inflated_record_over_sink_limit(make_way: Callable[..., Way], ma
     send(way.broker, way.raw, [(0, b"k", os.urandom(1_500_000), [], 1)])
     way.inflated = make_topic(1)
     with way.worker() as worker:
-        until(lambda: "inflate has stopped" in worker.log.read_text(), "the pipeline has stopped")
+        until(lambda: "inflate has failed" in worker.log.read_text(), "the pipeline has stopped")
         status, health = worker.get("/health")
         assert (status, health["status"], health["ready"]) == (503, "failed", False)
         assert f"topic {way.inflated} takes 1,048,588" in health["reasons"]["inflate"]

@@ -90,6 +90,11 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path) -> N
             until(partial(complete, way, sent), "each record has arrived, in order")
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
         assert worker.terminate() == 0
+        log = worker.log.read_text()
+    # That a worker was thrown out of its group is worth a line.
+    assert not [line for line in log.splitlines() if " aiokafka" in line and "member_id was not recognized" not in line]
+    assert [log.count(f"pipeline offload {told}") for told in (f"waits: {address}", "has ended after")] == [2, 1]
+    assert log.count("pipeline offload: brokers and group answer again, after") == 2
 
 
 def complete(way: Way, sent: list[Sent]) -> bool:

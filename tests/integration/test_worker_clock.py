@@ -155,6 +155,7 @@ WALL_CLOCK = {
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/serializers/aiokafka.py": "the timestamp of a record whose writer gives none",
     "app/serializers/confluent_writes.py": "the timestamp of a record whose writer gives none",
+    "app/serializers/faust_writes.py": "the timestamp of a record whose writer gives none",
     "app/serializers/kafka_python_writes.py": "the timestamp of a record whose writer gives none",
     "app/local/bootstrap.py": "the age of a stamp of the set-up",
     "app/commands/dlq.py": "what a user means by a time ago",

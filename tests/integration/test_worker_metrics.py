@@ -50,8 +50,8 @@ def test_worker_keeps_the_series_of_a_failed_pipeline(make_way: Callable[..., Wa
         assert [each["lag"] for each in page["partitions"]] == [6, 0]
         assert worker.terminate() == 1
     lines = [json.loads(line) for line in worker.log.read_text().splitlines()]
-    (stopped,) = [line for line in lines if "has stopped" in line["message"]]
-    assert (stopped["level"], stopped["pipeline"]) == ("ERROR", "inflate")
+    (failure,) = [line for line in lines if "has failed:" in line["message"]]
+    assert (failure["level"], failure["pipeline"]) == ("ERROR", "inflate")
     assert lines[-1]["message"].startswith(f"[pipeline.inflate] topic {way.orders}, partition 0, offset 0")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from stores.filesystem import FilesystemStore
 from stores.memory import MemoryStore
+from stores.payload import publish
 from stores.registry import STORE_CLASS, STORE_NAMES, get, open_store, put, store_keys
 from stores.s3 import S3Store
 from stores.store import Check, Delete, Get, List, PayloadInfo, Put, Stat, Store
@@ -23,6 +24,7 @@ from transforms.errors import (
     PayloadStoreError,
     PayloadTooLargeError,
 )
+from transforms.offload import Offload
 
 HERE = __name__
 
@@ -184,6 +186,16 @@ def test_a_class_of_the_seed_works(separator: str) -> None:
     assert not isinstance(store, (Put, Get, Stat, Delete, List, Check))
     store.close()
     store.close()
+
+
+def test_a_class_with_ids_names_its_payloads() -> None:
+    """Its own `id` holds for `put`, with each generator; without `put`, its `publish` does as it likes."""
+    payload = Offload(1).payload(b"data")
+    for generator in ("uuid", "sha256"):
+        store = open_store({STORE_CLASS: f"{HERE}.FullStore", "large.message.id.generator": generator})
+        reference = publish(store, "orders", payload, by_digest=generator == "sha256")
+        assert reference.path == "full:orders:by-length-4"
+        assert store.publish("orders", b"data!") == "full:orders:by-length-5"
 
 
 def test_a_class_without_ids_takes_the_configured_generator() -> None:

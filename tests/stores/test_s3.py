@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
@@ -261,10 +261,11 @@ def test_a_bucket_with_versions(server: S3Server, monkeypatch: pytest.MonkeyPatc
         assert len(client.list_object_versions(Bucket=bucket)["Versions"]) == 1
 
 
-def test_versions_that_may_not_be_removed(minio: S3Server) -> None:
-    """Without the right to remove versions a delete marker hides the payload, and the outcome says `versioned`."""
+def test_versions_that_may_not_be_removed(minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the right to remove versions a delete marker hides the payload, unless it was published meanwhile."""
     bucket = "versions-denied"
-    with opened({**minio.config("ours"), "s3.bucket": bucket}) as store, contextlib.closing(minio.client("sts")) as sts:
+    ours = {**minio.config("ours"), "s3.bucket": bucket, "large.message.id.generator": "sha256"}
+    with opened(ours) as store, contextlib.closing(minio.client("sts")) as sts:
         store._client.create_bucket(Bucket=bucket)
         store._client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
         store.publish("orders", b"a")
@@ -279,10 +280,19 @@ def test_versions_that_may_not_be_removed(minio: S3Server) -> None:
             "s3.secret.key": given["SecretAccessKey"],
             "s3.session.token": given["SessionToken"],
         }
-        with opened({**minio.config("ours"), "s3.bucket": bucket, **rights}) as limited:
+        with opened({**ours, **rights}) as limited:
+            asked = limited._removal._asked
+
+            def slow(*arguments: Any) -> Any:
+                monkeypatch.undo()
+                limited.publish("orders", b"a")
+                return asked(*arguments)
+
+            monkeypatch.setattr(limited._removal, "_asked", slow)
+            assert [each.outcome for each in limited.delete_unchanged(limited.list())] == ["changed"]
             assert [each.outcome for each in limited.delete_unchanged(limited.list())] == ["versioned"]
         assert list(store.list()) == []
-        assert len(store._client.list_object_versions(Bucket=bucket)["Versions"]) == 1
+        assert len(store._client.list_object_versions(Bucket=bucket)["Versions"]) == 2
 
 
 def test_a_server_without_metadata(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_recommended_is_ok_whatever_the_retention(milliseconds: int) -> None:
 def test_verdict_at_each_boundary(milliseconds: int, days: int, state: str) -> None:
     """Between 10 and 20 % above the retention, in whole days, is right."""
     assert retention(milliseconds).judge([rule(days)]).state == state
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "margin_s"),
+    [
+        ("delete", [rule(9)], 2 * DAY / 1000),
+        ("delete", [rule(400), rule(3, whole=False)], -4 * DAY / 1000),
+        ("delete", [rule(3, tagged=True), ours(9)], 2 * DAY / 1000),
+        ("delete", [rule(None, date="2030-01-31")], -math.inf),
+        ("delete", [], math.inf),
+        ("compact", [], None),
+        ("compact", [rule(400)], -math.inf),
+    ],
+)
+def test_margin(policy: str, rules: Sequence[ExpiryRule], margin_s: float | None) -> None:
+    """How much longer than seven days the payloads stay, by the earliest rule; rules for tags do not count."""
+    assert retention(policy=policy).margin_s(rules) == margin_s
 
 
 @pytest.mark.parametrize(
@@ -162,6 +180,19 @@ def test_notes_name_rules_for_tags_and_long_segments() -> None:
     assert retention(segment_ms=2 * DAY).notes([ours(9)]) == []
     assert retention(segment_ms=7 * DAY).notes([ours(3)]) == []  # the verdict says enough
     assert retention(policy="compact", segment_ms=7 * DAY).notes([]) == []
+
+
+def test_segments_count_for_the_age() -> None:
+    """A record may stay for `segment.ms` longer: payloads stay for a day more, and our own rule is made longer."""
+    days = {0: 9, DAY: 9, 2 * DAY: 10, 7 * DAY: 15}
+    assert {each: retention(segment_ms=each).recommended_days for each in days} == days
+    week = retention(segment_ms=7 * DAY)
+    assert week.judge([ours(15)]).state == "ok"
+    assert week.judge([ours(16)]).state == "too-long"
+    assert week.own_days([ours(9)]) == 15
+    assert week.own_days([ours(15)]) == 15
+    assert "keep payloads for 15 d" in (week.outlived([ours(9)]) or "")
+    assert week.outlived([ours(14)]) is None
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from app.cluster.expiry import survey, warn_in_background, warnings_within
+from app.cluster.expiry import survey, warnings_within
+from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
-from app.config.settings import PipelineSettings
+from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.topics import Topic
 from stores.registry import open_store
 from stores.store import ExpiryRule, Lifecycle
@@ -19,6 +21,7 @@ from transforms.errors import PayloadStoreError
 DAY = 86_400_000
 ORDERS = Topic("orders", 1, 1_000_000, "delete", 7 * DAY)
 RAW = Topic("raw", 1, 1_000_000, "delete", 7 * DAY)
+CLIENT = ClientSettings("b:1")
 PLAN = Plan("p", (RAW,), ORDERS, None)
 
 
@@ -100,17 +103,22 @@ def test_own_rule_that_somebody_changed_goes_too(pipeline: PipelineSettings) -> 
 
 
 def test_warning_is_one_line(pipeline: PipelineSettings, caplog: pytest.LogCaptureFixture) -> None:
-    """What is to be warned of is a line with the pipeline's name; where all is well there is none."""
+    """What is to be warned of is a line with the pipeline's name, once; where all is well there is none."""
     store = open_store(pipeline.store)
-    warn_in_background(pipeline, PLAN, store)
+    margins: list[Mapping[str, float]] = []
+    watch = ExpiryWatch(CLIENT, pipeline, margins.append)
+    watch.look(PLAN, store)
+    settled()
+    watch.look(PLAN, store)
     settled()
     (line,) = lines(caplog, logging.WARNING)
     assert line.startswith("pipeline p: no rule deletes payloads")
     caplog.clear()
     Expiring.days = {"orders": 9}
-    warn_in_background(pipeline, PLAN, store)
+    watch.look(PLAN, store)
     settled()
     assert lines(caplog, logging.WARNING) == []
+    assert margins == [{"orders": math.inf}, {"orders": math.inf}, {"orders": 2 * DAY / 1000}]
 
 
 @pytest.mark.parametrize("error", [PayloadStoreError("not allowed"), RuntimeError("a defect")])
@@ -129,7 +137,7 @@ def test_store_that_cannot_be_asked_gives_no_warning(
 def test_store_that_hangs_holds_up_nobody(pipeline: PipelineSettings) -> None:
     """A store that never answers delays neither the worker nor, beyond its time, the check."""
     Expiring.may_answer.clear()
-    warn_in_background(pipeline, PLAN, open_store(pipeline.store))
+    ExpiryWatch(CLIENT, pipeline, lambda _: None).look(PLAN, open_store(pipeline.store))
     assert warnings_within(pipeline, PLAN, seconds=0.05) == []
     assert not Expiring.may_answer.is_set()
     waiting = [thread for thread in threading.enumerate() if thread.name == "lifecycle-p"]

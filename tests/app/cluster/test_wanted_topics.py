@@ -112,3 +112,13 @@ def test_replicas_are_those_of_the_file() -> None:
     """The brokers' default, unless the file says otherwise."""
     found = wanted(ROW + "topic.creation.default.replication.factor = 3\n")
     assert {name: each.replicas for name, each in found.items()} == {"raw": -1, "refs": 3, "dead": 3, "whole": 3}
+
+
+def test_the_topic_of_control() -> None:
+    """It comes first, has one partition, and is compacted, whatever the others are."""
+    settings = settings_of(f'{HEAD}control.topic = "control"\nlarge.message.payload.store.class = "memory"\n{ROW}')
+    first, *others = wanted_topics(settings.pipelines, {}, partitions=6, control_topic=settings.control_topic)
+    assert (first.name, first.key, first.partitions, first.configs) == (
+        "control", "control.topic", 1, {"cleanup.policy": "compact"},
+    )  # fmt: skip
+    assert [each.name for each in others] == ["raw", "refs", "dead", "whole"]

@@ -95,3 +95,20 @@ def test_circle_is_refused_exactly_where_one_is(edges: list[tuple[int, int]]) ->
         assert "closes a circle of topics" in refusal_of(text)
     else:
         assert len(settings_of(text).pipelines) == len(edges)
+
+
+@pytest.mark.parametrize("topic", ["x", "y", "letters"])
+def test_control_needs_a_topic_of_its_own(topic: str) -> None:
+    """Requests must not go through a pipeline, nor records be taken for requests."""
+    text = pipeline_table("a", "x", "y", TOLERANT + "'letters'")
+    assert refusal_of(f"{HEAD}control.topic = '{topic}'\n{text}") == (
+        f"control.topic: found '{topic}', which pipeline a uses too; it needs a topic of its own"
+    )
+    assert settings_of(f"{HEAD}control.topic = 'control'\n{text}").control_topic == "control"
+
+
+def test_name_of_the_control_topic_is_within_limits() -> None:
+    """As with all other topics."""
+    told = refusal_of(f"{HEAD}control.topic = '{'c' * 250}'\n{pipeline_table('a', 'x', 'y')}")
+    assert told.startswith("control.topic: the topic name has 250 ")
+    assert refusal_of(f"{HEAD}control.topic = 5\n{pipeline_table('a', 'x', 'y')}").startswith("control.topic: found 5")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
 
+from app.config.settings import PipelineSettings
 from app.deadletters.owner import Owner, SharedReaders
 from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from transforms.letter import Letter
@@ -30,6 +32,34 @@ OWNER = Owner("a", ("raw", "more"), frozenset({"b"}))
 def test_owner(context: dict[str, str], *, own: bool) -> None:
     """A letter names its pipeline; if no pipeline has the name, the topic decides; without both it may be anybody's."""
     assert OWNER.owns(context) is own
+
+
+@dataclass
+class Reads:
+    """What an owner asks of the settings of a pipeline."""
+
+    name: str
+    topics: tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    ("context", "whose"),
+    [
+        ({"connector.name": "a", "topic": "raw"}, ["owns", "leaves", "leaves"]),
+        ({"connector.name": "c", "topic": "raw"}, ["leaves", "leaves", "owns"]),
+        ({"connector.name": "before", "topic": "more"}, ["leaves", "owns", "leaves"]),
+        ({"topic": "more"}, ["leaves", "owns", "leaves"]),
+        ({"topic": "raw"}, ["tells", "leaves", "leaves"]),
+        ({"connector.name": "of-another-file", "topic": "other"}, ["tells", "leaves", "leaves"]),
+        ({}, ["tells", "leaves", "leaves"]),
+    ],
+)
+def test_letter_has_one_owner_of_all(context: dict[str, str], whose: list[str]) -> None:
+    """Of pipelines that are replayed one after another one at most owns a letter; what nobody owns the first tells."""
+    pipelines = [Reads("a", ("raw",)), Reads("b", ("more",)), Reads("c", ("raw",))]
+    owners = Owner.one_after_another(cast("list[PipelineSettings]", pipelines))
+    found = ["owns" if each.owns(context) else "leaves" if each.leaves(context) else "tells" for each in owners]
+    assert found == whose
 
 
 class Reader:

@@ -125,7 +125,7 @@ async def test_trouble_of_a_partition_without_a_leader(now: list[float]) -> None
     brokers, client = await watched(now)
     client.leader = -1
     client.meet()
-    assert str(told(brokers)).startswith("partition 1 of topic t without a leader since 20")
+    assert str(told(brokers)).startswith("topic t, partition 1 without a leader since 20")
     client.leader = 1
     client.meet()
     assert told(brokers) is None

@@ -43,7 +43,7 @@ async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None
     for _ in range(2):
         assert (await client.send(1, FETCH)).topics[0][1][0][1] == code
     assert client.looked == 2
-    assert f"partition 0 of topic t cannot be read: {told}" in str(fetches.trouble({PLACE}))
+    assert f"topic t, partition 0 cannot be read: {told}" in str(fetches.trouble({PLACE}))
     client.code = NOT_LEADER
     await client.send(1, FETCH)
     assert fetches.trouble({PLACE}) is not None

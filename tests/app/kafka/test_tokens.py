@@ -80,7 +80,11 @@ def test_how_long_a_token_is_good(answer: dict[str, object], seconds: float) -> 
     assert tokens._token_of(body, "-") == Token("opaque", seconds)
 
 
-@pytest.mark.parametrize(("until", "seconds"), [(500, 500), (10**400, 86_400), (-5, 0)])
+@pytest.mark.parametrize(
+    ("until", "seconds"),
+    [(500, 500), (10**400, 86_400), (-5, 0), (-(10**400), 0)],
+    ids=["left", "far", "over", "long over"],
+)
 def test_time_of_a_json_web_token(until: int, seconds: int) -> None:
     """Its claim `exp` is a time."""
     claims = json.dumps({"exp": int(time.time()) + until}).encode()

@@ -99,6 +99,19 @@ async def test_mode_of_a_paused_turn(flags: dict[str, bool], mode: Mode) -> None
     assert loop.mode is mode
 
 
+async def test_nothing_is_read_again_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that waits for memory is not let to read when its turn comes, until the pause ends."""
+    adjusted: list[bool] = []
+    bench = Bench(may_admit=False)
+    monkeypatch.setattr(PausedPartitions, "adjust", lambda _: adjusted.append(bench.loop.held))
+    monkeypatch.setattr(bench.loop, "_await_offsets", lambda: asyncio.sleep(0))
+    bench.offsets.may_read = False
+    for held in (True, False):
+        bench.loop.held = held
+        await asyncio.wait_for(bench.loop.turn(), 10)
+    assert adjusted == [False]
+
+
 @pytest.mark.parametrize("overtaken", [False, True])
 async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa: FBT001
     """Records that were read before it is known from where on are read again; others are added at once."""

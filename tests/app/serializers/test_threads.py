@@ -78,7 +78,7 @@ async def test_only_store_calls_leave_the_loop(nested: bool) -> None:  # noqa: F
             assert headers == []
     finally:
         await threads.close()
-    on_loop, in_pool = "in MainThread", "in wideload-store_0"
+    on_loop, in_pool = "in MainThread", "in wideload-store-call"
     assert Where.seen == [
         *(f"dumps {on_loop}", f"loads {on_loop}"),
         *(f"dumps {on_loop}", f"put {in_pool}", f"get {in_pool}", f"loads {on_loop}"),

@@ -8,6 +8,7 @@ import json
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from app.pipeline.report import SteeringError
 from app.web.access import Access
 from app.web.errors import RestError
 from tests.app.web.test_server import connected, opened
@@ -73,3 +74,23 @@ async def test_a_worker_takes_no_changes_by_default(method: str, path: str) -> N
     assert head.splitlines()[0].split()[1] == b"403"
     message = "this worker takes no changes; set web.control.enable = true and web.control.token in its file"
     assert json.loads(body) == {"error_code": 403, "message": message}
+
+
+@pytest.mark.parametrize(("retriable", "status"), [(True, 503), (False, 500)])
+async def test_what_kafka_does_not_take_is_an_error(
+    retriable: bool,  # noqa: FBT001
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request that `control.topic` has not taken has not been done; 503 says that another try may help."""
+
+    async def steer(*_: object) -> None:
+        raise SteeringError("no broker answers", retriable=retriable)
+
+    monkeypatch.setattr("app.application.OwnSteering.steer", steer)
+    head = f"PUT /connectors/orders/pause HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    allowed = f'web.control.enable = true\nweb.control.token = "{TOKEN}"\n'
+    async with opened(allowed) as port, connected(port, head.encode()) as (reader, _):
+        head_found, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+    assert int(head_found.split()[1]) == status
+    assert json.loads(body) == {"error_code": status, "message": "no broker answers"}

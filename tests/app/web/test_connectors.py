@@ -45,6 +45,12 @@ def test_offsets_that_are_not_known_are_left_out() -> None:
     assert connectors.offsets(Pipeline()) == {"offsets": []}
 
 
+def test_a_stopped_pipeline_has_no_offsets() -> None:
+    """What it knew last is not told: others may have committed since."""
+    flow = Flow(partitions={TopicPartition("raw", 0): (7, 5, 12)})
+    assert connectors.offsets(Pipeline(flow=flow, status="STOPPED")) == {"offsets": []}
+
+
 def test_topics_without_dead_letters() -> None:
     """A pipeline without a dead-letter topic has its sources and its sink."""
     assert connectors.topics(Pipeline()) == {"p": {"topics": ["raw", "orders"]}}

@@ -1,0 +1,200 @@
+"""A topic of one partition as a log that several processes share: read from its beginning, followed, and written."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Never
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import CorruptRecordException, KafkaError
+
+from app.config.settings import ClientSettings
+from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.fetched import FetchedBatches
+from app.kafka.source_batch import SourceBatch, Unopened
+
+__all__ = ["Entry", "TopicLog"]
+
+_POLL_MS = 500
+_QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
+_ANSWER_S = 15.0
+_WRITE_MS = 10_000
+_MOST_BYTES = 1_048_576  # of the records of a batch, before compression
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record of the log.
+
+    Attributes:
+        former: whether it was written before the log was first read.
+    """
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    former: bool
+
+
+class TopicLog:
+    """Partition 0 of a topic, in order. Used on one event loop at a time.
+
+    Args:
+        client: how to reach the cluster.
+        topic: its name; it is there.
+        take: gets each record.
+        skipped: gets told of records that would fill the memory, or are damaged.
+
+    Attributes:
+        position: the offset behind what was read; None before the first read.
+    """
+
+    def __init__(
+        self, client: ClientSettings, topic: str, take: Callable[[Entry], None], skipped: Callable[[str], None]
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._partition = TopicPartition(topic, 0)
+        self._take = take
+        self._skipped = skipped
+        self.position: int | None = None
+        self._new_from = 0
+        self._moved = asyncio.Event()
+
+    async def read(self, seconds: float) -> None:
+        """Reads up to the end that the log has now.
+
+        Raises:
+            ConfigurationError: a certificate or key cannot be used, or a package is missing.
+            ClusterError: it was not read within `seconds`.
+        """
+        end: int | None = None
+        try:
+            async with asyncio.timeout(seconds), self._reading() as controls:
+                end = await self._end(controls)
+                while self._reached < end:
+                    await self._poll(controls)
+        except TimeoutError as exc:
+            so_far = "" if end is None else f", but up to offset {self._reached:,} of {end:,}"
+            raise ClusterError(
+                f"topic {self._topic} was not read to its end within {seconds:.0f} s{so_far}", retriable=True
+            ) from exc
+
+    async def follow(self, ready: Callable[[], None]) -> Never:
+        """Goes on reading until it is cancelled. `ready` is called once the end was reached.
+
+        Raises:
+            ConfigurationError: a certificate or key cannot be used, or a package is missing.
+            ClusterError: the cluster failed, or has another log now; to be called again.
+        """
+        async with self._reading() as controls:
+            end = await self._end(controls)
+            heard_s = time.monotonic()
+            while True:
+                if self._reached >= end:
+                    ready()
+                if await self._poll(controls):
+                    heard_s = time.monotonic()
+                elif time.monotonic() - heard_s > _QUIET_S:
+                    controls.check_fetcher()
+                    if await self._end(controls) < self._reached:
+                        raise ClusterError(f"topic {self._topic} is shorter than it was", retriable=True)
+                    heard_s = time.monotonic()
+
+    async def reach(self, offset: int) -> None:
+        """Waits until the record with this offset was read."""
+        while self._reached <= offset:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def append(self, key: bytes, value: bytes) -> int:
+        """Writes a record to all replicas that are in sync, and returns its offset; below 0 if no broker says it.
+
+        Raises:
+            ConfigurationError: a certificate or key cannot be used, or a package is missing.
+            ClusterError: no broker has acknowledged it.
+        """
+        async with writing_producer(self._client, request_timeout_ms=_WRITE_MS) as producer:
+            try:
+                written = await producer.send_and_wait(self._topic, value, key=key, partition=0)
+            except (KafkaError, OSError, TimeoutError) as exc:
+                raise translated(exc, f"topic {self._topic}") from exc
+        return int(written.offset)
+
+    @property
+    def _reached(self) -> int:
+        return -1 if self.position is None else self.position
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[ConsumerControls]:
+        """A consumer of the log, for the length of a block; it stands where the last one has ended."""
+        consumer = AIOKafkaConsumer(
+            **security_arguments(self._client),
+            client_id=self._client.client_id,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            # A transaction that somebody has left open must not hide what is behind it.
+            isolation_level="read_uncommitted",
+        )
+        controls = ConsumerControls(consumer)
+        consumer.assign([self._partition])
+        try:
+            await consumer.start()
+            FetchedBatches(controls, _Unlimited())
+            consumer.seek(self._partition, await self._begin(controls))
+            yield controls
+        except (KafkaError, OSError) as exc:
+            raise translated(exc, f"topic {self._topic}") from exc
+        finally:
+            await controls.stop()
+
+    async def _begin(self, controls: ConsumerControls) -> int:
+        """The offset to go on at; that of the beginning for a log that is new, or another one."""
+        first = (await controls.consumer.beginning_offsets([self._partition]))[self._partition]
+        end = await self._end(controls)
+        if self.position is None or not first <= self.position <= end:
+            self.position, self._new_from = first, end
+        return self.position
+
+    async def _end(self, controls: ConsumerControls) -> int:
+        async with asyncio.timeout(_ANSWER_S):
+            return int((await controls.consumer.end_offsets([self._partition]))[self._partition])
+
+    async def _poll(self, controls: ConsumerControls) -> bool:
+        """Takes what has come; False if nothing has."""
+        polled = await controls.consumer.getmany(self._partition, timeout_ms=_POLL_MS)
+        for batch in polled.get(self._partition, ()):
+            self._take_batch(batch)
+        reached = controls.position(self._partition)
+        if reached is None or reached == self.position:
+            return False
+        self.position = reached
+        self._moved.set()
+        return True
+
+    def _take_batch(self, batch: SourceBatch) -> None:
+        try:
+            unopened = batch.unopened(_MOST_BYTES)
+            for record in batch.records() if unopened is None else (unopened,):
+                if isinstance(record, Unopened):
+                    self._skipped(f"offset {record.first}: {record.error}")
+                else:
+                    self._take(Entry(record.offset, record.key, record.value, record.offset < self._new_from))
+        except CorruptRecordException as exc:
+            self._skipped(str(exc))
+
+
+class _Unlimited:
+    """What is fetched is a megabyte at most."""
+
+    def fetched(self, size: int) -> None:
+        """See `ReadAhead`."""
+
+    async def may_fetch(self) -> None:
+        """See `ReadAhead`."""

@@ -1,0 +1,184 @@
+"""What the log says of a pipeline from its start to its end: what it does, each change of its state, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from aiokafka import TopicPartition
+
+from app.cluster.preflight import Plan
+from app.pipeline.report import PipelineReport
+from stores.registry import STORE_CLASS
+from stores.store import PayloadStore, Store
+from transforms.text import bytes_text
+
+__all__ = ["StateLog", "lasted", "uncommitted_text"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_AGAIN_S = 300.0
+_BEGINS_AGAIN_S = 30.0
+_MOST_NAMED = 5
+_MINUTE_S = 60
+_QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
+
+
+class StateLog:
+    """The log of one pipeline. Belongs to one event loop.
+
+    A trouble with brokers or the group is a line when it is first seen, one each five minutes while it lasts, and one
+    when it is over.
+
+    Args:
+        pipeline: the one that the log is of.
+        trouble: what brokers or the group do not do, and since when; None if all is well.
+    """
+
+    def __init__(self, pipeline: PipelineReport, trouble: Callable[[], str | None]) -> None:
+        self._pipeline = pipeline
+        self._trouble = trouble
+        self._name = pipeline.settings.name
+        self._began_s = time.monotonic()
+        self._state = pipeline.status
+        self._since_s: float | None = None
+        self._told_s = 0.0
+        self._start = ""
+        self._error = ""
+        self._error_told_s = 0.0
+        self._untold = 0
+
+    async def follow(self) -> None:
+        """Looks at the pipeline once a second, until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Tells what has changed since the last look."""
+        state, before = self._pipeline.status, self._state
+        self._state = state
+        if state != before and (state in _QUIET or (before in _QUIET and state == "RUNNING")):
+            log.info("pipeline %s is %s now; it was %s", self._name, state, before, extra=_fields(state=state))
+        self._look_for_trouble(None if state in ("STOPPED", "FAILED") else self._trouble())
+
+    def _look_for_trouble(self, trouble: str | None) -> None:
+        now_s = time.monotonic()
+        if trouble is None:
+            if self._since_s is not None:
+                after = lasted(self._since_s)
+                fields = _fields(state=self._state)
+                log.info("pipeline %s: brokers and group answer again, after %s", self._name, after, extra=fields)
+            self._since_s = None
+        elif self._since_s is None or now_s - self._told_s >= _AGAIN_S:
+            self._since_s = self._since_s or now_s
+            self._told_s = now_s
+            log.warning("pipeline %s waits: %s", self._name, trouble, extra=_fields(state=self._state))
+
+    def starts(self, plan: Plan, store: PayloadStore | None) -> None:
+        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed."""
+        settings = self._pipeline.settings
+        said = [
+            f"{', '.join(_topic(each.name, each.partitions) for each in plan.sources)} to "
+            f"{_topic(plan.sink.name, plan.sink.partitions)} by {', '.join(settings.transforms)}",
+            f"group {settings.group_id}",
+            settings.guarantee.name,
+        ]
+        if settings.offloads:
+            said.append(f"values over {bytes_text(settings.threshold_bytes)} are offloaded")
+        said.append(f"batches of the sink up to {bytes_text(plan.sink.max_message_bytes)}")
+        location = None
+        if store is not None:
+            location = store.root.uri if isinstance(store, Store) else str(settings.store[STORE_CLASS])
+            said.append(f"payloads in {location}")
+        said.append(f"errors.tolerance {settings.errors_tolerance}")
+        if plan.dead_letters is not None:
+            said.append(f"dead letters to {_topic(plan.dead_letters.name, plan.dead_letters.partitions)}")
+        start, before = "; ".join(said), self._start
+        self._start = start
+        if start == before:
+            return
+        fields = _fields(
+            sources=[each.name for each in plan.sources],
+            sink=plan.sink.name,
+            transforms=list(settings.transforms),
+            group=settings.group_id,
+            dead_letter_topic=None if plan.dead_letters is None else plan.dead_letters.name,
+            payloads=location,
+        )
+        log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
+
+    def is_asked(self, what: str) -> None:
+        """Tells what a request wants of the pipeline."""
+        log.info("pipeline %s is asked %s", self._name, what, extra=_fields(state=self._pipeline.status))
+
+    def fails(self, reason: str) -> None:
+        """Tells that the pipeline has failed for good."""
+        told = reason.replace("\n", "; ")
+        log.error("pipeline %s has failed: %s", self._name, told, extra=_fields(state="FAILED"))
+
+    def begins_again(self, error: Exception, delay_s: float) -> None:
+        """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
+        now_s, text = time.monotonic(), str(error)
+        if text == self._error and now_s - self._error_told_s < _BEGINS_AGAIN_S:
+            self._untold += 1
+            return
+        untold = f" (and {self._untold} times since the last line)" if text == self._error and self._untold else ""
+        self._error, self._error_told_s, self._untold = text, now_s, 0
+        fields = _fields(state="RESTARTING")
+        log.warning("pipeline %s begins again in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
+
+    def ends(self, left: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Tells how the pipeline has ended: what it has moved, and what is not committed.
+
+        Args:
+            left: see `Lanes.uncommitted`.
+        """
+        stats, state = self._pipeline.stats, self._pipeline.status
+        log.info(
+            "pipeline %s has ended%s after %s: %d records read, %d written, %d dead letters; %s",
+            self._name,
+            ", as it has failed," if state == "FAILED" else "",
+            lasted(self._began_s),
+            stats.records_in,
+            stats.records_out,
+            stats.dead_letters,
+            uncommitted_text(left),
+            extra=_fields(
+                state=state,
+                records_in=stats.records_in,
+                records_out=stats.records_out,
+                dead_letters=stats.dead_letters,
+                uncommitted=sum(count for _, count in left.values()),
+            ),
+        )
+
+
+def uncommitted_text(left: Mapping[TopicPartition, tuple[int, int]]) -> str:
+    """What is read again, for people; see `Lanes.uncommitted`."""
+    if not left:
+        return "all that was read is committed"
+    told = [
+        f"{count:,} from topic {each.topic}, partition {each.partition}, offset {offset} on"
+        for each, (offset, count) in sorted(left.items())
+    ]
+    others = f", and of {len(told) - _MOST_NAMED} more partitions" if told[_MOST_NAMED:] else ""
+    return f"not committed, and read again: {', '.join(told[:_MOST_NAMED])}{others}"
+
+
+def lasted(since_s: float) -> str:
+    """The time since then, by the monotonic clock, for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
+    seconds = time.monotonic() - since_s
+    return f"{seconds:.1f} s" if seconds < _MINUTE_S else str(timedelta(seconds=round(seconds)))
+
+
+def _topic(name: str, partitions: int) -> str:
+    return f"{name} ({partitions} partition{'' if partitions == 1 else 's'})"
+
+
+def _fields(**fields: object) -> dict[str, object]:
+    return {"fields": fields}

@@ -1,0 +1,153 @@
+"""How what is asked of a pipeline comes to the workers of its group: to this one, or by `control.topic` to all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from faust import Service
+
+from app.kafka.clients import ClusterError
+from app.pipeline.control_topic import ControlTopic
+from app.pipeline.report import PipelineControl, SteeringError, Target
+from transforms.control_record import Request, Restart, TargetStateRequest
+from transforms.errors import WideloadError
+
+__all__ = ["GroupSteering", "OwnSteering"]
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 20.0
+_READY_S = 10.0
+_FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
+
+
+class OwnSteering:
+    """Steers the pipelines of this worker, until it ends. A `Steering`."""
+
+    shared = False
+
+    async def steer(self, pipeline: PipelineControl, target: Target) -> None:
+        """See `Steering`."""
+        pipeline.steer(target)
+
+    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+        """See `Steering`."""
+        _begin_anew(pipeline, only_failed=only_failed)
+
+
+class GroupSteering(Service):
+    """Steers the pipelines of all workers of their groups, for good. A `Steering`, and a service of the Faust app.
+
+    What is asked for is written to the topic, and this worker obeys it as all others do: when it reads it there. So all
+    workers obey in the same order. It is to start before the pipelines.
+
+    Args:
+        topic: what it says by now holds from the beginning.
+        pipelines: of this worker.
+    """
+
+    logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
+    shared = True
+
+    def __init__(self, topic: ControlTopic, pipelines: Sequence[PipelineControl]) -> None:
+        super().__init__()
+        self._topic = topic
+        self._pipelines = {pipeline.settings.group_id: pipeline for pipeline in pipelines}
+        self._following: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._writing: set[asyncio.Task[int]] = set()
+        for group, target in topic.targets.items():
+            self._pipelines[group].steer(target)
+        topic.listener = self._obey
+
+    @property
+    def label(self) -> str:
+        """The name of this service in Faust's log."""
+        return f"Steering: {self._topic.name}"
+
+    async def on_start(self) -> None:
+        """Reads on, and returns when what was written meanwhile holds too; or soon, where no broker answers."""
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+        try:
+            await asyncio.wait_for(self._ready.wait(), _READY_S)
+        except TimeoutError:
+            log.warning("control.topic %s: pipelines begin as it was when the worker started", self._topic.name)
+
+    async def on_stop(self) -> None:
+        """Reads no further."""
+        tasks = [*self._writing, *([self._following] if self._following is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def steer(self, pipeline: PipelineControl, target: Target) -> None:
+        """See `Steering`."""
+        await self._ask(TargetStateRequest(pipeline.settings.group_id, target))
+
+    async def begin_anew(self, pipeline: PipelineControl, *, only_failed: bool) -> None:
+        """See `Steering`."""
+        await self._ask(Restart(pipeline.settings.group_id, only_failed))
+
+    async def _ask(self, request: Request) -> None:
+        """Returns when the request was written, and this worker has obeyed it."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                async with self._turn:
+                    # Nobody can take back what is on its way; a producer that is cancelled would leave connections.
+                    written = asyncio.get_running_loop().create_task(self._topic.write(request))
+                    self._writing.add(written)
+                    written.add_done_callback(self._written)
+                    offset = await asyncio.shield(written)
+                await self._topic.taken(offset)
+        except TimeoutError as exc:
+            raise SteeringError(
+                f"control.topic {self._topic.name}: Kafka has not answered within {_ANSWER_S:.0f} s; whether the "
+                "request was written is not known: look at the status, and ask again",
+                retriable=True,
+            ) from exc
+        except WideloadError as exc:
+            retriable = isinstance(exc, ClusterError) and exc.retriable
+            told = f"control.topic {self._topic.name}: the request was not written: {exc}"
+            raise SteeringError(told, retriable=retriable) from exc
+
+    def _written(self, task: asyncio.Task[int]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled():
+            task.exception()  # told already, or nobody waits any more
+
+    def _obey(self, request: Request) -> None:
+        pipeline = self._pipelines[request.group]
+        if isinstance(request, Restart):
+            _begin_anew(pipeline, only_failed=request.only_failed)
+        else:
+            pipeline.steer(request.state)
+
+    async def _follow(self) -> None:
+        delay_s, failing = _FIRST_DELAY_S, False
+
+        def ready() -> None:
+            nonlocal delay_s, failing
+            if failing:
+                log.info("control.topic %s is read again", self._topic.name)
+            delay_s, failing = _FIRST_DELAY_S, False
+            self._ready.set()
+
+        while True:
+            try:
+                await self._topic.follow(ready)
+            except WideloadError as exc:
+                if not failing:
+                    log.warning("control.topic %s cannot be read, so no request arrives: %s", self._topic.name, exc)
+            except Exception:  # a defect of ours: the pipelines go on as they are
+                log.exception("control.topic %s: unexpected error", self._topic.name)
+            failing = True
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _LAST_DELAY_S)
+
+
+def _begin_anew(pipeline: PipelineControl, *, only_failed: bool) -> None:
+    if not only_failed or pipeline.status == "FAILED":
+        pipeline.begin_anew()

@@ -1,0 +1,106 @@
+"""What is asked of a pipeline, on its way through a topic that does not answer as it should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Never, cast
+
+import pytest
+
+from app.kafka.clients import ClusterError
+from app.pipeline import steering
+from app.pipeline.report import SteeringError
+from app.pipeline.steering import GroupSteering
+from transforms.control_record import Request
+from transforms.errors import ConfigurationError
+
+
+class Topic:
+    """A `ControlTopic` that fails as it is told to."""
+
+    name = "control"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.targets = {"g": "PAUSED"}
+        self.listener: Callable[[Request], None] | None = None
+        self.error = error
+        self.written: list[Request] = []
+        self.follows = 0
+
+    async def write(self, request: Request) -> int:
+        if self.error is not None:
+            raise self.error
+        self.written.append(request)
+        return 7
+
+    async def taken(self, _: int) -> None:
+        await asyncio.Event().wait()
+
+    async def follow(self, ready: Callable[[], None]) -> Never:
+        self.follows += 1
+        if self.follows % 2:
+            raise ClusterError("the broker is away", retriable=True)
+        if self.follows == 2:
+            raise ValueError("a defect")
+        ready()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def steered(topic: Topic) -> tuple[GroupSteering, Any, list[str]]:
+    """Steering by this topic, and a pipeline, with what it was asked for."""
+    asked: list[str] = []
+    pipeline = SimpleNamespace(settings=SimpleNamespace(group_id="g"), steer=asked.append, status="RUNNING")
+    return GroupSteering(cast(Any, topic), [cast(Any, pipeline)]), pipeline, asked
+
+
+async def test_what_the_topic_says_holds_before_the_pipelines_begin() -> None:
+    """A pipeline that is paused there is so from the beginning."""
+    assert steered(Topic())[2] == ["PAUSED"]
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable", "told"),
+    [
+        (ClusterError("no broker", retriable=True), True, "control.topic control: the request was not written: no"),
+        (ClusterError("no right", retriable=False), False, "control.topic control: the request was not written: no"),
+        (ConfigurationError("ssl.ca.location", "is gone"), False, "the request was not written: ssl.ca.location"),
+        (None, True, "whether the request was written is not known: look at the status"),
+    ],
+)
+async def test_a_request_that_kafka_does_not_take(
+    error: Exception | None,
+    retriable: bool,  # noqa: FBT001
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told, and no pipeline has obeyed; a request that was written but not read back counts as not known."""
+    monkeypatch.setattr(steering, "_ANSWER_S", 0.05)
+    control, pipeline, asked = steered(Topic(error))
+    with pytest.raises(SteeringError, match=told) as refused:
+        await control.steer(pipeline, "STOPPED")
+    assert refused.value.retriable == retriable
+    assert asked == ["PAUSED"]
+    await control.on_stop()
+
+
+async def test_a_topic_that_cannot_be_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker starts all the same, says so once, and goes on when the topic is there."""
+    monkeypatch.setattr(steering, "_READY_S", 0.01)
+    monkeypatch.setattr(steering, "_FIRST_DELAY_S", 0.02)
+    caplog.set_level("INFO")
+    topic = Topic()
+    control, _, _ = steered(topic)
+    await control.on_start()
+    async with asyncio.timeout(20):
+        while "is read again" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await control.on_stop()
+    assert topic.follows == 4
+    assert caplog.text.count("cannot be read, so no request arrives: the broker is away") == 1
+    assert "pipelines begin as it was when the worker started" in caplog.text
+    assert "unexpected error" in caplog.text

@@ -1,0 +1,147 @@
+"""The page at `/`, its parts, and the documentation: as files, and in a real browser with hostile names."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.web import Application, AppRunner, Request, Response, TCPSite
+from aiokafka import TopicPartition
+
+from app.local.broker import free_ports
+from app.web.dashboard import Dashboard
+from app.web.history import History
+from app.web.overview import Overview
+from tests.app.reports import Flow, Pipeline, pipeline_settings
+from tests.browser import Browser
+
+HOSTILE = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
+WORKER_PAGES = {"metrics", "health", "pipelines", "connectors?expand=status"}
+
+
+@asynccontextmanager
+async def served(pipelines: Sequence[Pipeline]) -> AsyncIterator[str]:
+    """The address of the page for these pipelines."""
+    web = Application()
+    dashboard = Dashboard(Overview(pipelines, 1_000, History(pipelines)))
+
+    async def index(_: Request) -> Response:
+        return dashboard.index()
+
+    web.router.add_get("/", index)
+    dashboard.add_to(web)
+    runner = AppRunner(web, access_log=None)
+    await runner.setup()
+    try:
+        (port,) = free_ports(1)
+        await TCPSite(runner, "127.0.0.1", port).start()
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        await runner.cleanup()
+
+
+async def test_all_parts_are_there_and_are_ours() -> None:
+    """Whatever the page names is served here, with a policy that forbids all else, scripts in the markup too."""
+    async with served([Pipeline()]) as address, ClientSession() as session, session.get(address) as page:
+        text = await page.text()
+        assert page.content_type == "text/html"
+        named = set(re.findall(r'(?:src|href)="([^"#]+)"', text)) - WORKER_PAGES
+        for path in named:
+            async with session.get(address + path) as part:
+                assert (part.status, part.charset) == (200, "utf-8"), path
+                policy = part.headers["Content-Security-Policy"]
+                assert policy.startswith("default-src 'none'; ")
+                assert "unsafe" not in policy
+                assert "http" not in policy
+                assert part.headers["X-Content-Type-Options"] == "nosniff"
+                kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".md": "text/plain"}
+                assert part.content_type == kind[Path(path).suffix]
+    assert {path.rpartition("/")[0] for path in named} == {"static", "docs"}
+    assert not re.search(r"<script(?! type=\"module\" src=)|<style|\son\w+=|\sstyle=", text)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/nothing.js",
+        "static/..%2fdashboard.py",
+        "static/%2e%2e%2fdashboard.py",
+        "docs/..%2fREADME.md",
+        "docs/configuration_page.py",
+        "docs/%2fetc%2fpasswd",
+        "docs/",
+        "static/page.js/",
+        "docs/%00",
+    ],
+)
+async def test_nothing_else_is_served(path: str) -> None:
+    """A name that is not one of the parts, whatever it looks like, is not here: no path is made of it."""
+    async with served([Pipeline()]) as address, ClientSession() as session:
+        from yarl import URL
+
+        async with session.get(URL(address + path, encoded=True)) as answer:
+            assert answer.status == 404
+
+
+@pytest.mark.parametrize(
+    ("after", "status"), [("0", 200), ("999999999999999", 200), ("-1", 400), ("x", 400), ("9" * 5_000, 400), ("٣", 400)]
+)
+async def test_number_of_a_sample_is_checked(after: str, status: int) -> None:
+    """What is no number is refused with one line."""
+    async with (
+        served([Pipeline()]) as address,
+        ClientSession() as session,
+        session.get(f"{address}overview", params={"after": after}) as answer,
+    ):
+        assert answer.status == status
+        assert len(await answer.read()) < 4_000
+
+
+@pytest.mark.browser
+async def test_hostile_names_are_text(tmp_path: Path) -> None:
+    """Markup in names, topics, reasons and groups is shown as it is written: it makes no element, and nothing runs."""
+    settings = dataclasses.replace(
+        pipeline_settings("p"),
+        name=HOSTILE,
+        topics=(HOSTILE,),
+        output_topic=HOSTILE,
+        dead_letter_topic=HOSTILE,
+        group_id=HOSTILE,
+        transforms=(HOSTILE,),
+        store={"large.message.payload.store.class": HOSTILE},
+    )
+    flow, many = Flow(partitions={TopicPartition(HOSTILE, 0): (0, 0, 5)}), Flow()
+    for number in range(60):
+        many.partitions[TopicPartition("many", number)] = (0, 0, number)
+    pipelines = [
+        Pipeline(own_settings=settings, flow=flow, degraded=HOSTILE),
+        Pipeline("other", status="FAILED", last_error=f"{HOSTILE}\u202e\x00"),
+        Pipeline("third", last_error=HOSTILE, last_error_at=1.0, flow=many),
+    ]
+    async with served(pipelines) as address:
+
+        def look() -> None:
+            with Browser.started(tmp_path) as browser:
+                browser.open(address)
+                browser.until("document.querySelectorAll('.card').length === 3")
+                page = browser.text()
+                for where in (HOSTILE, f"group {HOSTILE}", f"{HOSTILE} 0", f"to {HOSTILE}"):
+                    assert where in page
+                assert browser.run("return document.title") == "1 failed, 1 degraded – Wideload"
+                assert browser.run("return document.querySelectorAll('img, script:not([src])').length") == 0
+                assert browser.complaints() == []
+                assert browser.hosts() == {address.split("/")[2]}
+                # What can be scrolled has the focus of the keyboard, and a name; what is short is no stop.
+                stops = "[...document.querySelectorAll('.scroll')].map((e) => [e.tabIndex, e.getAttribute('role')])"
+                assert browser.run(f"return {stops}") == [[-1, None], [-1, None], [0, "region"]]
+                # The policy is not only sent: it is what the browser enforces.
+                refused = "try { document.body.innerHTML = '<b>'; return 'set' } catch (error) { return error.name }"
+                assert browser.run(refused) == "TypeError"
+
+        await asyncio.to_thread(look)

@@ -1,0 +1,67 @@
+"""What the page at `/` shows."""
+
+from __future__ import annotations
+
+import json
+
+from aiokafka import TopicPartition
+
+from app.web.history import History
+from app.web.overview import MOST_PARTITIONS, Overview
+from tests.app.reports import Flow, Pipeline, pipeline_settings
+
+
+def overview(*pipelines: Pipeline) -> Overview:
+    """The overview of some pipelines, with a budget of 1,000 bytes."""
+    return Overview(pipelines, 1_000, History(pipelines, lambda: 0.0))
+
+
+def test_document_has_all_that_is_shown() -> None:
+    """State and reason, lag, budget, chunks, topics, store; and it is JSON."""
+    partitions = {TopicPartition("raw", 10): (7, 5, 12), TopicPartition("raw", 9): (None, None, None)}
+    flow = Flow(7, 6, 2, 90, paused=frozenset({TopicPartition("raw", 10)}), partitions=partitions)
+    settings = pipeline_settings(
+        "p", **{"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead", "topics": ["raw", "more"]}
+    )
+    pipeline = Pipeline(
+        own_settings=settings, flow=flow, degraded="the store is down", last_error="x", last_error_at=0.5
+    )
+    document = json.loads(json.dumps(overview(pipeline, Pipeline("q", flow=Flow(5))).document()))
+    assert (document["status"], document["in_flight_bytes"], document["limit_bytes"]) == ("degraded", 12, 1_000)
+    shown, other = document["pipelines"]
+    assert (shown["name"], shown["state"], shown["reason"]) == ("p", "degraded", "the store is down")
+    assert (shown["last_error"], shown["last_error_at"]) == ("x", "1970-01-01T00:00:00+00:00")
+    assert (shown["topics"], shown["output_topic"], shown["dead_letter_topic"]) == (["raw", "more"], "orders", "dead")
+    assert (shown["store"], shown["transforms"], shown["group_id"]) == ("memory", ["offload"], "wideload-p")
+    assert (shown["in_flight_bytes"], shown["read_ahead_bytes"]) == (7, 6)
+    assert (shown["pending_chunked_messages"], shown["pending_chunked_bytes"]) == (2, 90)
+    assert (shown["lag"], shown["partitions_assigned"], shown["partitions_paused"]) == (7, 2, 1)
+    assert shown["partitions"] == [
+        {"topic": "raw", "partition": 9, "committed": None, "end": None, "lag": None, "paused": False},
+        {"topic": "raw", "partition": 10, "committed": 5, "end": 12, "lag": 7, "paused": True},
+    ]
+    assert (other["state"], other["reason"], other["lag"], other["last_error_at"]) == ("running", None, None, None)
+
+
+def test_pipeline_that_is_not_well_says_why() -> None:
+    """A pipeline that has failed has its last error, one that begins its state; one stopped on request nothing."""
+    found = overview(
+        Pipeline("a", status="FAILED", last_error="a record"),
+        Pipeline("b", status="STARTING"),
+        Pipeline("c", status="STOPPED", target="STOPPED"),
+    ).document()["pipelines"]
+    assert [(each["state"], each["reason"]) for each in found] == [
+        ("failed", "a record"),
+        ("starting", "starting"),
+        ("stopped", None),
+    ]
+
+
+def test_document_of_many_partitions_is_bounded() -> None:
+    """Those with the greatest lag are told, in their order; the sum is that of all."""
+    flow = Flow()
+    for number in range(MOST_PARTITIONS + 50):
+        flow.partitions[TopicPartition("raw", number)] = (0, 0, number)
+    (found,) = overview(Pipeline(flow=flow)).document()["pipelines"]
+    assert [each["partition"] for each in found["partitions"]] == list(range(50, MOST_PARTITIONS + 50))
+    assert (found["lag"], found["partitions_assigned"]) == (sum(range(MOST_PARTITIONS + 50)), MOST_PARTITIONS + 50)

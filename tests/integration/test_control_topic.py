@@ -1,0 +1,248 @@
+"""`control.topic`: what is asked of one worker reaches all workers of the group, and outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka.admin import AdminClient
+
+from app.cluster.control_topic import check_control_topic
+from app.config.parsing import parse
+from app.config.settings import Settings
+from app.kafka.clients import ClusterError
+from app.kafka.topic_log import Entry, TopicLog
+from app.kafka.topics import topic_of
+from tests.integration.rest import Answer, ask
+from tests.integration.topics import alter, end_offsets, read_all, send
+from tests.integration.way import MakeTopic, Way
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.errors import ConfigurationError
+
+TOKEN = "token-of-who-may-steer-1"
+STAMP = 1_700_000_000_000
+
+
+class Group:
+    """Workers of one group, with the pipeline `offload`, and the topic that steers them."""
+
+    def __init__(self, way: Way, topic: str, stack: ExitStack) -> None:
+        self.way = way
+        self.topic = topic
+        self._stack = stack
+
+    def worker(self, **constants: object) -> WorkerProcess:
+        """A worker that has started; it is not waited for."""
+        control = {"web.control.enable": True, "web.control.token": TOKEN, "control.topic": self.topic}
+        worker = WorkerProcess(self.way.folder, {**self.way.settings(), **control}, self.way.offload())
+        worker.constants = constants
+        return self._stack.enter_context(worker)
+
+    def write(self, key: bytes | None, value: bytes | None) -> None:
+        """Writes a record to the topic, as anybody may who has the right."""
+        send(self.way.broker, self.topic, [(0, key, value, [], STAMP)])
+
+    @property
+    def key(self) -> bytes:
+        """The key of the state of the pipeline."""
+        return f"target-state-{self.way.group('offload')}".encode()
+
+    def moved(self) -> int:
+        """How many records have come through the pipeline."""
+        return sum(end_offsets(self.way.broker, self.way.orders).values())
+
+    def feed(self, *partitions: int) -> None:
+        """Sends a record to each of these partitions."""
+        send(self.way.broker, self.way.raw, [(number, b"k", b"v", [], STAMP) for number in partitions])
+
+
+@pytest.fixture
+def group(broker: str, make_topic: MakeTopic, tmp_path: Any) -> Iterator[Group]:
+    """The group of a test, whose topic is there."""
+    way = Way(broker, make_topic, tmp_path, partitions=2, large=2_000_000, session_ms=6_000)
+    with ExitStack() as stack:
+        yield Group(way, make_topic(1, **{"cleanup.policy": "compact"}), stack)
+
+
+def change(worker: WorkerProcess, method: str, path: str) -> Answer:
+    """One request of somebody who has the token."""
+    return ask(worker.port, method, f"/connectors/offload/{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def state(worker: WorkerProcess) -> str:
+    """The state of the pipeline; empty while the worker does not answer."""
+    status, pages = worker.get("/pipelines")
+    return str(pages[0]["state"]) if status == 200 else ""
+
+
+def until_state(wanted: str, *workers: WorkerProcess) -> None:
+    """Waits until the pipeline has a state in all of these workers."""
+    for worker in workers:
+        until(lambda: state(worker) == wanted, f"the pipeline is {wanted}")  # noqa: B023  # it is called at once
+
+
+def begun(worker: WorkerProcess) -> int:
+    """How often the pipeline has begun anew because somebody has asked for it."""
+    return worker.log.read_text().count("pipeline offload is asked to begin anew")
+
+
+def settings_of(group: Group, **more: object) -> Settings:
+    """The settings of a worker of the group."""
+    return parse({**group.way.settings(), "control.topic": group.topic, "pipeline": group.way.offload(), **more}, {})
+
+
+def test_all_workers_obey_and_remember(group: Group) -> None:
+    """Requests reach both workers; a pause outlives `kill -9` of both, and no restart is repeated."""
+    first, second = group.worker(), group.worker()
+    until_state("RUNNING", first, second)
+    answer = change(first, "PUT", "pause")
+    assert (answer.status, answer.document, "Warning" in answer.headers) == (202, None, False)
+    until_state("PAUSED", first, second)
+    assert change(second, "POST", "restart").status == 204
+    until(lambda: begun(first) == begun(second) == 1, "both begin anew")
+    until_state("PAUSED", first, second)
+    for worker in (first, second):
+        worker.kill()
+    group.feed(0, 1)
+    third = group.worker()
+    until_state("PAUSED", third)
+    assert (third.get("/health")[0], group.moved(), begun(third)) == (200, 0, 0)
+    second.start()
+    until_state("PAUSED", second)
+    assert change(third, "PUT", "resume").status == 202
+    until(lambda: group.moved() == 2, "the records have come through")
+    assert change(second, "PUT", "stop").status == 204
+    until_state("STOPPED", second, third)
+    assert change(third, "POST", "restart?includeTasks=true").document["tasks"] == []
+    assert change(third, "PUT", "resume").status == 202
+    until_state("RUNNING", second, third)
+    found = read_all(group.way.broker, group.topic)[0]
+    states = [json.loads(each.value or b"")["state"] for each in found if each.key == group.key]
+    assert states == ["PAUSED", "STARTED", "STOPPED", "STARTED"]
+    assert third.terminate() == 0
+
+
+def test_the_topic_is_made(group: Group) -> None:
+    """Where it is missing it gets one partition, and is compacted."""
+    group.topic += "-made"
+    client = AdminClient({"bootstrap.servers": group.way.broker})
+    try:
+        asyncio.run(check_control_topic(settings_of(group)))
+        asyncio.run(check_control_topic(settings_of(group)))
+        made = asyncio.run(topic_of({"bootstrap.servers": group.way.broker}, group.topic))
+        assert (made.partitions, made.cleanup_policy) == (1, "compact")
+    finally:
+        client.delete_topics([group.topic])[group.topic].result(30)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "policy", "told"),
+    [
+        (1, "delete", "has cleanup.policy=delete, allowed is compact"),
+        (1, "compact,delete", "has cleanup.policy=compact,delete, allowed is compact"),
+        (2, "compact", "has 2 partitions, allowed is 1"),
+    ],
+)
+def test_a_topic_that_would_forget_is_refused(
+    partitions: int, policy: str, told: str, group: Group, make_topic: MakeTopic
+) -> None:
+    """Records that are deleted by age would end a pause; those of several partitions have no order."""
+    group.topic = make_topic(partitions, **{"cleanup.policy": policy})
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        asyncio.run(check_control_topic(settings_of(group)))
+    assert refused.value.key == "control.topic"
+
+
+def test_records_of_others_and_broken_ones(group: Group) -> None:
+    """They are skipped, with one warning for each key of this group; the last good one holds."""
+    group.write(group.key, b'{"state": "PAUSED"}')
+    group.write(b"restart-connector-" + group.way.group("offload").encode(), b"{}")
+    broken = (b"no JSON", b'{"state": "FASTER"}', b"[" * 3_000, b"x" * 900_000, b'{"state": 1e999}')
+    for value in broken:
+        group.write(group.key, value)
+    for key in (b"\xff", b"target-state-other", b"session-key", b"k" * 100_000):
+        group.write(key, b'{"state": "STOPPED"}')
+    worker = group.worker()
+    until_state("PAUSED", worker)
+    for value in broken:
+        group.write(group.key, value)
+    assert change(worker, "PUT", "resume").status == 202
+    until_state("RUNNING", worker)
+    group.write(group.key, None)
+    group.write(group.key, b'{"state": "STOPPED"}')
+    until_state("STOPPED", worker)
+    group.write(group.key, None)
+    until_state("RUNNING", worker)
+    log = worker.log.read_text()
+    assert log.count("has a record that is skipped") == 1
+    assert "malformed record: value is" in log
+    assert begun(worker) == 0
+
+
+def test_a_request_that_kafka_does_not_take(group: Group) -> None:
+    """500, with the reason; nothing changes, and the next one is taken."""
+    worker = group.worker()
+    until_state("RUNNING", worker)
+    compact = {"cleanup.policy": "compact"}
+    alter(group.way.broker, group.topic, {**compact, "max.message.bytes": "10"})
+    refused = change(worker, "PUT", "pause")
+    assert refused.status == 500
+    assert refused.refusal[1].startswith(f"control.topic {group.topic}: the request was not written: topic ")
+    assert state(worker) == "RUNNING"
+    alter(group.way.broker, group.topic, compact)
+    assert change(worker, "PUT", "pause").status == 202
+    until_state("PAUSED", worker)
+
+
+def test_a_worker_that_cannot_read_the_topic_does_not_start(group: Group) -> None:
+    """It is not known which pipelines are to run, so none does; one line says so."""
+    worker = group.worker(**{"app.pipeline.control_topic:_READ_S": 0.0})
+    assert worker.wait() == 2
+    (line,) = worker.log.read_text().splitlines()
+    assert "control.topic cannot be read, so it is not known which pipelines are to run: " in line
+    assert f"topic {group.topic} was not read to its end within 0 s" in line
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_log_that_is_another_one_is_read_anew(group: Group) -> None:
+    """What stands there is taken again, and counts as former; what comes then does not."""
+    await asyncio.to_thread(group.write, b"a", b"1")
+    taken: list[Entry] = []
+    log = TopicLog(settings_of(group).client, group.topic, taken.append, lambda _: None)
+    await log.read(30)
+    assert taken == [Entry(0, b"a", b"1", former=True)]
+    log.position = 1_000
+    await log.read(30)
+    offset = await log.append(b"b", b"2")
+    await log.read(30)
+    assert taken == [Entry(0, b"a", b"1", former=True)] * 2 + [Entry(offset, b"b", b"2", former=False)]
+    await log.reach(offset)
+
+
+async def test_a_log_that_takes_too_long(group: Group) -> None:
+    """The error says which topic, and after how long."""
+    log = TopicLog(settings_of(group).client, group.topic, lambda _: None, lambda _: None)
+    with pytest.raises(ClusterError, match=f"topic {group.topic} was not read to its end within 0 s"):
+        await log.read(0.0)
+
+
+async def test_records_that_would_fill_the_memory(group: Group) -> None:
+    """A batch of a kilobyte with megabytes in it is not opened, and the log goes on behind it."""
+    skipped: list[str] = []
+    taken: list[Entry] = []
+    async with AIOKafkaProducer(
+        bootstrap_servers=group.way.broker, compression_type="gzip", max_request_size=10_000_000
+    ) as producer:
+        await producer.send_and_wait(group.topic, b"x" * 5_000_000, key=b"large")
+    log = TopicLog(settings_of(group).client, group.topic, taken.append, skipped.append)
+    await log.append(b"a", b"1")
+    await log.read(30)
+    assert [each.key for each in taken] == [b"a"]
+    assert len(skipped) == 1

@@ -1,0 +1,70 @@
+"""The records of `control.topic`: what they say, and what is none of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from transforms.control_record import MAX_VALUE_BYTES, ControlRecords, Request, Restart, TargetStateRequest, record_of
+from transforms.errors import MalformedError
+
+RECORDS = ControlRecords(["orders", "grüße"])
+TARGET, RESTART = b"target-state-orders", b"restart-connector-orders"
+
+
+@pytest.mark.parametrize(
+    ("request_", "key", "value"),
+    [
+        (TargetStateRequest("orders", "PAUSED"), TARGET, {"state": "PAUSED"}),
+        (TargetStateRequest("grüße", "STOPPED"), "target-state-grüße".encode(), {"state": "STOPPED"}),
+        (Restart("orders"), RESTART, {"include-tasks": True, "only-failed": False}),
+        (Restart("orders", only_failed=True), RESTART, {"include-tasks": True, "only-failed": True}),
+    ],
+)
+def test_a_request_is_read_as_it_was_written(request_: Request, key: bytes, value: dict[str, object]) -> None:
+    """Key and value are like Connect's, with the group in the place of the connector."""
+    written = record_of(request_)
+    assert (written[0], json.loads(written[1])) == (key, value)
+    assert RECORDS.read(*written) == request_
+
+
+def test_fields_that_are_not_known_are_left_out() -> None:
+    """A later release may say more; a record without value takes back what was asked."""
+    assert RECORDS.read(TARGET, b'{"state": "PAUSED", "state.v2": "STOPPED"}') == TargetStateRequest("orders", "PAUSED")
+    assert RECORDS.read(RESTART, b"{}") == Restart("orders")
+    assert RECORDS.read(TARGET, None) == TargetStateRequest("orders", "STARTED")
+    assert RECORDS.read(RESTART, None) is None
+
+
+@pytest.mark.parametrize(
+    "key", [None, b"", b"\xff", b"target-state-other", b"target-state-", b"orders", b"x" * 1_000_000]
+)
+def test_records_of_others_are_not_looked_at(key: bytes | None) -> None:
+    """Deployments that share a topic have groups of their own."""
+    assert RECORDS.read(key, b"\xff no JSON") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field"),
+    [
+        (TARGET, b"", "value"),
+        (TARGET, b"\xff", "value"),
+        (TARGET, b'"PAUSED"', "value"),
+        (TARGET, b"[" * 4_000, "value"),
+        (TARGET, b'{"n": ' + b"9" * 4_080 + b"}", "state"),
+        (TARGET, b'{"state": "PAUSED"}' + b" " * MAX_VALUE_BYTES, "value"),
+        (TARGET, b"{}", "state"),
+        (TARGET, b'{"state": "paused"}', "state"),
+        (TARGET, b'{"state": ["PAUSED"]}', "state"),
+        (TARGET, b'{"state": "\\ud800"}', "state"),
+        (RESTART, b'{"only-failed": "yes"}', "only-failed"),
+        (RESTART, b"null", "value"),
+    ],
+)
+def test_what_is_no_request_is_refused(key: bytes, value: bytes, field: str) -> None:
+    """The error says which field is wrong, and what is allowed."""
+    with pytest.raises(MalformedError) as refused:
+        RECORDS.read(key, value)
+    assert refused.value.field == field
+    assert len(str(refused.value).encode(errors="backslashreplace")) < 500
