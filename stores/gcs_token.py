@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -141,9 +142,10 @@ class Tokens:
         self._session.close()
 
     def _found(self) -> Any:
-        if self._described is None:
+        described = self._described or _of_environment()
+        if described is None:
             return google.auth.default(scopes=_SCOPES)[0]
-        return _TYPES[self._described["type"]](self._described)
+        return _TYPES[described["type"]](described)
 
     def _within(self, deadline: float) -> Any:
         def send(url: str, method: str = "GET", **more: Any) -> Any:
@@ -154,6 +156,23 @@ class Tokens:
             return self._send(url, method=method, timeout=min(given, left, self._request_seconds), **more)
 
         return send
+
+
+def _of_environment() -> Mapping[str, Any] | None:
+    """The credentials file that the environment names; None if google-auth has to look.
+
+    For such a file google-auth would also ask another service of Google's for the project, which nobody needs here.
+    """
+    path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if not path:
+        return None
+    found: Any = None
+    with contextlib.suppress(OSError, ValueError):  # google-auth says it better
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or found.get("type") not in _TYPES:
+        return None
+    source = found.get("credential_source")
+    return None if isinstance(source, dict) and "executable" in source else found
 
 
 def _refused(exc: Exception) -> PayloadStoreError:

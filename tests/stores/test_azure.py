@@ -6,6 +6,7 @@ import contextlib
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,6 +267,38 @@ def test_a_signed_url_is_for_one_delete() -> None:
         assert "sp=d&" in f"{deleted.path}&"
         assert "authorization" not in deleted.headers
         assert deleted.headers["if-match"] == '"e"'
+
+
+@pytest.mark.parametrize("where", ["workload identity", "managed identity", "client secret of the environment"])
+def test_a_token_of_azures_chain_goes_with_a_request(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without credentials in the keys, obstore finds those of the environment, the pod or the machine."""
+
+    def script(_: Request, wire: Wire) -> bool:
+        body = b'{"access_token": "sesame", "expires_in": 3600, "expires_on": "4102444800"}'
+        wire.write(b"%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body))
+        return True
+
+    with scripted_server(script) as server:
+        monkeypatch.setenv("AZURE_AUTHORITY_HOST", server.endpoint)
+        if where == "managed identity":
+            monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{server.endpoint}/oauth2/token")
+        else:
+            monkeypatch.setenv("AZURE_CLIENT_ID", "a")
+            monkeypatch.setenv("AZURE_TENANT_ID", "t")
+        if where == "workload identity":
+            (tmp_path / "their-token").write_text("theirs")
+            monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "their-token"))
+        elif where != "managed identity":
+            monkeypatch.setenv("AZURE_CLIENT_SECRET", "s")
+        with opened({**ACCOUNT, "azure.endpoint": "https://acme.example"}) as store:
+            _point(store, server.endpoint)
+            store.get(store.root.path(*NAME), 100)
+            store.get(store.root.path(*NAME), 100)
+        asked, *got = server.requests
+        assert "/oauth2/" in asked.path
+        assert [request.headers["authorization"] for request in got] == ["Bearer sesame"] * 2
 
 
 def test_a_shared_access_signature_goes_with_a_delete() -> None:

@@ -418,30 +418,54 @@ def test_credentials_are_never_told(tmp_path: Path) -> None:
         assert "sesame" not in str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
 
 
-def test_a_token_of_googles_chain_goes_with_every_request(tmp_path: Path) -> None:
-    """Credentials of a file are exchanged for a token once, and obstore and the JSON interface send it."""
+@pytest.mark.parametrize("where", ["gcs.credentials.file", "gcs.credentials.json", "environment", "machine"])
+def test_a_token_of_googles_chain_goes_with_every_request(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials are exchanged for a token once, and obstore and the JSON interface send it.
+
+    They are workload identity federation, of a key or of the environment, or the service account of the machine.
+    """
     pytest.importorskip("google.auth")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where gcloud keeps its own
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
 
     def script(request: Request, wire: Wire) -> bool:
-        if request.path == "/token":
+        kind = b"application/json"
+        if request.path.partition("?")[0].endswith("/token"):
             body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer", "issued_token_type": "t"}'
+        elif "/computeMetadata/" in request.path and "recursive=true" in request.path:
+            body = b'{"email": "worker@acme", "scopes": []}'
+        elif "/computeMetadata/" in request.path:
+            body, kind = b"acme", b"text/plain"
         else:
             body = b'{"metageneration": "1"}' if request.path.startswith("/storage/") else b"data"
-        wire.write(b"%bContent-Length: %d\r\nContent-Type: application/json\r\n\r\n%b" % (HEAD, len(body), body))
+        more = b"Metadata-Flavor: Google\r\nContent-Type: %b\r\nContent-Length: %d" % (kind, len(body))
+        wire.write(b"%b%b\r\n\r\n%b" % (HEAD, more, body))
         return True
 
     with scripted_server(script) as server:
+        described = federation(f"{server.endpoint}/token", tmp_path)
         file = tmp_path / "credentials.json"
-        file.write_text(federation(f"{server.endpoint}/token", tmp_path))
-        keys = {**config("https://127.0.0.1:1"), "gcs.anonymous": False, "gcs.credentials.file": str(file)}
-        with opened(keys) as store:
+        file.write_text(described)
+        keys = {"gcs.credentials.file": str(file), "gcs.credentials.json": described}
+        if where == "environment":
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        elif where == "machine":
+            for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+                monkeypatch.setenv(name, server.endpoint.removeprefix("http://"))
+        with opened({"gcs.bucket": "payloads", **{name: keys[name] for name in keys if name == where}}) as store:
             _point(store, server.endpoint)
             store.get(store.root.path(*NAME), 9)
             store.get(store.root.path(*NAME), 9)
             assert store.expiry_rules("orders") == []
-        paths = [request.path.partition("?")[0] for request in server.requests]
-        assert paths == ["/token", "/payloads/orders%2Fan%2Did", "/payloads/orders%2Fan%2Did", "/storage/v1/b/payloads"]
-        assert {request.headers["authorization"] for request in server.requests[1:]} == {"Bearer sesame"}
+        asked = [
+            request for request in server.requests if "/computeMetadata/" not in request.path and request.path != "/"
+        ]
+        paths = [request.path.partition("?")[0] for request in asked if request.path != "/token"]
+        assert paths == ["/payloads/orders%2Fan%2Did", "/payloads/orders%2Fan%2Did", "/storage/v1/b/payloads"]
+        assert len([request for request in server.requests if "token" in request.path]) == 1
+        assert {request.headers["authorization"] for request in asked if request.path != "/token"} == {"Bearer sesame"}
 
 
 def test_credentials_that_google_refuses_are_a_matter_of_access(tmp_path: Path) -> None:
