@@ -187,7 +187,7 @@ class AzureStore(CloudStore):
                     raise ChangedError from None
                 raise
 
-        self._client.repeat(send, "delete", path)
+        self._client.call(send, "delete", path)
 
 
 def _credentials(values: Mapping[str, Value | None]) -> dict[str, str]:

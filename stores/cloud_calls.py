@@ -1,17 +1,20 @@
-"""Calls of a store on an event loop of its own thread: each within a time, and again after errors that may pass.
+"""Calls of a store, each within a time, and again after errors that may pass.
 
-The functions of obstore that block know no deadline for a call with its retries. Those for an event loop can be
-cancelled at any point, which closes their connection.
+The functions of obstore that block know no deadline for a call with its retries, so each attempt has a thread of its
+own, which is left alone when its time is over; it ends with the time-outs of its connection. The functions of obstore
+for an event loop could be cancelled, but a process that ends soon after one of them ends by SIGABRT, one time in five
+(obstore 0.12.1, Python 3.11): its threads then ask for an interpreter that is no more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,50 +50,29 @@ class Calls:
         """When a call that begins now must end, in seconds of the monotonic clock."""
         return time.monotonic() + self.seconds
 
-    def run(self, attempt: Callable[[], Awaitable[_T]], once: float, deadline: float | None = None) -> _T:
+    def run(self, attempt: Callable[[float], _T], once: float, deadline: float) -> _T:
         """The result of the first attempt that succeeds. May be called by any thread.
 
         Args:
-            attempt: begins an attempt.
+            attempt: gets the seconds that it has; it is not interrupted, but left alone after them.
             once: the longest time of one attempt, in seconds.
-            deadline: from `deadline`; now by default.
+            deadline: from `deadline`.
 
         Raises:
             LateError: no attempt ended in time.
             PayloadStoreError: this process was forked after the first call.
             Exception: what the last attempt raised.
         """
-        ends = self.deadline() if deadline is None else deadline
-        future = asyncio.run_coroutine_threadsafe(self._run(attempt, once, ends), _loop())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # where the caller was interrupted
-            raise
-
-    def repeat(self, attempt: Callable[[float], _T], deadline: float) -> _T:
-        """As `run`, for an attempt that blocks and keeps the time that it is given, in seconds."""
+        _check_process()
         number = 1
         while True:
             try:
-                return attempt(_left(deadline))
+                return _within(attempt, min(once, _left(deadline)))
             except Exception as exc:
                 pause = self._pause(number, exc, deadline)
                 if pause is None:
                     raise
             time.sleep(pause)
-            number += 1
-
-    async def _run(self, attempt: Callable[[], Awaitable[_T]], once: float, deadline: float) -> _T:
-        number = 1
-        while True:
-            try:
-                return await _within(attempt, min(once, _left(deadline)))
-            except Exception as exc:
-                pause = self._pause(number, exc, deadline)
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
             number += 1
 
     def _pause(self, number: int, exc: Exception, deadline: float) -> float | None:
@@ -110,40 +92,34 @@ def _left(deadline: float) -> float:
     return left
 
 
-async def _within(attempt: Callable[[], Awaitable[_T]], seconds: float) -> _T:
-    limit = asyncio.timeout(max(seconds, 0))
+def _within(attempt: Callable[[float], _T], seconds: float) -> _T:
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(attempt(seconds))
+        except BaseException as exc:  # noqa: BLE001  (raised where it is waited for)
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="wideload-cloud-call", daemon=True).start()
     try:
-        async with limit:
-            return await attempt()
-    except TimeoutError as exc:
-        if not limit.expired():
-            raise
-        raise LateError(f"no whole answer came in {seconds:,.1f} s") from exc
+        return done.result(seconds)
+    except FutureTimeoutError:
+        if done.done():
+            raise  # it is the attempt's own
+        raise LateError(f"no whole answer came in {seconds:,.1f} s") from None
 
 
-class _Thread:
-    """The thread of the loop, in the process that started it."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="wideload-cloud-calls", daemon=True).start()
+_first_process: int | None = None
 
 
-_lock = threading.Lock()
-_thread: _Thread | None = None
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    global _thread  # noqa: PLW0603  (one for all stores, as it only waits)
-    # Before the lock, which another thread may have held when the process was forked.
-    if _thread is not None and _thread.pid != os.getpid():
+def _check_process() -> None:
+    global _first_process  # noqa: PLW0603  (obstore's threads are there once for a process)
+    if _first_process is None:
+        _first_process = os.getpid()
+    elif _first_process != os.getpid():
         raise PayloadStoreError(
             "obstore has threads, which no forked process has, so the stores gcs and azure cannot be used in a process "
-            f"that was forked (from {_thread.pid}) after their first use: fork before it, or start processes by spawn "
-            "or forkserver"
+            f"that was forked (from {_first_process}) after their first use: fork before it, or start processes by "
+            "spawn or forkserver"
         )
-    with _lock:
-        if _thread is None:
-            _thread = _Thread()
-        return _thread.loop

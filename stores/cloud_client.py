@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -126,8 +126,8 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def put() -> None:
-            await obstore.put_async(self._writer, key, data, use_multipart=False)
+        def put(_: float) -> None:
+            obstore.put(self._writer, key, data, use_multipart=False)
 
         self.call(put, "put", path, self._times.put_seconds(len(data)))
 
@@ -139,17 +139,17 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def get() -> bytes:
-            answer = await obstore.get_async(self.reader, key)
+        def get(_: float) -> bytes:
+            answer = obstore.get(self.reader, key)
             size = answer.meta["size"]
             if size > max_bytes:
                 raise PayloadTooLargeError(path, size, max_bytes)
-            data = bytes(await answer.bytes_async()) if size else b""
+            data = bytes(answer.bytes()) if size else b""
             if len(data) != size:
                 raise OSError(f"the connection was cut after {len(data):,} of {size:,} bytes")
             return data
 
-        return self.call(get, "get", path, self._times.call_ms / 1000)
+        return self.call(get, "get", path)
 
     def head(self, key: str, path: str) -> Found:
         """Describes an object.
@@ -158,16 +158,16 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def head() -> Found:
+        def head(_: float) -> Found:
             try:
-                return Found.of(await obstore.head_async(self.reader, key))
+                return Found.of(obstore.head(self.reader, key))
             except FAILURES as exc:
                 if Failure.of(exc).status not in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
                     raise
             # The answer to a HEAD has no body, so it does not say whether the object is missing, or the bucket.
-            return Found.of((await obstore.get_async(self.reader, key)).meta)
+            return Found.of(obstore.get(self.reader, key).meta)
 
-        return self.call(head, "head", path, self._times.call_ms / 1000)
+        return self.call(head, "head", path)
 
     def pages(self, prefix: str, path: str) -> Iterator[Sequence[Found]]:
         """Every object whose name begins with `prefix` and a slash, page by page; each page has the time of a call.
@@ -178,18 +178,19 @@ class CloudClient:
         streams: list[Any] = []
         last: str | None = None
 
-        async def page() -> Sequence[Found] | None:
-            if not streams:
-                streams.append(obstore.list(self.reader, prefix or None, offset=last, chunk_size=_PAGE))
-            try:
-                return [Found.of(meta) for meta in await anext(streams[0])]
-            except StopAsyncIteration:
-                return None
-            except BaseException:
-                streams.clear()  # it is over; the next attempt begins behind the last page
-                raise
+        def page(_: float) -> tuple[Any, Sequence[Found] | None]:
+            # A stream that failed is over: the next attempt begins a new one behind the last page.
+            stream = (
+                streams.pop() if streams else obstore.list(self.reader, prefix or None, offset=last, chunk_size=_PAGE)
+            )
+            found = next(stream, None)
+            return stream, None if found is None else [Found.of(meta) for meta in found]
 
-        while (found := self.call(page, "list", path, self._times.call_ms / 1000)) is not None:
+        while True:
+            stream, found = self.call(page, "list", path)
+            if found is None:
+                return
+            streams.append(stream)
             if found:
                 last = found[-1].key
             yield found
@@ -201,10 +202,10 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def folders() -> Sequence[str]:
-            return (await obstore.list_with_delimiter_async(self.reader, prefix or None))["common_prefixes"]
+        def folders(_: float) -> Sequence[str]:
+            return obstore.list_with_delimiter(self.reader, prefix or None)["common_prefixes"]
 
-        return self.call(folders, "list", path, self._times.call_ms / 1000)
+        return self.call(folders, "list", path)
 
     def delete(self, key: str, path: str) -> None:
         """Deletes an object, whatever it is by now.
@@ -213,10 +214,10 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def delete() -> None:
-            await obstore.delete_async(self.reader, key)
+        def delete(_: float) -> None:
+            obstore.delete(self.reader, key)
 
-        self.call(delete, "delete", path, self._times.call_ms / 1000)
+        self.call(delete, "delete", path)
 
     def signed(self, method: Any, key: str, path: str, lasting: timedelta) -> str:
         """A URL that allows a request for this object, of whoever has it: a secret.
@@ -225,20 +226,19 @@ class CloudClient:
             PayloadStoreError: see `stores.cloud_errors.translated`.
         """
 
-        async def sign() -> str:
-            return await obstore.sign_async(self.reader, method, key, lasting)
+        def sign(_: float) -> str:
+            return obstore.sign(self.reader, method, key, lasting)
 
-        return self.call(sign, "sign", path, self._times.call_ms / 1000)
+        return self.call(sign, "sign", path)
 
-    def repeat(self, attempt: Callable[[float], _T], operation: str, path: str) -> _T:
-        """As `call`, for an attempt that blocks and keeps the seconds that it is given."""
-        deadline = self._calls.deadline()
-        with self.told(operation, path):
-            self._before(deadline)
-            return self._calls.repeat(attempt, deadline)
-
-    def call(self, attempt: Callable[[], Awaitable[_T]], operation: str, path: str, once: float) -> _T:
+    def call(self, attempt: Callable[[float], _T], operation: str, path: str, once: float = float("inf")) -> _T:
         """The result of `attempt`, within the time of a call.
+
+        Args:
+            attempt: gets the seconds that it has.
+            operation: for messages.
+            path: for messages.
+            once: the longest time of one attempt, in seconds.
 
         Raises:
             PayloadStoreError: see `stores.cloud_errors.translated`.

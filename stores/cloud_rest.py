@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -75,7 +72,7 @@ class Rest:
         Args:
             method: HTTP's.
             url: with what stands in it.
-            seconds: the longest time.
+            seconds: the longest time; a head that comes byte by byte may take longer, and the caller does not wait.
             headers: with the credentials.
             params: of the query.
             body: sent as JSON.
@@ -84,6 +81,7 @@ class Rest:
             RestError: there was no answer, or it is no success.
             LateError: it did not come in time.
         """
+        deadline = time.monotonic() + seconds
         request = requests.Request(
             method,
             url,
@@ -96,23 +94,6 @@ class Rest:
             },
             auth=_unchanged,
         )
-        done: Future[bytes] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(self._answered(request, seconds))
-            except BaseException as exc:  # noqa: BLE001  (raised where it is waited for)
-                done.set_exception(exc)
-
-        # A head that comes byte by byte begins the time-out of the socket again with each, so another thread waits.
-        threading.Thread(target=run, name="wideload-cloud-rest", daemon=True).start()
-        try:
-            return done.result(seconds)
-        except FutureTimeoutError:
-            raise LateError(f"no whole answer came in {seconds:,.1f} s") from None
-
-    def _answered(self, request: requests.Request, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
         try:
             prepared = self.session.prepare_request(request)
             around: Any = self.session.merge_environment_settings(str(prepared.url), {}, True, None, None)  # proxies

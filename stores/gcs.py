@@ -266,7 +266,7 @@ class GcsStore(CloudStore):
                     raise PayloadNotFoundError(path) from exc
                 raise
 
-        return self._client.repeat(send, operation, path)
+        return self._client.call(send, operation, path)
 
 
 def _cloud(bucket: str) -> Cloud:

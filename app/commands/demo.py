@@ -26,6 +26,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
 
 from app.commands.console import Advance, Unit, progress
+from app.commands.demo_store import NAMES, DemoStore
 from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
@@ -56,20 +57,16 @@ _ROOT = Path(__file__).resolve().parents[__name__.count(".")]  # it holds `widel
 _CONFIG = """\
 bootstrap.servers = "{servers}"
 web.port = {port}
-
+{store}
 [pipeline.orders-offload]
 topics = ["raw-large"]
 output.topic = "orders"
 transforms = ["offload"]
-large.message.payload.store.class = "filesystem"
-filesystem.root = {root}
 
 [pipeline.orders-inflate]
 topics = ["orders"]
 output.topic = "orders-inflated"
 transforms = ["inflate"]
-large.message.payload.store.class = "filesystem"
-filesystem.root = {root}
 """
 
 
@@ -90,12 +87,14 @@ class Demo:
 
     Args:
         files: the files to send.
-        keep: whether to keep the folder.
+        store: for their payloads.
+        keep: whether to keep the folder, and the payloads.
     """
 
-    def __init__(self, files: Sequence[DemoFile], *, keep: bool = False) -> None:
+    def __init__(self, files: Sequence[DemoFile], store: DemoStore, *, keep: bool = False) -> None:
         self.report = _Report(messages=len(files))
         self._files = files
+        self._given = self._store = store
         self._keep = keep
         self._stack = ExitStack()
         self._largest = max(file.size for file in files)
@@ -113,8 +112,11 @@ class Demo:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="wideload-demo-"))
+        self._store = self._given.at(self._folder / "store")
         if not self._keep:
             self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            if not self._store.folder:
+                self._stack.callback(self._store.remove, ORDERS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,8 +182,8 @@ class Demo:
     def _start_worker(self) -> None:
         (self._port,) = free_ports(1)
         config = self._folder / "wideload.toml"
-        root = json.dumps(str(self._folder / "store"))
-        config.write_text(_CONFIG.format(servers=self._broker.bootstrap_servers, port=self._port, root=root))
+        servers = self._broker.bootstrap_servers
+        config.write_text(_CONFIG.format(servers=servers, port=self._port, store=self._store.lines()))
         with (self._folder / "worker.log").open("ab") as log:
             self._worker = watched(
                 [sys.executable, "-m", "wideload", "worker", "-c", config], output=log, environ=self._environ()
@@ -216,7 +218,7 @@ class Demo:
         if status != 0:
             raise self._failed(f"the worker ended with status {status}", "worker.log")
         self.report.sizes = {name: self._topic_bytes(name) for name in (RAW, ORDERS, INFLATED)}
-        self.report.sizes["payload store"] = _file_bytes((self._folder / "store").rglob("*"))
+        self.report.sizes["payload store"] = sum(self._store.sizes(ORDERS))
 
     def _topic_bytes(self, topic: str) -> int:
         data = self._broker.log_path.parent / "data"
@@ -347,20 +349,27 @@ def _show(report: _Report, comparison: Comparison) -> None:
 
 @click.command("demo")
 @click.argument("folder", metavar="[INPUT]", required=False, type=click.Path(path_type=Path))
+@click.option("--store", type=click.Choice(NAMES), default="filesystem", help="Where payloads go.")
+@click.option(
+    "-s", "--store-key", "store_keys", multiple=True, metavar="KEY=VALUE", help="A key of the store; may be repeated."
+)
 @click.option("--keep", is_flag=True, help="Keep the folder of configuration, payloads, Parquet files and logs.")
-def command(folder: Path | None, *, keep: bool) -> int:
+def command(folder: Path | None, store: str, store_keys: Sequence[str], *, keep: bool) -> int:
     """Send files through Kafka, a worker and Spark, and compare the result with the files.
 
     The demo starts its own Kafka broker and worker and sends the files of INPUT to raw-large. The worker offloads them
     to orders and inflates them to orders-inflated, and Spark writes them to Parquet. Then the demo compares SHA-256
-    digests. Without INPUT it sends the jars that the set-up fetched. At the end it stops and removes everything. The
-    status is 1 if a payload differs or is missing. The demo needs Java 17 to 22.
+    digests. In a store it has a prefix of its own. Without INPUT it sends the jars that the set-up fetched. At the end
+    it stops and removes everything. The status is 1 if a payload differs or is missing. The demo needs Java 17 to 22.
 
     \b
     Examples:
       wideload demo
       wideload demo ~/Pictures --keep
+      wideload demo --store gcs -s gcs.bucket=payloads
+      wideload demo --store s3 -s s3.bucket=payloads -s s3.access.key=me -s 's3.secret.key=${env:SECRET}'
     """
+    place = DemoStore.given(store, store_keys)
     require_spark("demo")
     if folder is not None:
         files = from_folder(folder)
@@ -374,7 +383,7 @@ def command(folder: Path | None, *, keep: bool) -> int:
     _check_disk(files)
     size = bytes_text(sum(file.size for file in files))
     click.echo(f"{len(files)} files, {size}, the largest {bytes_text(max(file.size for file in files))}")
-    with _signals(signal.default_int_handler), Demo(files, keep=keep) as demo, ExitStack() as last:
+    with _signals(signal.default_int_handler), Demo(files, place, keep=keep) as demo, ExitStack() as last:
         if keep:
             last.callback(click.echo, f"kept in {demo.folder}")
         comparison = demo.run()

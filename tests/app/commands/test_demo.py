@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from app.commands.demo_store import DemoStore
 from app.local.demo_files import LARGEST_BYTES, compare, from_folder, from_jars
+from stores.azure import AzureStore
+from stores.registry import open_store
+from stores.store import Store
+from tests.azure_server import azure_server_or_skip
 from transforms.errors import ConfigurationError
 
 
@@ -163,6 +170,69 @@ def test_demo_whole_way(tmp_path: Path) -> None:
     assert (table["messages"], table["offloaded"], table["payload store"]) == ("3", "1", "3.0 MB")
     assert "\r" not in done.stdout + done.stderr  # no bar where there is no terminal
     assert [path.name for path in scratch.iterdir() if path.name.startswith("wideload-")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.cloud
+def test_demo_in_a_cloud(tmp_path: Path) -> None:
+    """Payloads go below a prefix of the run's own, are read from there, and are removed at the end."""
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "large").write_bytes(os.urandom(3_000_000))
+    with azure_server_or_skip(tmp_path) as cloud:
+        config = {"large.message.payload.store.class": cloud.start, **cloud.config("demo")}
+        with closing(open_store(config)) as store:
+            assert isinstance(store, Store)
+            kept = store.publish("orders", b"of somebody else")
+        keys = [f"{name}={value}" for name, value in cloud.config("demo").items()]
+        done = demo(str(tmp_path / "input"), "--store", cloud.start, *(each for key in keys for each in ("-s", key)))
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "1 of 1 payloads identical" in done.stdout
+        assert re.search(r"payload store *│ *3\.0 MB", done.stdout)
+        with closing(open_store(config)) as store:
+            assert isinstance(store, AzureStore)
+            assert [info.path for info in store.list()] == [kept]
+            assert [found.key for page in store.found_below("demo/") for found in page] == [store._key(kept)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "words"),
+    [
+        ("filesystem", ["s3.bucket=a"], "--store-key: is for s3, gcs and azure"),
+        ("gcs", [], "gcs.bucket: is missing"),
+        ("gcs", ["gcs.bucket"], "--store-key: is given without a value"),
+        ("gcs", ["gcs.bukket=a"], "gcs.bukket: is not a key that is known here; did you mean gcs.bucket"),
+        ("gcs", ["gcs.bucket=a", "gcs.retry.attempts=x"], "gcs.retry.attempts: found 'x'"),
+    ],
+)
+def test_demo_store_with_a_wrong_key(name: str, pairs: list[str], words: str) -> None:
+    """A key that is missing, unknown or wrong is named before anything starts."""
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        DemoStore.given(name, pairs)
+
+
+def test_demo_store_has_a_prefix_of_its_own() -> None:
+    """No two runs share a prefix, below that of the keys; a variable of the environment stays one in the file."""
+    pairs = [
+        "s3.bucket=payloads",
+        "s3.prefix=mine/",
+        "s3.access.key=k",
+        "s3.secret.key=${env:HOME}",
+        "s3.retry.attempts=2",
+    ]
+    first, second = (DemoStore.given("s3", pairs) for _ in range(2))
+    assert str(first.keys["s3.prefix"]).startswith("mine/wideload-demo-")
+    assert first.keys["s3.prefix"] != second.keys["s3.prefix"]
+    assert 's3.secret.key = "${env:HOME}"\ns3.retry.attempts = 2\n' in first.lines()
+    assert first.opened_keys()["s3.secret.key"] == os.environ["HOME"]
+
+
+def test_demo_says_that_a_key_of_its_store_is_missing() -> None:
+    """The command gives one line, and the status 2."""
+    done = demo("--store", "gcs")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "gcs.bucket: is missing" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,110 @@
+"""The payload store of the demo: its lines in the configuration, how much it holds, and its removal."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.config.parsing import parse
+from stores.registry import STORE_CLASS, open_store, store_keys
+from stores.store import COMMON_KEYS, Delete, List
+from transforms.errors import ConfigurationError
+
+__all__ = ["NAMES", "DemoStore"]
+
+NAMES = ("filesystem", "s3", "gcs", "azure")
+
+_PIPELINE = """
+[pipeline.check]
+topics = ["in"]
+output.topic = "out"
+transforms = ["offload"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoStore:
+    """A place of its own for the payloads of one run.
+
+    Attributes:
+        keys: of the store, with its class, as the file has them: `${env:NAME}` is not replaced yet.
+        folder: whether it is a folder of the demo's, which goes with it.
+    """
+
+    keys: Mapping[str, object]
+    folder: bool
+
+    @classmethod
+    def given(cls, name: str, pairs: Sequence[str]) -> DemoStore:
+        """The store that the options say, below a prefix of its own, so that nothing else is ever removed.
+
+        Args:
+            name: one of `NAMES`.
+            pairs: `KEY=VALUE`.
+
+        Raises:
+            ConfigurationError: a key is missing, unknown or wrong, or a package is not installed.
+        """
+        if name == "filesystem":
+            if pairs:
+                raise ConfigurationError("--store-key", "is for s3, gcs and azure; the demo has a folder of its own")
+            return cls({STORE_CLASS: name}, folder=True)
+        known = {key.name: key for key in (*COMMON_KEYS, *(store_keys(name) or ()))}
+        keys: dict[str, object] = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise ConfigurationError("--store-key", "is given without a value; allowed is KEY=VALUE")
+            keys[key] = known[key].coerce(value) if key in known else value
+        prefix = str(keys.get(f"{name}.prefix", "")).strip("/")
+        keys[f"{name}.prefix"] = f"{prefix}/wideload-demo-{secrets.token_hex(4)}".removeprefix("/")
+        store = cls({STORE_CLASS: name, **keys}, folder=False)
+        store.opened_keys()
+        return store
+
+    def at(self, root: Path) -> DemoStore:
+        """The same store; a folder is this one."""
+        return DemoStore({**self.keys, "filesystem.root": str(root)}, folder=True) if self.folder else self
+
+    def lines(self) -> str:
+        """The lines of the configuration."""
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.keys.items())
+
+    def opened_keys(self) -> Mapping[str, object]:
+        """The keys as the worker will have them.
+
+        Raises:
+            ConfigurationError: one is missing, unknown or wrong.
+        """
+        config = (
+            parse(tomllib.loads(f'bootstrap.servers = "localhost:1"\n{self.lines()}{_PIPELINE}')).pipelines[0].store
+        )
+        with closing(open_store(config)):
+            return config
+
+    def sizes(self, topic: str) -> Iterator[int]:
+        """The bytes of each payload of a topic.
+
+        Raises:
+            PayloadStoreError: the store failed.
+        """
+        with closing(open_store(self.opened_keys())) as store:
+            assert isinstance(store, List)
+            yield from (payload.size for payload in store.list(topic))
+
+    def remove(self, topic: str) -> None:
+        """Removes the payloads of a topic.
+
+        Raises:
+            PayloadStoreError: the store failed; the message names the payload that is left.
+        """
+        with closing(open_store(self.opened_keys())) as store:
+            assert isinstance(store, List)
+            assert isinstance(store, Delete)
+            for payload in list(store.list(topic)):
+                store.delete(payload.path)
