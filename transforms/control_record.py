@@ -2,7 +2,8 @@
 
 Keys and values are like those of Kafka Connect's topic of configurations (`KafkaConfigBackingStore`; KIP-745), with the
 consumer group in the place of the connector: `target-state-GROUP` with `{"state": "PAUSED"}`, and
-`restart-connector-GROUP` with `{"include-tasks": true, "only-failed": false}`.
+`restart-connector-GROUP` with `{"include-tasks": true, "only-failed": false}`. A field of our own, `id`, tells requests
+apart: an offset does not, once a topic was deleted and made again.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ MAX_VALUE_BYTES = 4_096
 """The longest value that is read."""
 
 _TARGET, _RESTART = "target-state-", "restart-connector-"
-_STATE, _ONLY_FAILED, _TASKS = "state", "only-failed", "include-tasks"
+_STATE, _ONLY_FAILED, _TASKS, _ID = "state", "only-failed", "include-tasks", "id"
+_MAX_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TargetStateRequest:
-    """The pipelines of a group are to be in a state until somebody says otherwise."""
+    """The pipelines of a group are to be in a state until somebody says otherwise.
+
+    Attributes:
+        id: no other request has it; empty if who asked has set none.
+    """
 
     group: str
     state: TargetState
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +47,12 @@ class Restart:
 
     Attributes:
         only_failed: those alone that have failed.
+        id: no other request has it; empty if who asked has set none.
     """
 
     group: str
     only_failed: bool = False
+    id: str = ""
 
 
 Request = TargetStateRequest | Restart
@@ -56,6 +65,8 @@ def record_of(request: Request) -> tuple[bytes, bytes]:
         key, value = _RESTART + request.group, {_TASKS: True, _ONLY_FAILED: request.only_failed}
     else:
         key, value = _TARGET + request.group, {_STATE: request.state}
+    if request.id:
+        value[_ID] = request.id
     return key.encode(), json.dumps(value).encode()
 
 
@@ -85,11 +96,12 @@ class ControlRecords:
         if value is None:
             return TargetStateRequest(group, "STARTED") if kind == _TARGET else None
         fields = _fields(value)
+        identity = _identity(fields.get(_ID, ""))
         if kind == _RESTART:
-            return Restart(group, _flag(fields.get(_ONLY_FAILED, False)))
+            return Restart(group, _flag(fields.get(_ONLY_FAILED, False)), identity)
         for state in get_args(TargetState):
             if fields.get(_STATE) == state:
-                return TargetStateRequest(group, state)
+                return TargetStateRequest(group, state, identity)
         raise MalformedError(_STATE, repr(fields.get(_STATE)), ", ".join(get_args(TargetState)))
 
 
@@ -108,4 +120,10 @@ def _fields(value: bytes) -> dict[str, object]:
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise MalformedError(_ONLY_FAILED, repr(value), "true or false")
+    return value
+
+
+def _identity(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_ID:
+        raise MalformedError(_ID, repr(value)[:_MAX_ID], f"a string of up to {_MAX_ID} characters")
     return value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Never
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import CorruptRecordException, KafkaError
+from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
@@ -32,7 +32,8 @@ class Entry:
     """A record of the log.
 
     Attributes:
-        former: whether it was written before the log was first read.
+        former: whether it was written before the log was first read: by this process at all, or since the topic was
+            made again or cut.
     """
 
     offset: int
@@ -64,7 +65,6 @@ class TopicLog:
         self._skipped = skipped
         self.position: int | None = None
         self._new_from = 0
-        self._moved = asyncio.Event()
 
     async def read(self, seconds: float) -> None:
         """Reads up to the end that the log has now.
@@ -106,14 +106,8 @@ class TopicLog:
                         raise ClusterError(f"topic {self._topic} is shorter than it was", retriable=True)
                     heard_s = time.monotonic()
 
-    async def reach(self, offset: int) -> None:
-        """Waits until the record with this offset was read."""
-        while self._reached <= offset:
-            self._moved.clear()
-            await self._moved.wait()
-
-    async def append(self, key: bytes, value: bytes) -> int:
-        """Writes a record to all replicas that are in sync, and returns its offset; below 0 if no broker says it.
+    async def append(self, key: bytes, value: bytes) -> None:
+        """Writes a record to all replicas that are in sync.
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -121,10 +115,9 @@ class TopicLog:
         """
         async with writing_producer(self._client, request_timeout_ms=_WRITE_MS) as producer:
             try:
-                written = await producer.send_and_wait(self._topic, value, key=key, partition=0)
+                await producer.send_and_wait(self._topic, value, key=key, partition=0)
             except (KafkaError, OSError, TimeoutError) as exc:
                 raise translated(exc, f"topic {self._topic}") from exc
-        return int(written.offset)
 
     @property
     def _reached(self) -> int:
@@ -149,6 +142,9 @@ class TopicLog:
             FetchedBatches(controls, _Unlimited())
             consumer.seek(self._partition, await self._begin(controls))
             yield controls
+        except OffsetOutOfRangeError as exc:
+            told = f"topic {self._topic} was made again or cut: it has no record at offset {self._reached:,}"
+            raise ClusterError(told, retriable=True) from exc
         except (KafkaError, OSError) as exc:
             raise translated(exc, f"topic {self._topic}") from exc
         finally:
@@ -175,7 +171,6 @@ class TopicLog:
         if reached is None or reached == self.position:
             return False
         self.position = reached
-        self._moved.set()
         return True
 
     def _take_batch(self, batch: SourceBatch) -> None:

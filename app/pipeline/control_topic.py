@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
+import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Never
+from weakref import WeakValueDictionary
 
 from app.config.settings import Settings
 from app.kafka.clients import ClusterError
 from app.kafka.topic_log import Entry, TopicLog
-from transforms.control_record import ControlRecords, Request, Restart, TargetState, record_of
+from transforms.control_record import ControlRecords, Request, TargetState, TargetStateRequest, record_of
 from transforms.errors import MalformedError
 from transforms.text import printable
 
@@ -18,6 +23,7 @@ __all__ = ["ControlTopic"]
 log = logging.getLogger(__name__)
 
 _READ_S = 60.0
+_REMEMBERED = 1_000  # restarts; a request counts as new if none of these has its id
 
 
 class ControlTopic:
@@ -30,7 +36,8 @@ class ControlTopic:
     Attributes:
         name: of the topic.
         targets: by group, what its pipelines are to be; a group that nobody has asked anything of is not in it.
-        listener: gets each request that comes from now on.
+        listener: gets each request that comes from now on. Where the topic was made again or cut, it gets what stands
+            there then, once that was read to its end: the last state of each group, and restarts that are new.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
@@ -40,6 +47,10 @@ class ControlTopic:
         self._records = ControlRecords([pipeline.group_id for pipeline in settings.pipelines])
         self._log = TopicLog(settings.client, name, self._take, self._skip)
         self._broken: set[bytes | None] = set()
+        self._read_again: dict[tuple[type[Request], str], Request] = {}
+        self._awaited_again: list[asyncio.Event] = []
+        self._restarts: deque[str] = deque(maxlen=_REMEMBERED)
+        self._awaited: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def read(self) -> None:
         """Reads all that stands there now. Requests to begin anew, which came before, are not obeyed.
@@ -61,20 +72,27 @@ class ControlTopic:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: it cannot be read; to be called again.
         """
-        await self._log.follow(ready)
 
-    async def write(self, request: Request) -> int:
-        """Writes a request, and returns its offset once all replicas that are in sync have it.
+        def reached() -> None:
+            self._obey_again()
+            ready()
+
+        await self._log.follow(reached)
+
+    async def write(self, request: Request) -> asyncio.Event:
+        """Writes a request, and returns once all replicas that are in sync have it.
+
+        Returns:
+            What is set once the request was read, and `listener` has it.
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: no broker has acknowledged it.
         """
-        return await self._log.append(*record_of(request))
-
-    async def taken(self, offset: int) -> None:
-        """Waits until the request at this offset was read, and `listener` has it."""
-        await self._log.reach(offset)
+        named = dataclasses.replace(request, id=uuid.uuid4().hex)
+        self._awaited[named.id] = read = asyncio.Event()
+        await self._log.append(*record_of(named))
+        return read
 
     def _take(self, entry: Entry) -> None:
         try:
@@ -82,11 +100,36 @@ class ControlTopic:
         except MalformedError as exc:
             self._skip(f"offset {entry.offset}, key {printable(entry.key)}: {exc}", entry.key)
             return
-        if request is None or (isinstance(request, Restart) and entry.former):
+        if request is None:
             return
         self._broken.discard(entry.key)
-        if not isinstance(request, Restart):
+        if self.listener is None and isinstance(request, TargetStateRequest):
             self.targets[request.group] = request.state
+        elif self.listener is None:
+            self._restarts.append(request.id)
+        elif entry.former:
+            self._read_again[type(request), request.group] = request
+            if request.id in self._awaited:
+                self._awaited_again.append(self._awaited[request.id])
+        else:
+            self._obey(request)
+            if request.id in self._awaited:
+                self._awaited[request.id].set()
+
+    def _obey_again(self) -> None:
+        again, self._read_again = self._read_again, {}
+        for request in again.values():
+            if isinstance(request, TargetStateRequest) or (request.id and request.id not in self._restarts):
+                self._obey(request)
+        awaited, self._awaited_again = self._awaited_again, []
+        for each in awaited:
+            each.set()
+
+    def _obey(self, request: Request) -> None:
+        if isinstance(request, TargetStateRequest):
+            self.targets[request.group] = request.state
+        elif request.id:
+            self._restarts.append(request.id)
         if self.listener is not None:
             self.listener(request)
 

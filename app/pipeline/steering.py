@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from faust import Service
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 20.0
 _READY_S = 10.0
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
+_STOPS = "the worker stops; ask another worker of the group"
 
 
 class OwnSteering:
@@ -58,7 +60,9 @@ class GroupSteering(Service):
         self._following: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._writing: set[asyncio.Task[int]] = set()
+        self._writing: set[asyncio.Task[asyncio.Event]] = set()
+        self._patience: set[asyncio.Timeout] = set()
+        self._stopping = False
         for group, target in topic.targets.items():
             self._pipelines[group].steer(target)
         topic.listener = self._obey
@@ -77,7 +81,11 @@ class GroupSteering(Service):
             log.warning("control.topic %s: pipelines begin as it was when the worker started", self._topic.name)
 
     async def on_stop(self) -> None:
-        """Reads no further."""
+        """Reads no further; who waits for an answer is told so."""
+        self._stopping = True
+        self._ready.set()
+        for each in self._patience:
+            each.reschedule(0)
         tasks = [*self._writing, *([self._following] if self._following is not None else [])]
         for task in tasks:
             task.cancel()
@@ -93,27 +101,47 @@ class GroupSteering(Service):
 
     async def _ask(self, request: Request) -> None:
         """Returns when the request was written, and this worker has obeyed it."""
+        if self._stopping:
+            raise SteeringError(_STOPS, retriable=True)
+        begun = False
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                async with self._turn:
-                    # Nobody can take back what is on its way; a producer that is cancelled would leave connections.
-                    written = asyncio.get_running_loop().create_task(self._topic.write(request))
-                    self._writing.add(written)
-                    written.add_done_callback(self._written)
-                    offset = await asyncio.shield(written)
-                await self._topic.taken(offset)
+            async with self._patient():
+                # Who asked first is written first: the turn ends with the write, even if nobody waits for it any more.
+                await self._turn.acquire()
+                begun = True
+                # Nobody can take back what is on its way; a producer that is cancelled would leave connections.
+                written = asyncio.get_running_loop().create_task(self._topic.write(request))
+                self._writing.add(written)
+                written.add_done_callback(self._written)
+                read = await asyncio.shield(written)
+                await read.wait()
         except TimeoutError as exc:
-            raise SteeringError(
-                f"control.topic {self._topic.name}: Kafka has not answered within {_ANSWER_S:.0f} s; whether the "
-                "request was written is not known: look at the status, and ask again",
-                retriable=True,
-            ) from exc
+            raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc
         except WideloadError as exc:
             retriable = isinstance(exc, ClusterError) and exc.retriable
             told = f"control.topic {self._topic.name}: the request was not written: {exc}"
             raise SteeringError(told, retriable=retriable) from exc
 
-    def _written(self, task: asyncio.Task[int]) -> None:
+    @asynccontextmanager
+    async def _patient(self) -> AsyncIterator[None]:
+        async with asyncio.timeout(_ANSWER_S) as limit:
+            self._patience.add(limit)
+            try:
+                yield
+            finally:
+                self._patience.discard(limit)
+
+    def _unanswered(self, *, begun: bool) -> str:
+        why = "the worker stops" if self._stopping else f"Kafka has not answered within {_ANSWER_S:.0f} s"
+        if not begun:
+            return f"control.topic {self._topic.name}: {why}; the request was not written: ask again"
+        return (
+            f"control.topic {self._topic.name}: {why}; whether the request was written is not known: look at the "
+            "status, and ask again"
+        )
+
+    def _written(self, task: asyncio.Task[asyncio.Event]) -> None:
+        self._turn.release()
         self._writing.discard(task)
         if not task.cancelled():
             task.exception()  # told already, or nobody waits any more

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
@@ -18,10 +21,13 @@ from app.config.settings import Settings
 from app.kafka.clients import ClusterError
 from app.kafka.topic_log import Entry, TopicLog
 from app.kafka.topics import topic_of
+from app.pipeline.control_topic import ControlTopic
+from app.pipeline.steering import GroupSteering
 from tests.integration.rest import Answer, ask
 from tests.integration.topics import alter, end_offsets, read_all, send
 from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
+from transforms.control_record import Restart
 from transforms.errors import ConfigurationError
 
 TOKEN = "token-of-who-may-steer-1"
@@ -208,6 +214,99 @@ def test_a_worker_that_cannot_read_the_topic_does_not_start(group: Group) -> Non
     assert f"topic {group.topic} was not read to its end within 0 s" in line
 
 
+# --- the topic is made again, or cut ---------------------------------------------------------------------------------
+
+
+class Steered:
+    """A pipeline that notes what is asked of it."""
+
+    def __init__(self, group_id: str) -> None:
+        self.settings = SimpleNamespace(group_id=group_id)
+        self.status = "RUNNING"
+        self.asked: list[str] = []
+
+    def steer(self, target: str) -> None:
+        """Notes the state."""
+        self.asked.append(target)
+
+    def begin_anew(self) -> None:
+        """Notes the restart."""
+        self.asked.append("RESTART")
+
+
+@asynccontextmanager
+async def steered(group: Group) -> AsyncIterator[tuple[Steered, GroupSteering, ControlTopic]]:
+    """A worker's side of the topic, with a pipeline, in this process."""
+    settings = settings_of(group)
+    topic = ControlTopic(group.topic, settings)
+    await topic.read()
+    pipeline = Steered(settings.pipelines[0].group_id)
+    steering = GroupSteering(topic, [cast(Any, pipeline)])
+    await steering.on_start()
+    try:
+        yield pipeline, steering, topic
+    finally:
+        await steering.on_stop()
+
+
+async def make_again(group: Group) -> None:
+    """Deletes the topic, and makes it."""
+    client = AdminClient({"bootstrap.servers": group.way.broker})
+    await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
+    new = NewTopic(group.topic, 1, 1, config={"cleanup.policy": "compact"})
+
+    async def made() -> bool:
+        try:
+            await asyncio.to_thread(client.create_topics([new])[group.topic].result, 30)
+        except KafkaException as exc:
+            if exc.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:  # it is still being deleted
+                return False
+            raise
+        return True
+
+    async with asyncio.timeout(30):
+        while not await made():
+            pass
+
+
+async def test_requests_after_the_topic_was_made_again(group: Group) -> None:
+    """Each is obeyed before it is answered, though the topic begins at offset 0 again."""
+    async with steered(group) as (pipeline, steering, _), asyncio.timeout(60):
+        for state in ("PAUSED", "STARTED", "PAUSED"):
+            await steering.steer(cast(Any, pipeline), cast(Any, state))
+        await make_again(group)
+        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        assert pipeline.asked == ["PAUSED", "STARTED", "PAUSED", "RESTART"]
+        await steering.steer(cast(Any, pipeline), "STOPPED")
+        assert pipeline.asked[4:] == ["STOPPED"]
+
+
+async def test_a_topic_that_was_cut(group: Group) -> None:
+    """What it says last is obeyed once; restarts that were obeyed are not obeyed again, but one that is new is."""
+    ask: Any
+    async with steered(group) as (pipeline, steering, topic), asyncio.timeout(60):
+        ask = cast(Any, pipeline)
+        for state in ("PAUSED", "STARTED", "STOPPED", "STARTED"):
+            await steering.steer(ask, cast(Any, state))
+        await steering.begin_anew(ask, only_failed=False)
+        await steering.on_stop()
+        assert pipeline.asked.count("RESTART") == 1
+
+        async def anew() -> list[str]:
+            pipeline.asked.clear()
+            topic._log.position = 1_000  # the log was longer
+            again = GroupSteering(topic, [ask])
+            pipeline.asked.clear()  # the state at the beginning
+            await again.on_start()
+            await again.on_stop()
+            return pipeline.asked
+
+        assert await anew() == ["STARTED"]
+        await topic.write(Restart(pipeline.settings.group_id))
+        assert await anew() == ["STARTED", "RESTART"]
+        assert await anew() == ["STARTED"]
+
+
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 
@@ -220,10 +319,9 @@ async def test_a_log_that_is_another_one_is_read_anew(group: Group) -> None:
     assert taken == [Entry(0, b"a", b"1", former=True)]
     log.position = 1_000
     await log.read(30)
-    offset = await log.append(b"b", b"2")
+    await log.append(b"b", b"2")
     await log.read(30)
-    assert taken == [Entry(0, b"a", b"1", former=True)] * 2 + [Entry(offset, b"b", b"2", former=False)]
-    await log.reach(offset)
+    assert taken == [Entry(0, b"a", b"1", former=True)] * 2 + [Entry(1, b"b", b"2", former=False)]
 
 
 async def test_a_log_that_takes_too_long(group: Group) -> None:

@@ -20,6 +20,8 @@ TARGET, RESTART = b"target-state-orders", b"restart-connector-orders"
         (TargetStateRequest("grüße", "STOPPED"), "target-state-grüße".encode(), {"state": "STOPPED"}),
         (Restart("orders"), RESTART, {"include-tasks": True, "only-failed": False}),
         (Restart("orders", only_failed=True), RESTART, {"include-tasks": True, "only-failed": True}),
+        (TargetStateRequest("orders", "STARTED", "7f"), TARGET, {"state": "STARTED", "id": "7f"}),
+        (Restart("orders", id="8"), RESTART, {"include-tasks": True, "only-failed": False, "id": "8"}),
     ],
 )
 def test_a_request_is_read_as_it_was_written(request_: Request, key: bytes, value: dict[str, object]) -> None:
@@ -55,6 +57,8 @@ def test_records_of_others_are_not_looked_at(key: bytes | None) -> None:
         (TARGET, b'{"n": ' + b"9" * 4_080 + b"}", "state"),
         (TARGET, b'{"state": "PAUSED"}' + b" " * MAX_VALUE_BYTES, "value"),
         (TARGET, b"{}", "state"),
+        (TARGET, b'{"state": "PAUSED", "id": 7}', "id"),
+        (RESTART, b'{"id": "' + b"7" * 65 + b'"}', "id"),
         (TARGET, b'{"state": "paused"}', "state"),
         (TARGET, b'{"state": ["PAUSED"]}', "state"),
         (TARGET, b'{"state": "\\ud800"}', "state"),

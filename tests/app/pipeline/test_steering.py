@@ -13,7 +13,7 @@ from app.kafka.clients import ClusterError
 from app.pipeline import steering
 from app.pipeline.report import SteeringError
 from app.pipeline.steering import GroupSteering
-from transforms.control_record import Request
+from transforms.control_record import Request, TargetStateRequest
 from transforms.errors import ConfigurationError
 
 
@@ -26,17 +26,17 @@ class Topic:
         self.targets = {"g": "PAUSED"}
         self.listener: Callable[[Request], None] | None = None
         self.error = error
+        self.broker: asyncio.Event | None = None  # writes wait for it
         self.written: list[Request] = []
         self.follows = 0
 
-    async def write(self, request: Request) -> int:
+    async def write(self, request: Request) -> asyncio.Event:
         if self.error is not None:
             raise self.error
+        if self.broker is not None:
+            await self.broker.wait()
         self.written.append(request)
-        return 7
-
-    async def taken(self, _: int) -> None:
-        await asyncio.Event().wait()
+        return asyncio.Event()
 
     async def follow(self, ready: Callable[[], None]) -> Never:
         self.follows += 1
@@ -84,6 +84,54 @@ async def test_a_request_that_kafka_does_not_take(
     assert refused.value.retriable == retriable
     assert asked == ["PAUSED"]
     await control.on_stop()
+
+
+async def test_requests_are_written_in_the_order_in_which_they_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that goes on after its answer is not overtaken; who only waited for it is told, and never written."""
+    monkeypatch.setattr(steering, "_ANSWER_S", 0.05)
+    topic = Topic()
+    topic.broker = asyncio.Event()
+    control, pipeline, _ = steered(topic)
+    with pytest.raises(SteeringError, match="whether the request was written is not known"):
+        await control.steer(pipeline, "PAUSED")
+    with pytest.raises(SteeringError, match="within 0 s; the request was not written: ask again"):
+        await control.steer(pipeline, "STARTED")
+    later = asyncio.create_task(control.steer(pipeline, "STOPPED"))
+    await asyncio.sleep(0)
+    topic.broker.set()
+    with pytest.raises(SteeringError, match="is not known"):
+        await later
+    assert topic.written == [TargetStateRequest("g", "PAUSED"), TargetStateRequest("g", "STOPPED")]
+    await control.on_stop()
+
+
+async def test_a_worker_that_stops_answers_at_once() -> None:
+    """Requests that wait get 503; so do those that come later, and nothing is written for them."""
+    topic = Topic()
+    topic.broker = asyncio.Event()
+    control, pipeline, _ = steered(topic)
+    asked = [asyncio.create_task(control.steer(pipeline, "PAUSED")) for _ in range(2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await control.on_stop()
+        first, second = await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(SteeringError, match="the worker stops; ask another worker") as refused:
+            await control.steer(pipeline, "PAUSED")
+    assert refused.value.retriable
+    assert "the worker stops; whether the request was written is not known" in str(first)
+    assert "the worker stops; the request was not written" in str(second)
+    assert topic.written == []
+
+
+async def test_a_worker_that_stops_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the topic any more."""
+    monkeypatch.setattr(steering, "_FIRST_DELAY_S", 1_000)
+    control, _, _ = steered(Topic())
+    starting = asyncio.create_task(control.on_start())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await control.on_stop()
+        await starting
 
 
 async def test_a_topic_that_cannot_be_read_is_read_again(
