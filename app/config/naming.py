@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from app.config.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
 
-__all__ = ["check_config", "check_name", "check_topics", "client_id", "name_errors"]
+__all__ = ["check_config", "check_name", "check_topic", "check_topics", "client_id", "name_errors"]
 
-
+_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _LAST_PARTITION = 2**31 - 1  # Kafka counts partitions in 32 bits
 
 
@@ -56,6 +57,17 @@ def check_topics(topics: Iterable[str], key: str = "topics") -> None:
     """
     for topic in topics:
         check_name("topic", topic, key)
+
+
+def check_topic(key: str, topic: str) -> None:
+    """Checks the name of a topic in a configuration.
+
+    Raises:
+        ConfigurationError: it is over the limit, or the brokers would not take it.
+    """
+    check_name("topic", topic, key)
+    if not _TOPIC.fullmatch(topic):
+        raise ConfigurationError(key, f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]")
 
 
 def name_errors(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[ConfigurationError]:

@@ -14,7 +14,7 @@ from app.config.fields import settings_of
 from app.config.findings import Checked, Findings
 from app.config.handover import form_errors
 from app.config.keys import SECURITY_KEYS
-from app.config.naming import check_name, check_topics, name_errors
+from app.config.naming import check_name, check_topic, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
 from app.config.topology import circle_errors, control_errors, group_errors
@@ -72,7 +72,8 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     with top.noted():
         check_web_control(worker)
     with top.noted():
-        check_topics([worker["control.topic"] or ""], "control.topic")
+        if worker["control.topic"] is not None:
+            check_topic("control.topic", worker["control.topic"])
     shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
     top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:

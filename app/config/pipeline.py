@@ -14,7 +14,7 @@ from app.config.fields import settings_of
 from app.config.findings import Checked, Findings, WrongValueError
 from app.config.guarantee import guarantee_of
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
-from app.config.naming import check_name
+from app.config.naming import check_topic
 from app.config.reference_format import check_store_paths
 from app.config.reference_scope import reference_scope_settings
 from app.config.secret import hidden, known
@@ -38,7 +38,6 @@ _SECRET_NAME = re.compile(r"password|secret|token|key|credential", re.IGNORECASE
 _FETCH = "consumer.fetch.max.bytes"
 _STORE_TIMEOUT = "large.message.store.timeout.ms"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
-_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _KEYS = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
 _NAMES = tuple(key.name for key in _KEYS)
 _PARTS = 6  # of the settings, made by the checks of `_settings`
@@ -158,14 +157,14 @@ def _check_topics(values: Checked, findings: Findings) -> None:
         if not values["topics"]:
             raise ConfigurationError("topics", "found an empty list, allowed is one topic or more")
         for topic in values["topics"]:
-            _check_topic("topics", topic)
+            check_topic("topics", topic)
         if len(set(values["topics"])) != len(values["topics"]):
             raise ConfigurationError("topics", f"found {values['topics']}, which has a topic twice")
     for key in ("output.topic", _DEAD_LETTERS):
         with findings.noted():
             topic = values[key]
             if topic is not None:
-                _check_topic(key, topic)
+                check_topic(key, topic)
             if topic in values["topics"]:
                 raise ConfigurationError(
                     key, f"found {topic!r}, which is also in topics: the pipeline would feed itself"
@@ -177,12 +176,6 @@ def _check_topics(values: Checked, findings: Findings) -> None:
                 f"found {values['output.topic']!r}, which is also output.topic: its readers would take dead letters "
                 "for records",
             )
-
-
-def _check_topic(key: str, topic: str) -> None:
-    check_name("topic", topic, key)
-    if not _TOPIC.fullmatch(topic):
-        raise ConfigurationError(key, f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]")
 
 
 def _check_transforms(names: Sequence[str]) -> None:

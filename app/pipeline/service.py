@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+from aiokafka import TopicPartition
 from faust import Service
 
 from app.cluster import capacity
@@ -90,6 +91,7 @@ class Pipeline(Service):
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
+        self._left: Mapping[TopicPartition, tuple[int, int]] = {}  # by the last flow that has joined the group
         self._log = StateLog(self, self._trouble)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -169,7 +171,7 @@ class Pipeline(Service):
             self._watching.cancel()
         if self._following is not None:
             self._following.cancel()
-            self._log.ends({} if self.flow is None else self.flow.left)
+            self._log.ends(self._left)
         if self._store is not None:
             await self._close(self._store)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -300,6 +302,8 @@ class Pipeline(Service):
             self._learned_limits.learn_unfit(exc)
             raise
         finally:
+            if self._joined_s is not None:
+                self._left = self.flow.left
             if not self.flow.renewing:
                 self._topic_ids = {each.name: each.id for each in plan.sources if each.id is not None}
 

@@ -111,4 +111,6 @@ def test_name_of_the_control_topic_is_within_limits() -> None:
     """As with all other topics."""
     told = refusal_of(f"{HEAD}control.topic = '{'c' * 250}'\n{pipeline_table('a', 'x', 'y')}")
     assert told.startswith("control.topic: the topic name has 250 ")
+    told = refusal_of(f"{HEAD}control.topic = ''\n{pipeline_table('a', 'x', 'y')}")
+    assert told == "control.topic: found '', allowed are 1 to 249 characters of [a-zA-Z0-9._-]"
     assert refusal_of(f"{HEAD}control.topic = 5\n{pipeline_table('a', 'x', 'y')}").startswith("control.topic: found 5")

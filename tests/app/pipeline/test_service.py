@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
+from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
+from app.kafka.clients import ClusterError
 from app.kafka.topics import Topic
 from app.pipeline import service
 from app.pipeline.budget import Budget
@@ -25,7 +27,9 @@ class _FailingFlow:
 
     degraded = awaited = progress = None
     holding = renewing = False
-    left: ClassVar[dict[object, object]] = {}
+    left: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
+    joins = True
+    error: ClassVar[Exception] = WideloadError("a record can never succeed")
 
     def __init__(self, *_: Any, joined: Callable[[], None], **__: Any) -> None:
         self._joined = joined
@@ -38,9 +42,10 @@ class _FailingFlow:
         pass
 
     async def run(self) -> None:
-        self._joined()
+        if self.joins:
+            self._joined()
         await self._asked.wait()
-        raise WideloadError("a record can never succeed")
+        raise self.error
 
 
 @asynccontextmanager
@@ -93,3 +98,21 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
         pipeline.flow.stop()
         await until(lambda: pipeline.status == "FAILED")
         assert ended == [pipeline]
+
+
+async def test_the_last_line_tells_what_the_last_flow_in_the_group_has_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flow after it that never came into the group has read nothing, so it has nothing to tell."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_FailingFlow, "left", {TopicPartition("raw", 0): (7, 3)})
+    monkeypatch.setattr(_FailingFlow, "error", ClusterError("the broker is away", retriable=True))
+    async with running(monkeypatch, []) as pipeline:
+        first = pipeline.flow
+        monkeypatch.setattr(_FailingFlow, "joins", False)
+        assert first is not None
+        first.stop()
+        await until(lambda: pipeline.flow is not first)
+        monkeypatch.setattr(_FailingFlow, "left", {})
+    assert pipeline.flow is not first
+    assert "not committed, and read again: 3 from topic raw, partition 0, offset 7 on" in caplog.text
