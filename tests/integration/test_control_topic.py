@@ -269,8 +269,8 @@ async def make_again(group: Group) -> None:
             pass
 
 
-async def test_requests_after_the_topic_was_made_again(group: Group) -> None:
-    """Each is obeyed before it is answered, though the topic begins at offset 0 again."""
+async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is obeyed before it is answered, though the topic begins at offset 0 again; the log says what happened."""
     async with steered(group) as (pipeline, steering, _), asyncio.timeout(60):
         for state in ("PAUSED", "STARTED", "PAUSED"):
             await steering.steer(cast(Any, pipeline), cast(Any, state))
@@ -279,6 +279,7 @@ async def test_requests_after_the_topic_was_made_again(group: Group) -> None:
         assert pipeline.asked == ["PAUSED", "STARTED", "PAUSED", "RESTART"]
         await steering.steer(cast(Any, pipeline), "STOPPED")
         assert pipeline.asked[4:] == ["STOPPED"]
+    assert f"topic {group.topic} was made again or cut: it has no record at offset 3" in caplog.text
 
 
 async def test_a_topic_that_was_cut(group: Group) -> None:
