@@ -1,0 +1,54 @@
+"""The hooks of the site (`mkdocs.yml`): what the pages link to outside of this folder, and a search that needs no server."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+__all__ = ["on_files", "on_page_markdown", "on_post_page"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_OUTSIDE = re.compile(r"(?<=\]\()\.\./([^)#\s]+)")
+_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_FILES = "files"
+# Browsers load no worker from a file. This shim, of Material's author, is fetched by the set-up: `npm pack iframe-worker`.
+_SHIM_URL = "https://unpkg.com/iframe-worker/shim"
+_SHIM = "assets/javascripts/iframe-worker.js"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages of the folder above, and each file there that a page links to."""
+    for name, uri in _PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
+    linked = {
+        found
+        for page in files.documentation_pages()
+        for found in _OUTSIDE.findall(page.content_string)
+        if found not in _PAGES and (ROOT / found).is_file()
+    }
+    for found in sorted(linked):
+        files.append(File.generated(config, f"{_FILES}/{found}.txt", content=(ROOT / found).read_bytes()))
+    if shim := os.environ.get("WIDELOAD_SHIM"):
+        files.append(File.generated(config, _SHIM, content=Path(shim).read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Leads links out of the folder to where `on_files` has put the files."""
+    if page.file.src_uri in _PAGES.values():
+        return re.sub(r"(?<=\]\()docs/", "", markdown)
+    return _OUTSIDE.sub(lambda found: _PAGES.get(found[1], f"{_FILES}/{found[1]}.txt"), markdown)
+
+
+def on_post_page(output: str, page: Page, **_: object) -> str:
+    """Takes the shim from the site, or leaves it out: the site asks no other host."""
+    if "WIDELOAD_SHIM" not in os.environ:
+        return output.replace(f'<script src="{_SHIM_URL}"></script>', "")
+    return output.replace(_SHIM_URL, posixpath.relpath(_SHIM, posixpath.dirname(page.url)))
