@@ -15,8 +15,9 @@ __all__ = ["on_files", "on_page_markdown", "on_post_page"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
+_LINK = re.compile(r"(?<=\]\()((?!https?:|#)[^)#\s]+)")
 _OUTSIDE = re.compile(r"(?<=\]\()\.\./([^)#\s]+)")
-_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _FILES = "files"
 # Browsers load no worker from a file. This shim, of Material's author, is fetched by the set-up: `npm pack iframe-worker`.
 _SHIM_URL = "https://unpkg.com/iframe-worker/shim"
@@ -25,13 +26,16 @@ _SHIM = "assets/javascripts/iframe-worker.js"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the folder above, and each file there that a page links to."""
+    above = set(_PAGES.values())
     for name, uri in _PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
+    pages = [(_OUTSIDE, page.content_string) for page in files.documentation_pages() if page.src_uri not in above]
+    pages += [(_LINK, (ROOT / name).read_text(encoding="utf-8")) for name in _PAGES]
     linked = {
         found
-        for page in files.documentation_pages()
-        for found in _OUTSIDE.findall(page.content_string)
-        if found not in _PAGES and (ROOT / found).is_file()
+        for pattern, text in pages
+        for found in pattern.findall(text)
+        if found not in _PAGES and not found.startswith("docs/") and (ROOT / found).is_file()
     }
     for found in sorted(linked):
         files.append(File.generated(config, f"{_FILES}/{found}.txt", content=(ROOT / found).read_bytes()))
@@ -42,9 +46,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Leads links out of the folder to where `on_files` has put the files."""
-    if page.file.src_uri in _PAGES.values():
-        return re.sub(r"(?<=\]\()docs/", "", markdown)
-    return _OUTSIDE.sub(lambda found: _PAGES.get(found[1], f"{_FILES}/{found[1]}.txt"), markdown)
+    if page.file.src_uri not in _PAGES.values():
+        return _OUTSIDE.sub(lambda found: _PAGES.get(found[1], f"{_FILES}/{found[1]}.txt"), markdown)
+    return _LINK.sub(lambda found: _from_above(found[1]), markdown)
+
+
+def _from_above(link: str) -> str:
+    """A link of a page of the folder above, as it is from here."""
+    if link.startswith("docs/"):
+        return link.removeprefix("docs/")
+    return _PAGES.get(link, f"{_FILES}/{link}.txt")
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
