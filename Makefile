@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := .venv/bin/python
 WORKERS ?= auto
 PYTEST = $(RUN) -m pytest -n $(WORKERS)
-CHECKED := app transforms stores jobs wideload package tests benchmarks
+CHECKED := app transforms stores jobs wideload package tests benchmarks docs
 
 # The Python for the set-up: the given one, or that of .venv, or the newest that Spark and Faust support.
 CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11; do \
@@ -31,6 +31,7 @@ FAKE_GCS := $(STAMPS)/fake-gcs-server@v1.56.1
 AZURITE := $(STAMPS)/azurite@3.35.0
 AZURITE_FOLDER := $(dir $(SERVERS))azurite
 PROMETHEUS := $(STAMPS)/prometheus
+D2 := $(SERVERS)/d2
 HELM := $(STAMPS)/helm@v3.22.0
 CHROMIUM := $(STAMPS)/chromium
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
@@ -163,8 +164,19 @@ chaos: setup-test ## Run the tests that kill workers and brokers with more traff
 soak: setup-test ## Break workers, store and broker at random for MINUTES=30, and check that nothing is lost (SEED=N)
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $${SEED:+--seed "$$SEED"} $(SOAK)
 
-docs: setup-demo ## Generate docs/configuration.md from the keys
-	@$(RUN) -m docs.configuration_page
+docs: setup-test ## Generate the pages of docs/ that are made from code and from measured numbers
+	@$(RUN) -m docs.pages
+
+docs-site: setup-test ## Build the site of the documentation into build/site
+	@command -v npm >/dev/null && { [ -f build/iframe-worker/package/shim/index.js ] || { mkdir -p build/iframe-worker && \
+	    cd build/iframe-worker && npm pack --silent iframe-worker@1.0.4 && tar xzf iframe-worker-1.0.4.tgz; } >/dev/null; } || \
+	    echo "docs-site: without npm the search needs a web server: python3 -m http.server -d build/site" >&2
+	@WIDELOAD_SHIM=$$(ls $(CURDIR)/build/iframe-worker/package/shim/index.js 2>/dev/null) NO_MKDOCS_2_WARNING=1 \
+	    $(RUN) -m mkdocs build --quiet && echo "build/site/index.html"
+
+diagrams: ## Draw the pictures of docs/ from their sources, by D2, which Go compiles
+	@command -v "$(D2)" >/dev/null || GOBIN=$(dir $(D2)) go install oss.terrastruct.com/d2@v0.7.1
+	@for each in docs/images/*.d2; do "$(D2)" --theme 0 --dark-theme 200 --pad 20 "$$each" "$${each%.d2}.svg" && chmod 644 "$${each%.d2}.svg"; done
 
 jobs-zip: setup-demo ## Write the code of the Spark jobs to build/jobs.zip, for spark-submit --py-files
 	@$(RUN) -m wideload.jobs.archive build/jobs.zip

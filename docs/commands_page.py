@@ -1,4 +1,4 @@
-"""docs/commands.md, generated from the commands: `python -m docs.commands_page` (`make docs`) writes it."""
+"""docs/commands.md, generated from the commands; `make docs` writes it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INTRODUCTION = """\
 
 # Commands
 
-`wideload COMMAND --help` shows the same. Each command also takes `-h, --help` and `-v, --debug`, which shows the logs of
-the clients and the traceback of an error.
+`wideload COMMAND --help` shows the same. Each command also takes `-h, --help` and `-v, --debug`, which shows the logs
+of the clients and the traceback of an error.
 
-The exit status is 0 for success, 1 if the command failed or found a problem, and 2 if you must correct something first.
-A signal adds its number to 128, as in shells.
+The exit status is 0 for success, 1 if the command failed or found a problem, and 2 if you must correct something
+first. A signal adds its number to 128, as in shells.
 """
 _COMMON = {"--help", "--debug"}
 _JOB_COLUMNS = "100"
@@ -71,7 +71,7 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """The help of a command; a paragraph behind `\\b` keeps its lines."""
+    """The help of a command; a paragraph behind the mark of click keeps its lines."""
     for paragraph in text.split("\n\n"):
         lines = paragraph.split("\n")
         if lines[0] == "\b":
@@ -104,11 +104,7 @@ def _job(name: str) -> Iterator[str]:
     yield f"## `wideload job {name}`\n"
     yield f"{JOBS[name]}\n"
     told = io.StringIO()
-    with mock.patch.dict(os.environ, {"COLUMNS": _JOB_COLUMNS}), contextlib.redirect_stdout(told):
-        with contextlib.suppress(SystemExit):
-            importlib.import_module(f"jobs.{name}").main(["--help"])
+    columns = mock.patch.dict(os.environ, {"COLUMNS": _JOB_COLUMNS})
+    with columns, contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        importlib.import_module(f"jobs.{name}").main(["--help"])
     yield f"```\n{told.getvalue().rstrip()}\n```\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/configuration.md, generated from the keys: `python -m docs.configuration_page` (`make docs`) writes it."""
+"""docs/configuration.md, generated from the keys; `make docs` writes it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,3 @@ def _meaning(key: Key) -> str:
     if key.secret:
         parts.append("*Secret.*")
     return " ".join(parts).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""docs/numbers.md, and the numbers that the README quotes: `python -m docs.numbers_page` (`make docs`) writes both.
+"""docs/numbers.md, and the numbers that the README quotes; `make docs` writes both.
 
-The numbers are those of `benchmarks/numbers.json`. `python -m docs.numbers_page build/bench.json` takes the results of a
-run of `make bench` into that file before.
+The numbers are those of `benchmarks/numbers.json`. `python -m docs.numbers_page build/bench.json` takes the results of
+a run of `make bench` into that file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _INTRODUCTION = """\
 
 `make bench` measures them on your machine. These are of {machine}.
 
-Each ratio compares runs next to each other: the worker, then the other way of doing the same. The machine is shared, so a single figure
-varies by a third from day to day, and a ratio by less. All are medians of three rounds or more. A ratio is the median of those of the
-rounds, so it need not be the quotient of the two figures beside it. A target that was not reached stays in the table.
+Each ratio compares runs next to each other: the worker, then the other way of doing the same. The machine is shared,
+so a single figure varies by a third from day to day, and a ratio by less. All are medians of three rounds or more. A
+ratio is the median of those of the rounds, so it need not be the quotient of the two figures beside it. A target that
+was not reached stays in the table.
 """
 
 _BESIDE = {"vs_librdkafka": "librdkafka's loop", "vs_java": "a loop with Kafka's Java clients"}
@@ -55,7 +56,7 @@ class Section:
 
 
 def _cells(size: str) -> dict[str, tuple[str, str]]:
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for codec, named in (("none", "not compressed"), ("zstd", "zstd"), ("lz4", "lz4")):
         for partitions, plural in ((4, "s"), (1, "")):
             cell = f"passthrough.{codec}.{size}.{partitions}p"
@@ -70,13 +71,15 @@ SECTIONS: Sequence[Section] = (
         "Records that need no work",
         "300,000 records of 1 KB with key and header go from one topic to another, in batches of 1 MB.",
         _cells("1m"),
-        "Wideload moves whole batches here, and looks at no record ([batches.md](batches.md)). So it can be faster than a client that does.",
+        "Wideload moves whole batches here, and looks at no record ([batches.md](batches.md)). So it can be faster "
+        "than a client that does.",
     ),
     Section(
         "The same in small batches",
         "Batches of 16 KB are merged, as one by one each would take a request.",
         _cells("16k"),
-        "Each record gets its length and its deltas anew, in Python, about a microsecond each. Compressed batches are decompressed and "
+        "Each record gets its length and its deltas anew, in Python, about a microsecond each. Compressed batches "
+        "are decompressed and "
         "compressed again. The profile has nothing else of that size.",
     ),
     Section(
@@ -91,8 +94,10 @@ SECTIONS: Sequence[Section] = (
                 "a topic without worker, under the same uploads",
             ),
         },
-        "A transaction at full speed is one of 16 MiB and takes 60 to 130 ms, most of it the disk. The pauses of the broker's garbage "
-        "collector, 10 to 17 ms, are most of what is left at p99. With uploads beside it, a topic without worker does not reach the target "
+        "A transaction at full speed is one of 16 MiB and takes 60 to 130 ms, most of it the disk. The pauses of "
+        "the broker's garbage "
+        "collector, 10 to 17 ms, are most of what is left at p99. With uploads beside it, a topic without worker "
+        "does not reach the target "
         "either: two cores are too few for server, broker and worker.",
     ),
     Section(
@@ -107,7 +112,8 @@ SECTIONS: Sequence[Section] = (
             "inflate.s3.cpu_ms": ("inflated from S3: CPU for a value", "a loop with boto3 in 8 threads"),
             "memory.peak_mib": ("peak memory, 500 values of 8 MB, `in.flight.bytes` = 64 MiB", "budget + 150 MiB"),
         },
-        "Most of the time goes to the server and the disk, which are the same for all. The server speaks HTTP without TLS, so each put is "
+        "Most of the time goes to the server and the disk, which are the same for all. The server speaks HTTP "
+        "without TLS, so each put is "
         "signed: SHA-256, 2.5 ms for 4 MB.",
     ),
     Section(
@@ -247,5 +253,3 @@ def _target(result: Result) -> str:
 if __name__ == "__main__":
     for given in sys.argv[1:]:
         take(Path(given))
-    PAGE.write_text(page(), encoding="utf-8")
-    README.write_text(readme(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/python.md, the frame of the Python API: `python -m docs.python_page` (`make docs`) writes it.
+"""docs/python.md, the frame of the Python API; `make docs` writes it.
 
 The site puts the docstrings in.
 """
@@ -68,7 +68,3 @@ def _identity(module: object, name: str) -> str:
         return name
     found = getattr(module, name)
     return f"{getattr(found, '__module__', module)}.{getattr(found, '__qualname__', name)}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

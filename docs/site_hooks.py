@@ -1,4 +1,4 @@
-"""The hooks of the site (`mkdocs.yml`): what the pages link to outside of this folder, and a search that needs no server."""
+"""The hooks of the site (`mkdocs.yml`): files that pages link to outside, and a search without a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINK = re.compile(r"(?<=\]\()((?!https?:|#)[^)#\s]+)")
 _OUTSIDE = re.compile(r"(?<=\]\()\.\./([^)#\s]+)")
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _FILES = "files"
-# Browsers load no worker from a file. This shim, of Material's author, is fetched by the set-up: `npm pack iframe-worker`.
+# Browsers load no worker from a file. This shim, of Material's author, comes by `npm pack iframe-worker`.
 _SHIM_URL = "https://unpkg.com/iframe-worker/shim"
 _SHIM = "assets/javascripts/iframe-worker.js"
 
@@ -60,6 +60,6 @@ def _from_above(link: str) -> str:
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
     """Takes the shim from the site, or leaves it out: the site asks no other host."""
-    if "WIDELOAD_SHIM" not in os.environ:
+    if not os.environ.get("WIDELOAD_SHIM"):
         return output.replace(f'<script src="{_SHIM_URL}"></script>', "")
     return output.replace(_SHIM_URL, posixpath.relpath(_SHIM, posixpath.dirname(page.url)))
