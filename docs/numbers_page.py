@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.result import TARGETS, Result
 
-__all__ = ["PAGE", "README", "page", "quoted", "readme", "take"]
+__all__ = ["PAGE", "QUOTED", "README", "SECTIONS", "measured", "page", "quoted", "readme", "take"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("numbers.md")
@@ -174,11 +174,16 @@ QUOTED: Mapping[str, str] = {
 _QUOTE = re.compile(r"(?<=<!-- numbers -->\n).*?(?=<!-- /numbers -->)", re.DOTALL)
 
 
+def measured() -> Mapping[str, Mapping[str, object]]:
+    """The results by name, each with the day on which it was measured."""
+    return {each["name"]: each for each in json.loads(NUMBERS.read_text(encoding="utf-8"))["results"]}
+
+
 def page() -> str:
     """The whole page as Markdown."""
-    document = json.loads(NUMBERS.read_text(encoding="utf-8"))
-    found = {each["name"]: each for each in document["results"]}
-    told = [_INTRODUCTION.format(machine=document["machine"])]
+    found = measured()
+    machine = json.loads(NUMBERS.read_text(encoding="utf-8"))["machine"]
+    told = [_INTRODUCTION.format(machine=machine)]
     for section in SECTIONS:
         told += [f"## {section.title}\n", f"{section.said}\n", *_table(section.rows, found)]
         if section.after:
@@ -202,7 +207,7 @@ def _table(rows: Mapping[str, tuple[str, str]], found: Mapping[str, Mapping[str,
 
 def quoted() -> str:
     """The table of the README."""
-    found = {each["name"]: each for each in json.loads(NUMBERS.read_text(encoding="utf-8"))["results"]}
+    found = measured()
     rows = ["| what | Wideload | theirs | ratio |", "| --- | --- | --- | --- |"]
     for name, what in QUOTED.items():
         result = _result(found[name])

@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown", "on_post_page"]
+__all__ = ["on_files", "on_page_markdown", "on_post_page", "on_post_template"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,6 +56,11 @@ def _from_above(link: str) -> str:
     if link.startswith("docs/"):
         return link.removeprefix("docs/")
     return _PAGES.get(link, f"{_FILES}/{link}.txt")
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """Leaves the shim out of pages that have no place of their own, such as that for a wrong address."""
+    return output_content.replace(f'<script src="{_SHIM_URL}"></script>', "")
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
