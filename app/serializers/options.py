@@ -39,7 +39,8 @@ _OURS = "large.message."
 STORE_KEY = Key(
     STORE_CLASS,
     "string",
-    "Where payloads live: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as `package.module.Class`.",
+    "Where payloads live: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as "
+    "`package.module.Class`.",
     default=REQUIRED,
 )
 
