@@ -192,6 +192,12 @@ class CloudClient:
                 return
             streams.append(stream)
             if found:
+                if found[-1].key == last:
+                    raise PayloadStoreError(
+                        f"{self._cloud.name} list {path} failed: the server gives the same page again: check "
+                        f"{self._cloud.endpoint_key}",
+                        key=self._cloud.endpoint_key,
+                    )
                 last = found[-1].key
             yield found
 

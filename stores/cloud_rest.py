@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +17,13 @@ import requests.adapters
 import urllib3.exceptions
 
 from stores.cloud_calls import LateError
+from transforms.masking import HIDDEN
 
 __all__ = ["Rest", "RestError"]
 
 _ANSWER_BYTES = 4 * 1_048_576
 _PIECE_BYTES = 65_536
+_SIGNATURE = re.compile(r"(?<=[?&]sig=)[^&\s]+")
 
 
 class RestError(OSError):
@@ -51,6 +55,10 @@ class Rest:
     @classmethod
     def opened(cls, connect_ms: int, read_ms: int, connections: int) -> Rest:
         """Makes the session."""
+        # It logs each request with its query, at DEBUG; a shared access signature is there.
+        logger = logging.getLogger("urllib3.connectionpool")
+        if _hide_signature not in logger.filters:
+            logger.addFilter(_hide_signature)
         session = requests.Session()
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=connections)
         for scheme in ("https://", "http://"):
@@ -109,6 +117,12 @@ class Rest:
             words = HTTPStatus(answer.status_code).phrase if answer.status_code in set(HTTPStatus) else ""
             raise RestError(f"non-2xx status code: {answer.status_code} {words}: {said}", answer.status_code)
         return received
+
+
+def _hide_signature(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(_SIGNATURE.sub(HIDDEN, each) if isinstance(each, str) else each for each in record.args)
+    return True
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:

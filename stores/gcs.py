@@ -171,13 +171,18 @@ class GcsStore(CloudStore):
 
     def _listed(self, prefix: str, params: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         more: dict[str, str] = {}
+        path = f"{self._container_uri}{prefix}"
         while True:
-            query = {"prefix": prefix, "maxResults": "1000", **params, **more}
-            page = self._json("list", f"{self._container_uri}{prefix}", "GET", "/o", query)
+            page = self._json("list", path, "GET", "/o", {"prefix": prefix, "maxResults": "1000", **params, **more})
             yield page
             if not page.get("nextPageToken"):
                 return
-            more = {"pageToken": str(page["nextPageToken"])}
+            former, more = more, {"pageToken": str(page["nextPageToken"])}
+            if more == former:
+                raise PayloadStoreError(
+                    f"GCS list {path} failed: the server gives the same page again: check gcs.endpoint",
+                    key="gcs.endpoint",
+                )
 
     def delete_key(self, key: str, path: str) -> None:
         """See `CloudStore.delete_key`."""

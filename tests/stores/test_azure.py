@@ -301,8 +301,9 @@ def test_a_token_of_azures_chain_goes_with_a_request(
         assert [request.headers["authorization"] for request in got] == ["Bearer sesame"] * 2
 
 
-def test_a_shared_access_signature_goes_with_a_delete() -> None:
-    """`azure.sas.token` is the query of every request, and stands in no message."""
+def test_a_shared_access_signature_goes_with_a_delete(caplog: pytest.LogCaptureFixture) -> None:
+    """`azure.sas.token` is the query of every request, and stands in no message, nor in the log of a library."""
+    caplog.set_level("DEBUG")
     with scripted_server(error(403, "AuthorizationFailure")) as server:
         keys = {**ACCOUNT, "azure.sas.token": Secret("?sv=2023-11-03&sig=sesame"), "azure.retry.attempts": 1}
         with opened({**keys, "azure.endpoint": "https://acme.example"}) as store:
@@ -312,6 +313,8 @@ def test_a_shared_access_signature_goes_with_a_delete() -> None:
                     call()
                 assert "sesame" not in str(caught.value) + str(caught.value.__cause__)
         assert all("sig=sesame" in request.path for request in server.requests)
+    assert "&sig=***" in caplog.text
+    assert "sesame" not in caplog.text
 
 
 def test_an_object_that_cannot_be_listed_is_named() -> None:
@@ -329,6 +332,25 @@ def test_an_object_that_cannot_be_listed_is_named() -> None:
         with pytest.raises(PayloadStoreError, match=r"orders/a//b.*delete it, or use another prefix") as caught:
             list(store.list())
         assert not caught.value.retriable
+
+
+def test_a_listing_that_goes_round_ends() -> None:
+    """A server that gives the same page again and again does not hold a sweep for ever."""
+    listing = b"""<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>orders/a</Name><Properties>
+        <Last-Modified>Mon, 01 Jan 2024 00:00:00 GMT</Last-Modified><Content-Length>1</Content-Length><Etag>e</Etag>
+        <Content-Type>a/b</Content-Type>
+        </Properties></Blob></Blobs><NextMarker>again</NextMarker></EnumerationResults>"""
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(listing), listing))
+        return True
+
+    with (
+        scripted_server(script) as server,
+        opened(config(server.endpoint)) as store,
+        pytest.raises(PayloadStoreError, match=r"gives the same page again: check azure\.endpoint"),
+    ):
+        list(store.list())
 
 
 def test_rules_are_not_known() -> None:

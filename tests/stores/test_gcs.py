@@ -341,6 +341,21 @@ def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:
         assert caught.value.retriable
 
 
+def test_a_listing_that_goes_round_ends() -> None:
+    """A server that gives the same page again and again does not hold a sweep for ever."""
+    page = b'{"nextPageToken": "again", "items": [{"name": "orders/a", "size": "1", "updated": "2026-01-01T00:00:00Z", \
+"generation": "1"}]}'
+
+    def says(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        return True
+
+    with scripted_server(says) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match=r"gives the same page again: check gcs\.endpoint"):
+            list(store.list())
+        assert len(server.requests) == 2
+
+
 def test_an_answer_without_end_is_bounded() -> None:
     """A listing, or an error to it, is read to 4 MiB and no further, whatever the server says."""
 
