@@ -265,7 +265,7 @@ def shown(title: str, record: Record) -> str:
 def test_page_shows_the_vector() -> None:
     """The example of the page is the vector, to the letter."""
     (case,) = (case for case in split_cases() if case.name == "abc")
-    text = (Path(__file__).parents[2] / "docs" / "chunks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "chunk-format.md").read_text(encoding="utf-8")
     listing = shown("message", case.record) + "".join(shown("chunk", chunk) for chunk in case.chunks or ())
     assert f"<!-- vector: abc -->\n```text\n{listing}```\n" in text
     assert f"`max.message.bytes` is {case.limit})" in text

@@ -1,4 +1,4 @@
-"""The test vectors of chunks as they are read; docs/chunks.md says what they are."""
+"""The test vectors of chunks as they are read; docs/chunk-format.md says what they are."""
 
 from __future__ import annotations
 
