@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import ReadTimeoutError
+from botocore.utils import parse_timestamp
 
 from app.config.secret import Secret
 from stores.s3 import S3Store
+from stores.s3_client import _timestamp
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
@@ -75,6 +77,26 @@ def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-24T01:53:36.247Z",
+        "2026-11-24T01:53:36.58Z",
+        "2026-11-24T01:53:36Z",
+        "2026-11-24T01:53:36+02:00",
+        "2026-11-24T01:53:36",
+        "Tue, 24 Nov 2026 01:53:36 GMT",
+        "Tuesday, 24-Nov-26 01:53:36 GMT",
+        "1700000000",
+        "20260131",
+        1700000000,
+    ],
+)
+def test_dates_are_those_of_botocore(text: Any) -> None:
+    """They are read faster, and mean the same."""
+    assert _timestamp(text) == parse_timestamp(text)
 
 
 # --- real servers: errors -------------------------------------------------------------------------------------------
