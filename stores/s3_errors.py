@@ -13,7 +13,10 @@ from stores.s3_time import LateError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
-__all__ = ["status", "translated"]
+__all__ = ["NO_S3_SERVER", "status", "translated"]
+
+NO_S3_SERVER = "which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
+"""The end of a message about an answer that lacks what S3's have."""
 
 # Checked in this order; the first class that fits decides. Errors in none of these tables stay until somebody acts.
 _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
@@ -132,6 +135,11 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         if _is_denied(exc):
             raise PayloadStoreAccessError(message, key=_key(exc)) from exc
         raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
+    except UnicodeError:
+        raise  # of what is asked, not of what is answered
+    except ValueError as exc:  # from botocore: a number or a date in the answer is none
+        found = f"{printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
+        raise PayloadStoreError(f"{operation} {path} failed: {found}", retriable=True, key=_ENDPOINT) from exc
 
 
 def status(exc: aws.ClientError) -> int:

@@ -29,6 +29,7 @@ from botocore.exceptions import ClientError
 from stores.s3_errors import status, translated
 from stores.store import ExpiryRule
 from transforms.errors import PayloadStoreError
+from transforms.text import printable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -43,6 +44,8 @@ _BODY = "WideloadBody"
 # Rules are not nested, and `<` cannot stand in their text.
 _RULE = re.compile(rb"<Rule>.*?</Rule>", re.DOTALL)
 _END = b"</LifecycleConfiguration>"
+_ELEMENT = re.compile(rb"<(?:\w[\w.-]*:)?(\w[\w.-]*)")
+_NAME = b"LifecycleConfiguration"
 _EMPTY = b'<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">' + _END
 
 _LONGEST_TOPIC = 200  # of the 255 characters of an ID, beside `wideload-`, a dash and the digest
@@ -215,6 +218,11 @@ class S3Lifecycle:
                 if exc.response["Error"].get("Code") != "NoSuchLifecycleConfiguration":
                     raise
                 return _Found(_EMPTY, (), {})
+        # rclone knows no `?lifecycle` and lists the bucket. A change would make or delete a bucket there.
+        found = _ELEMENT.search(answer[_BODY])
+        if found is None or found[1] != _NAME:
+            what = "no XML" if found is None else f"<{printable(found[1], 60)}>"
+            raise PayloadStoreError(f"{_GET} {self._uri} failed: {_no_rules(what)}")
         name = "TransitionDefaultMinimumObjectSize"
         return _Found(answer[_BODY], answer.get("Rules", ()), {name: answer[name]} if answer.get(name) else {})
 
@@ -255,16 +263,17 @@ class S3Lifecycle:
                 yield
             except ClientError as exc:
                 if status(exc) in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.METHOD_NOT_ALLOWED):
-                    raise PayloadStoreError(
-                        f"{operation} {self._uri} failed: this S3 server has no expiry rules ({_code(exc)}); payloads "
-                        "stay until they are deleted by other means"
-                    ) from exc
+                    raise PayloadStoreError(f"{operation} {self._uri} failed: {_no_rules(_code(exc))}") from exc
                 if status(exc) == HTTPStatus.FORBIDDEN and _code(exc) == "AccessDenied":
                     raise PayloadStoreError(
                         f"{operation} {self._uri} failed: AccessDenied; it needs {_PERMISSIONS[operation]} on the "
                         "bucket"
                     ) from exc
                 raise
+
+
+def _no_rules(answer: str) -> str:
+    return f"this S3 server has no expiry rules ({answer}); payloads stay until they are deleted by other means"
 
 
 def _keep_body(http_response: Any, parsed: dict[str, Any], **_: object) -> None:

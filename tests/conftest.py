@@ -44,11 +44,12 @@ _FIXTURE_MARKERS = {
     "broker": "integration",
     "gcs": "cloud",
     "make_topic": "integration",
+    "plain": "s3",
     "server": "s3",
     "spark": "spark",
     "versitygw": "s3",
 }
-_S3_SERVERS = {"minio", "versitygw"}
+_S3_SERVERS = {"minio", "rclone", "versitygw", "versitygw-nometa"}
 _CLOUDS = {"azure", "gcs"}
 _NOT_UNIT = {"integration", "s3", "cloud", "spark", "browser", "chaos"}
 

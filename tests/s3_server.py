@@ -1,7 +1,8 @@
-"""Real S3 servers for the tests and the benchmark: versitygw or MinIO, each a process of its own.
+"""Real S3 servers for the tests and the benchmark: versitygw, MinIO or rclone, each a process of its own.
 
 The binaries come from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up of
-the tests puts them if Go is there. Without a binary, and with a Docker engine that answers, MinIO runs in a container.
+the tests puts them if Go is there; rclone, which makes an S3 server of a folder, from `make setup-clouds`. Without a
+binary, and with a Docker engine that answers, MinIO runs in a container.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import os
 import secrets
 import signal
+import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,19 +28,62 @@ from botocore.config import Config
 from app.local.broker import free_ports
 from app.local.watchdog import Watched, watched
 
-__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip"]
+__all__ = [
+    "KINDS",
+    "PLAIN",
+    "Certificate",
+    "S3Server",
+    "S3UnavailableError",
+    "free_port",
+    "s3_server",
+    "s3_server_or_skip",
+]
 
-Kind = Literal["versitygw", "minio"]
+Kind = Literal["versitygw", "minio", "versitygw-nometa", "rclone"]
 KINDS: tuple[Kind, ...] = ("versitygw", "minio")
+PLAIN: tuple[Kind, ...] = ("versitygw-nometa", "rclone")
+"""Servers that know the requests for objects, and little else: no versions, no rules, perhaps no ETag."""
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _REGION = "us-east-1"
 _IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
+_BINARIES: Mapping[Kind, str] = {
+    "versitygw": "bin/versitygw",
+    "versitygw-nometa": "bin/versitygw",
+    "minio": "bin/minio",
+    "rclone": "rclone/bin/rclone",
+}
 _MODULES = {
     "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
     "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate of a server's own, for 127.0.0.1, in PEM files."""
+
+    file: Path
+    key: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Certificate:
+        """A new one, by the command `openssl`.
+
+        Raises:
+            S3UnavailableError: there is no such command.
+        """
+        found = cls(folder / "server.pem", folder / "server.key")
+        command = (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -nodes -subj /CN=127.0.0.1"
+        )
+        names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(found.key), "-out", str(found.file)]
+        try:
+            subprocess.run([*command.split(), *names], check=True, capture_output=True)
+        except FileNotFoundError as exc:
+            raise S3UnavailableError("no openssl, which makes the certificate of the server") from exc
+        return found
 
 
 class S3UnavailableError(Exception):
@@ -50,7 +95,7 @@ class S3Server:
     """A server that answers, with one empty bucket.
 
     Attributes:
-        kind: "versitygw" or "minio".
+        kind: of the server.
         endpoint: its URL.
         access_key: the access key of its only user.
         secret_key: the secret key.
@@ -90,26 +135,29 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3_server(kind: Kind, directory: Path, *, metadata: bool = True) -> Iterator[S3Server]:
+def s3_server(kind: Kind, directory: Path, *, certificate: Certificate | None = None) -> Iterator[S3Server]:
     """Runs a server that keeps its objects in `directory`, and stops it at the end.
 
     Args:
         kind: of the server.
         directory: for its files.
-        metadata: whether it keeps what it knows of objects, as ETags and versions; versitygw can do without.
+        certificate: with which versitygw answers by TLS; `AWS_CA_BUNDLE` must name it for clients.
 
     Raises:
         S3UnavailableError: there is neither a binary nor, for MinIO, a Docker engine.
         RuntimeError: the server did not answer in time; the message has the end of its log.
     """
-    binary = _cache() / "bin" / kind
+    binary = _cache() / _BINARIES[kind]
     access_key, secret_key = f"key{secrets.token_hex(6)}", secrets.token_hex(20)
     if os.access(binary, os.X_OK):
-        running = _process(kind, binary, directory, access_key, secret_key, metadata=metadata)
+        running = _process(kind, binary, directory, access_key, secret_key, certificate)
     elif kind == "minio" and _docker_answers():
         running = _container(access_key, secret_key)
+    elif kind == "rclone":
+        raise S3UnavailableError("no rclone: run `make setup-clouds`, which downloads it")
     else:
-        raise S3UnavailableError(f"no {kind}: install Go and run `GOBIN={binary.parent} go install {_MODULES[kind]}`")
+        module = _MODULES[binary.name]
+        raise S3UnavailableError(f"no {binary.name}: install Go and run `GOBIN={binary.parent} go install {module}`")
     with running as endpoint:
         server = S3Server(kind, endpoint, access_key, secret_key)
         _create_bucket(server)
@@ -117,10 +165,10 @@ def s3_server(kind: Kind, directory: Path, *, metadata: bool = True) -> Iterator
 
 
 @contextlib.contextmanager
-def s3_server_or_skip(kind: Kind, directory: Path, *, metadata: bool = True) -> Iterator[S3Server]:
+def s3_server_or_skip(kind: Kind, directory: Path) -> Iterator[S3Server]:
     """As `s3_server`; skips the test where this machine has no such server."""
     try:
-        with s3_server(kind, directory, metadata=metadata) as server:
+        with s3_server(kind, directory) as server:
             yield server
     except S3UnavailableError as exc:
         pytest.skip(str(exc))
@@ -136,47 +184,68 @@ def _cache() -> Path:
     return Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload")
 
 
-@contextlib.contextmanager
-def _process(
-    kind: Kind, binary: Path, directory: Path, access_key: str, secret_key: str, *, metadata: bool
-) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """How to start a server, what its environment has beside, and which path answers when it is ready."""
+
+    words: list[str]
+    environment: dict[str, str]
+    health: str
+
+
+def _command(
+    kind: Kind, binary: Path, directory: Path, address: str, keys: tuple[str, str], certificate: Certificate | None
+) -> _Command:
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    log_path = directory / f"{kind}.log"
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    if kind == "versitygw":
-        versions = directory / "versions"
-        versions.mkdir(exist_ok=True)
-        # Without keep-alive it closes the connection after each request, which S3 itself does not do.
-        command = [
-            str(binary),
-            "--port",
-            address,
-            "--keep-alive",
-            "--quiet",
-            "--health",
-            "/healthy",
-            "posix",
-            *(["--versioning-dir", str(versions)] if metadata else ["--nometa"]),
-            str(data),
-        ]
-        credentials = {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key}
-        health = "/healthy"
-    else:
+    if kind == "minio":
         console = f"127.0.0.1:{free_port()}"
-        command = [str(binary), "server", "--quiet", "--address", address, "--console-address", console, str(data)]
-        credentials = {"MINIO_ROOT_USER": access_key, "MINIO_ROOT_PASSWORD": secret_key, "MINIO_BROWSER": "off"}
-        health = "/minio/health/live"
-    environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(directory), **credentials}
+        words = [str(binary), "server", "--quiet", "--address", address, "--console-address", console, str(data)]
+        credentials = {"MINIO_ROOT_USER": keys[0], "MINIO_ROOT_PASSWORD": keys[1], "MINIO_BROWSER": "off"}
+        return _Command(words, credentials, "/minio/health/live")
+    if kind == "rclone":
+        # It has no page for its health.
+        words = [str(binary), "serve", "s3", "--addr", address, "--log-level", "ERROR", str(data)]
+        settings = {"RCLONE_AUTH_KEY": f'"{keys[0]},{keys[1]}"', "RCLONE_CONFIG": str(directory / "rclone.conf")}
+        (directory / "rclone.conf").touch()
+        return _Command(words, settings, "")
+    versions = directory / "versions"
+    versions.mkdir(exist_ok=True)
+    words = [
+        str(binary),
+        "--port",
+        address,
+        # Without keep-alive it closes the connection after each request, which S3 itself does not do.
+        "--keep-alive",
+        "--quiet",
+        "--health",
+        "/healthy",
+        *(["--cert", str(certificate.file), "--key", str(certificate.key)] if certificate else []),
+        "posix",
+        *(["--versioning-dir", str(versions)] if kind == "versitygw" else ["--nometa"]),
+        str(data),
+    ]
+    return _Command(words, {"ROOT_ACCESS_KEY": keys[0], "ROOT_SECRET_KEY": keys[1]}, "/healthy")
+
+
+@contextlib.contextmanager
+def _process(
+    kind: Kind, binary: Path, directory: Path, access_key: str, secret_key: str, certificate: Certificate | None
+) -> Iterator[str]:
+    directory.mkdir(parents=True, exist_ok=True)
+    log_path = directory / f"{kind}.log"
+    address = f"127.0.0.1:{free_port()}"
+    command = _command(kind, binary, directory, address, (access_key, secret_key), certificate)
+    environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(directory), **command.environment}
     with log_path.open("wb") as log:
         # It ends with the tests, also where they are killed.
-        process = watched(command, output=log, environ=environment)
+        process = watched(command.words, output=log, environ=environment)
         try:
-            if not _answers(f"http://{address}{health}", process):
+            endpoint = f"{'https' if certificate else 'http'}://{address}"
+            if not _answers(f"{endpoint}{command.health}", process, certificate):
                 end = log_path.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{kind} did not answer on {address} within {_START_SECONDS:g} s:\n{end}")
-            yield f"http://{address}"
+            yield endpoint
         finally:
             process.signal(signal.SIGTERM)
             try:
@@ -185,14 +254,19 @@ def _process(
                 process.kill()
 
 
-def _answers(url: str, process: Watched | None) -> bool:
+def _answers(url: str, process: Watched | None, certificate: Certificate | None = None) -> bool:
     deadline = time.monotonic() + _START_SECONDS
     # No proxy of the environment may stand between a test and its own machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    secure = urllib.request.HTTPSHandler(
+        context=ssl.create_default_context(cafile=certificate.file if certificate else None)
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
     while time.monotonic() < deadline and (process is None or process.poll() is None):
         try:
             with opener.open(url, timeout=1):
                 return True
+        except urllib.error.HTTPError:
+            return True  # it refuses who has no key, and so it answers
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
@@ -28,13 +28,14 @@ __all__ = [
     "carriers",
     "references",
     "survey",
+    "survey_topics",
     "warnings_within",
     "with_carriers",
 ]
 
 log = logging.getLogger(__name__)
 
-Transform = Literal["offload", "inflate", "dead-letter"]
+Transform = Literal["offload", "inflate", "dead-letter", "client"]
 
 GROWS = "payloads stay until those without a record are swept, so it grows for ever unless a sweep is scheduled"
 """What a store without expiry rules does."""
@@ -48,9 +49,9 @@ class TopicExpiry:
     """One topic whose records refer to payloads, and the expiry rules of the store for these payloads.
 
     Attributes:
-        pipeline: the pipeline's name.
+        pipeline: the pipeline's name; None if clients publish the payloads.
         transform: `offload` if the pipeline publishes the payloads, `inflate` if it reads them, `dead-letter` if they
-            are values of its dead letters.
+            are values of its dead letters; `client` without a pipeline.
         topic: the topic's name.
         retention: how long the topic keeps records; None if the topic does not exist.
         payloads: where they are.
@@ -64,7 +65,7 @@ class TopicExpiry:
         notes: further sentences.
     """
 
-    pipeline: str
+    pipeline: str | None
     transform: Transform
     topic: str
     retention: Retention | None
@@ -104,10 +105,29 @@ def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: boo
     if not pipeline.store:
         return []
     with closing(open_store(pipeline.store)) as store:
+        place = _Place(pipeline.name, pipeline.store, store)
         return [
-            _expiry(pipeline, transform, name, found.get(name), store, apply=apply)
-            for transform, name in references(pipeline)
+            _expiry(place, transform, name, found.get(name), apply=apply) for transform, name in references(pipeline)
         ]
+
+
+def survey_topics(
+    store: Mapping[str, object], names: Iterable[str], found: Mapping[str, Topic], *, apply: bool = False
+) -> list[TopicExpiry]:
+    """The expiry of topics whose payloads clients publish, without a pipeline. Blocks.
+
+    Args:
+        store: the configuration of the clients' store.
+        names: of the topics.
+        found: those that exist, by name.
+        apply: as with `survey`.
+
+    Raises:
+        ConfigurationError: the store cannot be opened.
+    """
+    with closing(open_store(store)) as opened:
+        place = _Place(None, store, opened)
+        return [_expiry(place, "client", name, found.get(name), apply=apply) for name in names]
 
 
 def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
@@ -121,18 +141,23 @@ def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
         yield "dead-letter", pipeline.dead_letter_topic
 
 
-def _expiry(
-    pipeline: PipelineSettings,
-    transform: Transform,
-    name: str,
-    topic: Topic | None,
-    store: PayloadStore,
-    *,
-    apply: bool = False,
-) -> TopicExpiry:
-    payloads = f"{store.root.uri}{name}/" if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A store that is asked, its configuration, and the pipeline that has it; None if clients have it."""
+
+    pipeline: str | None
+    config: Mapping[str, object]
+    store: PayloadStore
+
+    def payloads(self, topic: str) -> str:
+        """Where the payloads of a topic are, as far as it is known."""
+        return f"{self.store.root.uri}{topic}/" if isinstance(self.store, Store) else str(self.config[STORE_CLASS])
+
+
+def _expiry(place: _Place, transform: Transform, name: str, topic: Topic | None, *, apply: bool = False) -> TopicExpiry:
+    store = place.store
     retention = None if topic is None else _retention(topic)
-    expiry = TopicExpiry(pipeline.name, transform, name, retention, payloads, (), "unknown", "")
+    expiry = TopicExpiry(place.pipeline, transform, name, retention, place.payloads(name), (), "unknown", "")
     if retention is None:
         message = f"topic {name} does not exist, so it is not known how long its records stay; create it first"
         return dataclasses.replace(expiry, message=message, wrong=True)
@@ -255,7 +280,8 @@ def ask_in_background(
 def _expiries(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[TopicExpiry]:
     dead = () if plan.dead_letters is None else (plan.dead_letters,)
     found = {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}
-    expiries = [_expiry(pipeline, transform, name, found.get(name), store) for transform, name in references(pipeline)]
+    place = _Place(pipeline.name, pipeline.store, store)
+    expiries = [_expiry(place, transform, name, found.get(name)) for transform, name in references(pipeline)]
     for expiry in expiries:
         if expiry.state == "unknown":
             log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, expiry.message)

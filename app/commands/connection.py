@@ -80,9 +80,13 @@ def connection_options(command: _Function) -> _Function:
 
 
 def client_of(
-    bootstrap_servers: str | None, config: str | None, extra: Sequence[str], environ: Mapping[str, str] = os.environ
+    bootstrap_servers: str | None,
+    config: str | None,
+    extra: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    given: Mapping[str, object] | None = None,
 ) -> ClientSettings:
-    """The connection from, in order of precedence: `-b`, `-X`, the file of `-c`, the environment.
+    """The connection from, in order of precedence: `-b`, `-X`, `given`, the file of `-c`, the environment.
 
     Raises:
         ConfigurationError: the file or an option is wrong, or no broker is given.
@@ -95,6 +99,7 @@ def client_of(
         values |= {"bootstrap.servers": client.bootstrap_servers, "client.id": client.client_id}
         values[LIMIT_KEY] = client.limit_names
         values |= {name: value for name, value in client.security.items() if value is not None}
+    values |= given or {}
     values |= _pairs(extra, environ)
     if bootstrap_servers is not None:
         values["bootstrap.servers"] = bootstrap_servers

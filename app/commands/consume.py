@@ -238,7 +238,7 @@ def _restorer(
 @click.option("--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives for this time.")
 @click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
 @click.option("--output", metavar="DIR", help="Write each value to a file, named after the key if that is safe.")
-@click.option("--inflate", is_flag=True, help="Give whole values: of references, and of chunks; needs -c.")
+@click.option("--inflate", is_flag=True, help="Give whole keys and values: of references, and of chunks; needs -c.")
 @click.option("--unwrap", is_flag=True, help="Take message wrappers off; names of headers from -c.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline of -c for --inflate and --unwrap, if there are several.")
 @click.option("--values", is_flag=True, help="Put the values into the JSON lines.")

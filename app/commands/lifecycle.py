@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
-from app.cluster.expiry import TopicExpiry, carriers, references, survey, with_carriers
-from app.commands.connection import config_option
+from app.cluster.expiry import TopicExpiry, carriers, references, survey, survey_topics, with_carriers
+from app.commands.client_store import client_store_options, connection_of, given_keys, store_of
+from app.commands.connection import client_of, connection_options, pipeline_of
 from app.commands.console import print_table
 from app.commands.consume import json_line
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import Topic, topics
-from stores.store import ExpiryRule
-from transforms.errors import ConfigurationError, of_pipeline
-from transforms.retention import duration_text
+from stores.registry import STORE_CLASS
+from stores.store import ExpiryRule, check_topic
+from transforms.errors import ConfigurationError, of_pipeline, shown
+from transforms.retention import FOREVER, duration_text
 from transforms.text import printable
 
 __all__ = ["command"]
+
+_SEGMENT_MS = 604_800_000  # Kafka's default
+_VARIABLE = "WIDELOAD_CONFIG"
 
 
 async def _topics(client: ClientSettings, names: Sequence[str]) -> dict[str, Topic]:
@@ -55,7 +62,7 @@ def _rule(rule: ExpiryRule) -> str:
 
 def _cells(row: TopicExpiry) -> Iterator[str]:
     retention = row.retention
-    yield row.pipeline
+    yield row.pipeline or "-"
     yield row.topic
     yield "-" if retention is None else f"{retention.retention_ms} ({duration_text(retention.retention_ms)})"
     yield "-" if retention is None else retention.cleanup_policy
@@ -72,14 +79,48 @@ def _show(rows: Sequence[TopicExpiry]) -> None:
     for row in rows:
         changed = [] if row.changed is None else [row.changed]
         for sentence in (*changed, row.message, *(f"note: {note}" for note in row.notes)):
-            told.setdefault(sentence, []).append(row.pipeline)
-    for sentence, pipelines in told.items():
-        click.echo(f"{', '.join(dict.fromkeys(pipelines))}: {_printable(sentence)}")
+            told.setdefault(sentence, []).append(row.pipeline or f"topic {row.topic}")
+    for sentence, concerned in told.items():
+        click.echo(f"{', '.join(dict.fromkeys(concerned))}: {_printable(sentence)}")
 
 
 def _printable(text: str) -> str:
     """The text without control characters: the ID of a rule may have some."""
     return "\n".join(printable(line, 2_000) for line in text.split("\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How long topics keep records, as the user says; None for what is not said."""
+
+    retention_ms: int | None
+    segment_ms: int | None
+    cleanup_policy: str | None
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, Topic] | None:
+        """The topics; None if brokers are to be asked.
+
+        Raises:
+            ConfigurationError: what is said is not enough, or no policy.
+        """
+        policy = self.cleanup_policy
+        if policy is not None and not {each.strip() for each in policy.split(",")} <= {"delete", "compact"}:
+            raise ConfigurationError(
+                "--cleanup-policy", f"found {shown(policy)}, allowed are delete, compact, and compact,delete"
+            )
+        retention_ms = self.retention_ms
+        if retention_ms is None and policy is not None and "delete" not in policy:
+            retention_ms = FOREVER  # it means nothing there
+        if retention_ms is None:
+            for option, value in (("--segment-ms", self.segment_ms), ("--cleanup-policy", policy)):
+                if value is not None:
+                    raise ConfigurationError(option, "needs --retention-ms; without both, brokers are asked")
+            return None
+        segment_ms = _SEGMENT_MS if self.segment_ms is None else self.segment_ms
+        return {
+            name: Topic(name, 1, 0, policy or "delete", retention_ms=retention_ms, segment_ms=segment_ms)
+            for name in names
+        }
 
 
 @click.group("store")
@@ -89,39 +130,125 @@ def command() -> None:
     \b
     Example:
       wideload store lifecycle -c wideload.toml
+      wideload store lifecycle --topic orders --store-config producer.properties
     """
 
 
 @command.command("lifecycle")
-@config_option
+@connection_options
+@client_store_options
+@click.option("--topic", "names", multiple=True, metavar="NAME", help="A topic that clients write; may be repeated.")
+@click.option(
+    "--retention-ms",
+    type=click.IntRange(FOREVER),
+    help=f"How long the topics keep records, in place of asking brokers; {FOREVER} for ever.",
+)
+@click.option("--segment-ms", type=click.IntRange(1), help=f"Their segment.ms. [default: {_SEGMENT_MS}]")
+@click.option("--cleanup-policy", metavar="POLICY", help="Their cleanup.policy. [default: delete]")
 @click.option("--apply", is_flag=True, help="Set our own rules; all other rules of the bucket stay as they are.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a topic.")
-def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
+def lifecycle(
+    bootstrap_servers: str | None,
+    config: str | None,
+    extra: tuple[str, ...],
+    store_file: str | None,
+    store_pairs: tuple[str, ...],
+    names: tuple[str, ...],
+    retention_ms: int | None,
+    segment_ms: int | None,
+    cleanup_policy: str | None,
+    *,
+    apply: bool,
+    as_json: bool,
+) -> int:
     """Show how long topics keep records, how long the store keeps payloads, and how long it should.
 
     It should keep them for retention.ms and 15 %, in whole days. The status is 1 if payloads expire too early, or
     never, or though their records stay for ever, or if the store or the topic could not be read. See docs/lifecycle.md.
+
+    The topics are those of the pipelines of -c; or, for clients without a worker, those of --topic, whose payloads are
+    in the store of --store and --store-config, else in that of -c.
 
     \b
     Examples:
       wideload store lifecycle -c wideload.toml
       wideload store lifecycle -c wideload.toml --apply
       wideload store lifecycle -c wideload.toml --json | jq 'select(.verdict != "ok")'
+      wideload store lifecycle --topic orders --store-config producer.properties -b localhost:9092
+      wideload store lifecycle --topic orders --retention-ms 604800000 \\
+          -s large.message.payload.store.class=s3 -s s3.bucket=payloads
     """
-    settings = load(config)
-    referring = {name for pipeline in settings.pipelines for _, name in references(pipeline)}
-    names = {name for topic in referring for name in (topic, *carriers(topic, settings.pipelines))}
-    try:
-        found = asyncio.run(_topics(settings.client, sorted(names)))
-    except ClusterError as exc:
-        raise ConfigurationError("bootstrap.servers", str(exc)) from exc
-    rows: list[TopicExpiry] = []
-    for pipeline in settings.pipelines:
-        with of_pipeline(pipeline.name):
-            rows += (with_carriers(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply))
+    if names:
+        known = _Known(retention_ms, segment_ms, cleanup_policy)
+        rows = _of_clients(
+            names, known, given_keys(store_file, store_pairs), bootstrap_servers, config, extra, apply=apply
+        )
+    else:
+        _refuse_without_topic(
+            {
+                "--store-config": store_file,
+                "--store": store_pairs,
+                "--retention-ms": retention_ms,
+                "--segment-ms": segment_ms,
+                "--cleanup-policy": cleanup_policy,
+            }
+        )
+        rows = _of_pipelines(bootstrap_servers, config or os.environ.get(_VARIABLE), extra, apply=apply)
     if as_json:
         for row in rows:
             sys.stdout.write(json_line(_line(row)))
     else:
         _show(rows)
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _refuse_without_topic(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None and value != ():
+            raise ConfigurationError(option, "is for topics of clients; name one with --topic")
+
+
+def _of_pipelines(
+    bootstrap_servers: str | None, config: str | None, extra: Sequence[str], *, apply: bool
+) -> list[TopicExpiry]:
+    if config is None:
+        raise ConfigurationError(
+            "--config", f"is missing; give it, or set ${_VARIABLE}; or, for clients without a worker, give --topic"
+        )
+    settings = load(config)
+    referring = {name for pipeline in settings.pipelines for _, name in references(pipeline)}
+    names = {name for topic in referring for name in (topic, *carriers(topic, settings.pipelines))}
+    found = _found(client_of(bootstrap_servers, config, extra), names)
+    rows: list[TopicExpiry] = []
+    for pipeline in settings.pipelines:
+        with of_pipeline(pipeline.name):
+            rows += (with_carriers(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply))
+    return rows
+
+
+def _of_clients(
+    names: Sequence[str],
+    told: _Known,
+    given: Mapping[str, object],
+    bootstrap_servers: str | None,
+    config: str | None,
+    extra: Sequence[str],
+    *,
+    apply: bool,
+) -> list[TopicExpiry]:
+    for name in names:
+        check_topic(name)
+    store = (
+        pipeline_of(load(config), None).store if config is not None and STORE_CLASS not in given else store_of(given)
+    )
+    found = told.topics(names)
+    if found is None:
+        found = _found(client_of(bootstrap_servers, config, extra, given=connection_of(given)), names)
+    return survey_topics(store, dict.fromkeys(names), found, apply=apply)
+
+
+def _found(client: ClientSettings, names: Iterable[str]) -> Mapping[str, Topic]:
+    try:
+        return asyncio.run(_topics(client, sorted(set(names))))
+    except ClusterError as exc:
+        raise ConfigurationError("bootstrap.servers", str(exc)) from exc

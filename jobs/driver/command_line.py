@@ -12,6 +12,7 @@ from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
 from jobs.driver.session import SessionSettings, connector_jars, submitted
 from jobs.driver.worker_config import WorkerConfig
 from transforms.errors import ConfigurationError
+from transforms.properties import entries
 
 __all__ = [
     "add_kafka",
@@ -166,24 +167,8 @@ def properties(option: str, file: str) -> dict[str, str]:
         ConfigurationError: the file cannot be read, or an entry is not KEY=VALUE.
     """
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(option, f"{file} cannot be read: {error}") from error
-    found = pairs(option, _joined(lines))
+    found = pairs(option, entries(text))
     return {key: value.strip() for key, value in found.items()}
-
-
-def _joined(lines: Iterable[str]) -> list[str]:
-    """The lines without empty ones and comments; a line that ends with a backslash is joined with the next one."""
-    found: list[str] = []
-    goes_on = False
-    for line in map(str.strip, lines):
-        if not goes_on and (not line or line[0] in "#!"):
-            continue
-        text = line.removesuffix("\\")
-        if goes_on:
-            found[-1] += text
-        else:
-            found.append(text)
-        goes_on = text != line
-    return found

@@ -26,11 +26,13 @@ from benchmarks.source import records
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _CELLS = ("passthrough.none.16k.4p", "passthrough.zstd.1m.1p")
+_S3_PARTS = ("s3clients.*.64k", "s3clients.https.ranges")
 _RECORDS = {
     "passthrough": 3_000,
     "exactly_once": 3_000,
     "latency": 100,
     "offload": 6,
+    "s3clients": 1,
     "chunks": 5,
     "clients": 10,
     "memory": 12,
@@ -72,7 +74,7 @@ def measured(broker: str, tmp_path_factory: pytest.TempPathFactory) -> _Measured
     """All scenarios in one process, with few records; the command ends with 1 where one of them moved wrong data."""
     folder = tmp_path_factory.mktemp("bench")
     output = folder / "bench.json"
-    wanted = [*_CELLS, "passthrough.vs_faust_agent", "exactly_once.1p"]
+    wanted = [*_CELLS, "passthrough.vs_faust_agent", "exactly_once.1p", *_S3_PARTS]
     wanted += [name for name in _RECORDS if not any(each.startswith(f"{name}.") for each in wanted)]
     options = [part for each in wanted for part in ("--only", each)]
     options += [part for name, count in _RECORDS.items() for part in ("--records", f"{name}={count}")]
@@ -165,6 +167,25 @@ def test_bench_offload(measured: _Measured) -> None:
         if row is not None:
             assert measured.said(f"worker, {end}", f"{row['value']:,.1f} MiB/s")
             assert any(measured.said(f"{peer}, {end}", f"{row['against']:,.1f} MiB/s") for peer in ("bakdata", "boto3"))
+
+
+@pytest.mark.s3
+def test_bench_s3clients(measured: _Measured) -> None:
+    """Both clients put and get the same bytes, with and without TLS, and each part has its numbers."""
+    rows = measured.of("s3clients")
+    cells = [
+        f"{scheme}.{verb}.64k.{threads}t"
+        for scheme in ("http", "https")
+        for verb in ("put", "get")
+        for threads in (1, 8)
+    ]
+    ranges = [f"https.ranges.{client}" for client in ("boto3", "obstore")]
+    wanted = {f"s3clients.{part}.{what}_ms" for part in (*cells, *ranges) for what in ("cpu", "wall")}
+    assert set(rows) in (wanted, set())
+    for name, row in rows.items():
+        if name.startswith("s3clients.http.") and name.endswith(".cpu_ms"):
+            part = name.removeprefix("s3clients.").removesuffix(".cpu_ms")
+            assert measured.said(f"{part}, boto3", f"{row['value']:.2f} ms CPU")
 
 
 def test_bench_chunks(measured: _Measured) -> None:

@@ -563,8 +563,8 @@ def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
     assert total == f"{place.orders}: 2 records (12 B), 1 references to 0 B: 1 unchecked"
 
 
-def test_inspect_looks_at_references_of_keys_too(place: Place) -> None:
-    """The reference of a key is listed beside the reference of its value."""
+def test_references_of_keys(place: Place) -> None:
+    """The reference of a key is listed beside that of its value, and consume gives the key, whatever the value is."""
     config = place.config()
     store = {
         "large.message.payload.store.class": "filesystem",
@@ -575,14 +575,24 @@ def test_inspect_looks_at_references_of_keys_too(place: Place) -> None:
     key = LargeMessageSerializer(store, is_key=True).serialize(place.orders, headers, b"k" * 2000)
     value = LargeMessageSerializer(store).serialize(place.orders, headers, b"v" * 3000)
     gone = (key or b"")[:-1] + b"~"
-    send(place.broker, place.orders, [(0, key, value, headers, 1), (0, gone, b"small", headers[:3], 1)])
+    sent = [(0, key, value, headers, 1), (0, gone, b"small", headers[:3], 1), (0, key, None, headers[:3], 1)]
+    send(place.broker, place.orders, sent)
     *found, last = lines(wideload("inspect", place.orders, "-c", config, "--json"), status=1)
     assert [(line["offset"], line["of"], line["payload"], line["size"]) for line in found] == [
         (0, "key", "ok", 2000),
         (0, "value", "ok", 3000),
         (1, "key", "refused", 2000),
+        (2, "key", "ok", 2000),
     ]
-    assert last["summary"]["references"] == 3
+    assert last["summary"]["references"] == 4
+    options = ("--from-beginning", "-e", "--inflate", "-c", config, "--values")
+    whole, bad, tombstone = lines(wideload("consume", place.orders, *options), status=1)
+    assert [(each["key"], each["value"], each["headers"]) for each in (whole, tombstone)] == [
+        ("k" * 2000, "v" * 3000, []),
+        ("k" * 2000, None, []),
+    ]
+    assert bad["reference"] is True
+    assert "error" in bad
 
 
 # --- check and worker -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.forks import run
+from tests.integration.command_line import lines, wideload
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import S3Server, s3_server_or_skip
@@ -272,6 +273,20 @@ def test_stores_without_rules(place: Place) -> None:
         "this store has no expiry rules: payloads stay until those without a record are swept, so it grows for ever "
         "unless a sweep is scheduled"
     )
+
+
+def test_clients_without_a_worker(place: Place) -> None:
+    """A client's own file and a topic are enough: retention from the brokers, rules from its store, and --apply."""
+    topic = place.topic()
+    file = place.folder / "producer.properties"
+    keys = {"bootstrap.servers": place.worker["bootstrap.servers"], "acks": "all", **place.store}
+    file.write_text("".join(f"{name} = {value}\n" for name, value in keys.items()))
+    options = ("store", "lifecycle", "--topic", topic, "--store-config", file, "--json")
+    (row,) = lines(wideload(*options), status=1)
+    assert (row["verdict"], row["recommended_days"], row["retention_ms"]) == ("missing", 9, 7 * DAY)
+    (row,) = lines(wideload(*options, "--apply"))
+    assert (row["verdict"], row["changed"]) == ("ok", "our own rule is set to 9 d")
+    assert list(place.rules().values()) == [9]
 
 
 def test_what_cannot_be_asked(place: Place, versitygw: S3Server) -> None:

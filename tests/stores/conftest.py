@@ -19,7 +19,7 @@ from stores.store import Store
 from tests.azure_server import azure_server_or_skip
 from tests.cloud_server import CloudServer
 from tests.gcs_server import gcs_server_or_skip
-from tests.s3_server import KINDS, Kind, S3Server, s3_server_or_skip
+from tests.s3_server import KINDS, PLAIN, Kind, S3Server, s3_server_or_skip
 
 Configure = Callable[[Mapping[str, object]], Store]
 StartServer = Callable[[Kind], S3Server]
@@ -51,6 +51,12 @@ def server(request: pytest.FixtureRequest, start_server: StartServer) -> S3Serve
     return start_server(request.param)
 
 
+@pytest.fixture(scope="session", params=PLAIN)
+def plain(request: pytest.FixtureRequest, start_server: StartServer) -> S3Server:
+    """Each S3 server that knows the requests for objects and little else."""
+    return start_server(request.param)
+
+
 @pytest.fixture(scope="session")
 def versitygw(start_server: StartServer) -> S3Server:
     """The faster server, for what does not depend on the kind."""
@@ -75,7 +81,7 @@ def start_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCloud
         yield start
 
 
-@pytest.fixture(scope="session", params=["memory", "filesystem", *KINDS, *CLOUDS])
+@pytest.fixture(scope="session", params=["memory", "filesystem", *KINDS, *PLAIN, *CLOUDS])
 def configured(
     request: pytest.FixtureRequest,
     start_server: StartServer,

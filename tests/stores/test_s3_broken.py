@@ -106,6 +106,41 @@ def test_a_page_in_place_of_an_answer_is_no_success() -> None:
             assert caught.value.retriable
 
 
+LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>%b</Contents></ListBucketResult>"
+HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("heads", "body", "said"),
+    [
+        ({"Content-Length": None}, b"", "an answer without ContentLength"),
+        ({"Last-Modified": None}, b"", "an answer without LastModified"),
+        ({"Last-Modified": "yesterday"}, b"", 'Invalid timestamp "yesterday"'),
+        ({"Content-Length": "one"}, b"", "invalid literal for int"),
+        ({}, LISTING % b"<Key>t/i</Key><Size>1</Size>", "an answer without LastModified"),
+        ({}, LISTING % b"<Key>t/i</Key><LastModified>2024-01-01T00:00:00Z</LastModified>", "an answer without Size"),
+        ({}, LISTING % b"<Key>t/i</Key><Size>one</Size>", "invalid literal for int"),
+    ],
+)
+def test_an_answer_that_lacks_something_is_an_error_of_the_store(
+    heads: dict[str, str | None], body: bytes, said: str
+) -> None:
+    """It may pass, names the endpoint, and is no defect of the worker."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        sent = {**HEADS, **({"Content-Length": str(len(body))} if body else {}), **heads}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items() if value is not None)
+        wire.write(f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode() + body)
+        return False
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        call: Callable[[], object] = (lambda: list(store.list())) if body else lambda: store.stat("s3://payloads/t/i")
+        with pytest.raises(PayloadStoreError, match=said) as caught:
+            call()
+        assert "not the answer of an S3 server; check s3.endpoint" in str(caught.value)
+        assert (caught.value.retriable, caught.value.key) == (True, "s3.endpoint")
+
+
 def everything_is_well(request: Request, wire: Wire) -> bool:
     """Answers each request with a page, as a load balancer does whose servers are away."""
     page = b"" if request.method == "PUT" else b"<html>Back soon</html>"
