@@ -125,7 +125,9 @@ def spark_cluster(folder: Path) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         master = ["master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         log = stack.enter_context(_started(folder / "master.log", master))
-        address = until(lambda: re.search(r"Starting Spark master at (\S+)", log.read_text()), "a master", _START_S)[1]
+        found = until(lambda: re.search(r"Starting Spark master at (\S+)", log.read_text()), "a master", _START_S)
+        assert found is not None
+        address = found[1]
         worker = ["worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", address]
         for number in range(2):
             options = ["--work-dir", str(folder / f"work-{number}")]

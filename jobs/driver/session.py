@@ -89,6 +89,7 @@ _QUICK_START = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
+_ROWS_A_TASK = 10_000
 _SMALL_HEAP = "-XX:+UseSerialGC"
 # Java reads options from them, and does not start with two collectors.
 _JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
@@ -265,16 +266,22 @@ def share_code(spark: SparkSession) -> None:
     context.environment["PYTHONPATH"] = _python_path(context.environment.get("PYTHONPATH"))
 
 
-def fit_shuffles(spark: SparkSession) -> None:
-    """Sets two shuffle partitions a core, 8 at least, if the user has not set a number.
+def fit_shuffles(spark: SparkSession, rows: int | None = None) -> None:
+    """Sets how many partitions a shuffle has, if the user has not set a number: two a core, 8 at least.
 
     With Spark's default each shuffle of a cached DataFrame has 200 tasks, even if it holds little: on two cores a small
     job would spend most of its time on them.
+
+    Args:
+        spark: the session.
+        rows: how many rows there are, if that is known by now; few take one partition a core.
     """
     key = "spark.sql.shuffle.partitions"
     context = spark.sparkContext
     if not context.getConf().contains(key):
-        spark.conf.set(key, str(max(8, 2 * context.defaultParallelism)))
+        cores = context.defaultParallelism
+        most = max(8, 2 * cores)
+        spark.conf.set(key, str(most if rows is None else min(most, max(cores, -(-rows // _ROWS_A_TASK)))))
 
 
 def _python_path(given: str | None) -> str:
@@ -291,27 +298,7 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
     for key, value in _BOUNDED_CACHES.items():
         builder = builder.config(key, value)
     if not submitted():
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
-        # A link that ends a job works by GET, so any page in a browser could follow it.
-        builder = builder.config("spark.ui.killEnabled", "false")
-        if settings.jars:
-            builder = builder.config("spark.jars", ",".join(settings.jars))
-        else:
-            builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
-        if settings.driver_memory:
-            builder = builder.config("spark.driver.memory", settings.driver_memory)
-        options = _java_options(settings)
-        if not settings.verbose:
-            logging = folder / "log4j2.properties"
-            logging.write_text(_QUIET_LOGGING, encoding="utf-8")
-            options.append(f"-Dlog4j2.configurationFile={logging.as_uri()}")
-        if options:
-            builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
-        if _runs_here(settings):
-            builder = builder.config("spark.python.daemon.module", _DAEMON)
-            builder = builder.config("spark.executorEnv.PYTHONPATH", _python_path(os.environ.get("PYTHONPATH")))
-            if not sys.stderr.isatty():  # nobody is told where Spark's pages are
-                builder = builder.config("spark.ui.enabled", "false")
+        builder = _own_start(builder, settings, folder)
     if settings.master:
         builder = builder.master(settings.master)
     if settings.delta:
@@ -319,6 +306,32 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
             builder = builder.config(key, value)
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
+    return builder
+
+
+def _own_start(builder: SparkSession.Builder, settings: SessionSettings, folder: Path) -> SparkSession.Builder:
+    """The settings that the caller of `spark-submit` makes otherwise."""
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    # A link that ends a job works by GET, so any page in a browser could follow it.
+    builder = builder.config("spark.ui.killEnabled", "false")
+    if settings.jars:
+        builder = builder.config("spark.jars", ",".join(settings.jars))
+    else:
+        builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
+    if settings.driver_memory:
+        builder = builder.config("spark.driver.memory", settings.driver_memory)
+    options = _java_options(settings)
+    if not settings.verbose:
+        logging = folder / "log4j2.properties"
+        logging.write_text(_QUIET_LOGGING, encoding="utf-8")
+        options.append(f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    if options:
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
+    if _runs_here(settings):
+        builder = builder.config("spark.python.daemon.module", _DAEMON)
+        builder = builder.config("spark.executorEnv.PYTHONPATH", _python_path(os.environ.get("PYTHONPATH")))
+        if not sys.stderr.isatty():  # nobody is told where Spark's pages are
+            builder = builder.config("spark.ui.enabled", "false")
     return builder
 
 
