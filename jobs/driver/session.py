@@ -190,6 +190,8 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
             raise ConfigurationError(
                 "spark", f"Spark's Java process did not start ({error.getCondition()}); what it said is above"
             ) from error
+        if not submitted() and _runs_here(settings):
+            share_code(spark)  # `_DAEMON` is part of it
         if submitted() and not settings.verbose:
             spark.sparkContext.setLogLevel("ERROR")
         if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
@@ -329,7 +331,6 @@ def _own_start(builder: SparkSession.Builder, settings: SessionSettings, folder:
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     if _runs_here(settings):
         builder = builder.config("spark.python.daemon.module", _DAEMON)
-        builder = builder.config("spark.executorEnv.PYTHONPATH", _python_path(os.environ.get("PYTHONPATH")))
         if not sys.stderr.isatty():  # nobody is told where Spark's pages are
             builder = builder.config("spark.ui.enabled", "false")
     return builder
