@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -140,6 +140,9 @@ manifest: setup-demo $(HELM) ## Make deploy/kubernetes/wideload.yaml anew from t
 
 image-test: setup-demo ## Build the image, and send records through the worker in it; no part of `make test` (IMAGE=--buildah)
 	@$(RUN) -m tests.image.run $(IMAGE)
+
+cluster-test: setup-test ## Run Spark jobs on a standalone cluster of two workers, and kill an executor in the middle; no part of `make test`
+	@WIDELOAD_CLUSTER=1 $(RUN) -m pytest tests/jobs/test_cluster.py
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage

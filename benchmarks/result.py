@@ -106,6 +106,8 @@ TARGETS: Mapping[str, Target] = {
     "sweep.growth": Target("ratio", "most", 12.0),
     "audit.growth": Target("ratio", "most", 12.0),
     "spark.inflate.s3": Target("ratio", "least", 1.2),
+    "spark.inflate.s3.pool": Target("ratio", "least", 0.95),
+    "spark.inflate.s3_far": Target("ratio", "least", 8.0),
 }
 
 

@@ -1,4 +1,4 @@
-"""Inflate in Spark beside a plain loop that downloads and verifies one payload after another.
+"""Inflate in Spark beside plain Python that downloads and verifies: one payload after another, and eight at a time.
 
 What any query takes that reads a topic, a second or more, is not counted: the references are in Spark's memory. Each
 payload is downloaded nine times (three where each waits 20 ms), so that starting tasks and clients of the store, a
@@ -13,7 +13,8 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,7 @@ def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> 
     _spark(references, source)  # reads the topic, starts Spark's Python workers, and fills the caches that both have
     turns: dict[str, Callable[[], float]] = {
         "loop": lambda: _loop(source),
+        "pool": lambda: _pool(source),
         "Spark": lambda: _spark(references, source),
     }
     speeds: dict[str, list[float]] = {turn: [] for turn in turns}
@@ -148,14 +150,14 @@ def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> 
                 with Peaks() as seen:
                     speeds[turn].append(turns[turn]())
                 peaks.append(seen.bytes)
-            else:  # looking takes time from the loop, which is in this process
+            else:  # looking takes time from loop and pool, which are in this process
                 speeds[turn].append(turns[turn]())
             gib = source.sums[1] / 2**30
             after = cpu_seconds()
             taken[turn].append({role: max(0.0, after[role] - before.get(role, 0)) / gib for role in after})
         bench.console.print(
-            f"  Spark {speeds['Spark'][-1]:8.1f} MiB/s  loop {speeds['loop'][-1]:8.1f} MiB/s  load average "
-            f"{load_average():.2f}",
+            f"  Spark {speeds['Spark'][-1]:8.1f} MiB/s  loop {speeds['loop'][-1]:8.1f} MiB/s  pool "
+            f"{speeds['pool'][-1]:8.1f} MiB/s  load average {load_average():.2f}",
             highlight=False,
         )
     references.unpersist()
@@ -163,9 +165,14 @@ def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> 
         roles = {role: median(each.get(role, 0) for each in rounds) for role in rounds[0]}
         told = ", ".join(f"{role} {seconds:.2f}" for role, seconds in sorted(roles.items()) if seconds >= _LEAST_S)
         bench.console.print(f"  CPU-seconds per GiB, {turn}: {told}", highlight=False)
-    ratios = [ours / theirs for ours, theirs in zip(speeds["Spark"], speeds["loop"], strict=True)]
+    ours = median(speeds["Spark"])
+    ratios = {
+        turn: median(one / other for one, other in zip(speeds["Spark"], speeds[turn], strict=True))
+        for turn in ("loop", "pool")
+    }
     return [
-        Result(f"spark.inflate.{name}", median(speeds["Spark"]), "MiB/s", median(speeds["loop"]), median(ratios)),
+        Result(f"spark.inflate.{name}", ours, "MiB/s", median(speeds["loop"]), ratios["loop"]),
+        Result(f"spark.inflate.{name}.pool", ours, "MiB/s", median(speeds["pool"]), ratios["pool"]),
         *(
             Result(f"spark.inflate.{name}.{role}_peak_mib", max(each[role] for each in peaks) / 2**20, "MiB")
             for role in ("driver", "workers")
@@ -182,15 +189,32 @@ def _spark(references: DataFrame, source: _Source) -> float:
 
 
 def _loop(source: _Source) -> float:
+    """One thread, one payload after another."""
+    return _plain(source, map)
+
+
+def _pool(source: _Source) -> float:
+    """As many threads as a task of `inflate` has; the two cores are theirs as they are Spark's."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return _plain(source, pool.map)
+
+
+def _plain(
+    source: _Source, over: Callable[[Callable[[Record], tuple[int, int]], list[Record]], Iterable[tuple[int, int]]]
+) -> float:
     work, checksums, size = Inflate(), 0, 0
     started = time.perf_counter()
     with closing(open_store(source.store)) as store:
-        for record in source.records:
+
+        def restored(record: Record) -> tuple[int, int]:
             inflation = work.begin(record)
             stored = get(store, inflation.reference.path, inflation.stored_limit_bytes)
             value = work.finish(record, inflation, stored).value or b""
-            checksums += zlib.crc32(value)
-            size += len(value)
+            return len(value), zlib.crc32(value)
+
+        for length, checksum in over(restored, source.records):
+            size += length
+            checksums += checksum
     return _speed(started, source, (len(source.records), size, checksums))
 
 

@@ -115,7 +115,9 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings = settings_of(arguments)
         packages = (*([DELTA] if settings.delta else ()), *([AVRO] if settings.value.format == "avro" else ()))
-        session = session_settings(arguments, "wideload-ingest", packages=packages, delta=settings.delta)
+        session = session_settings(
+            arguments, "wideload-ingest", packages=packages, delta=settings.delta, lasting=not settings.once
+        )
         require_broker(settings.bootstrap_servers)
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)

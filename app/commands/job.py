@@ -13,7 +13,7 @@ import click
 
 from app.config.job_document import document, write
 from app.config.parsing import load
-from app.local import jars
+from app.local import jars, spark_start
 from transforms.errors import ConfigurationError
 
 __all__ = ["JOBS", "command", "require_spark"]
@@ -69,6 +69,8 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
         write(said, written)
         return 0
     require_spark("job")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        os.environ.update(spark_start.environ())  # it has nothing to say where the archive was not made
     # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
     return main([*_locked_jars(rest), *rest], said)

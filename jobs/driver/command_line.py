@@ -105,7 +105,12 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
 
 
 def session_settings(
-    arguments: argparse.Namespace, name: str, *, packages: tuple[str, ...] = (), delta: bool = False
+    arguments: argparse.Namespace,
+    name: str,
+    *,
+    packages: tuple[str, ...] = (),
+    delta: bool = False,
+    lasting: bool = False,
 ) -> SessionSettings:
     """The settings of the session.
 
@@ -114,6 +119,7 @@ def session_settings(
         name: the job's name on Spark's own pages.
         packages: what the job needs beside the connector.
         delta: whether the session can use Delta tables.
+        lasting: whether the job goes on until it is stopped.
 
     Raises:
         ConfigurationError: an argument is wrong, or must be given to spark-submit.
@@ -129,6 +135,7 @@ def session_settings(
         packages=packages,
         delta=delta,
         verbose=arguments.verbose,
+        lasting=lasting,
     )
 
 

@@ -48,6 +48,8 @@ __all__ = [
 CODE = Path(__file__).resolve().parents[__name__.count(".")]
 """The folder that this code is imported from: of a checkout, or site-packages."""
 
+_DAEMON = f"{__package__}.python_daemon"
+
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector for the PySpark of this project, as `--packages` takes it."""
 
@@ -77,6 +79,20 @@ _BOUNDED_CACHES = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "100ms",
     }
 )
+
+# A job over a few records takes seconds, and most of its CPU time went into compiling what runs once, and into threads
+# of a collector that a heap of 1 GB on a few cores does not need. What a long job runs again and again is compiled as
+# ever, a little later.
+_QUICK_START = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+_ROWS_A_TASK = 10_000
+_SMALL_HEAP = "-XX:+UseSerialGC"
+# Java reads options from them, and does not start with two collectors.
+_JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 _MASTER = re.compile(r"^[ \t]*spark\.master[ \t]*[ \t=:][ \t]*(\S+)", re.MULTILINE)
 
@@ -111,6 +127,7 @@ class SessionSettings:
         packages: what the job needs beside the connector, as `--packages` takes it.
         delta: whether the session can use Delta tables; `DELTA` is then among `packages`, or `jars`.
         verbose: leave Spark's log as it is.
+        lasting: whether the job goes on until it is stopped, so that Spark's pages are worth their cost.
     """
 
     name: str
@@ -121,6 +138,7 @@ class SessionSettings:
     packages: tuple[str, ...] = ()
     delta: bool = False
     verbose: bool = False
+    lasting: bool = False
 
 
 def submitted() -> bool:
@@ -174,6 +192,8 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
             raise ConfigurationError(
                 "spark", f"Spark's Java process did not start ({error.getCondition()}); what it said is above"
             ) from error
+        if not submitted() and _runs_here(settings):
+            share_code(spark)  # `_DAEMON` is part of it
         if submitted() and not settings.verbose:
             spark.sparkContext.setLogLevel("ERROR")
         if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
@@ -247,23 +267,31 @@ def share_code(spark: SparkSession) -> None:
     session finds the workers of the first: Spark would start new ones for another environment.
     """
     context = spark.sparkContext
-    folder = str(CODE)
-    given = context.environment.get("PYTHONPATH")
-    entries = given.split(os.pathsep) if given else []
-    if folder not in entries:
-        context.environment["PYTHONPATH"] = os.pathsep.join([*entries, folder])
+    context.environment["PYTHONPATH"] = _python_path(context.environment.get("PYTHONPATH"))
 
 
-def fit_shuffles(spark: SparkSession) -> None:
-    """Sets two shuffle partitions a core, 8 at least, if the user has not set a number.
+def fit_shuffles(spark: SparkSession, rows: int | None = None) -> None:
+    """Sets how many partitions a shuffle has, if the user has not set a number: two a core, 8 at least.
 
     With Spark's default each shuffle of a cached DataFrame has 200 tasks, even if it holds little: on two cores a small
     job would spend most of its time on them.
+
+    Args:
+        spark: the session.
+        rows: how many rows there are, if that is known by now; few take one partition a core.
     """
     key = "spark.sql.shuffle.partitions"
     context = spark.sparkContext
     if not context.getConf().contains(key):
-        spark.conf.set(key, str(max(8, 2 * context.defaultParallelism)))
+        cores = context.defaultParallelism
+        most = max(8, 2 * cores)
+        spark.conf.set(key, str(most if rows is None else min(most, max(cores, -(-rows // _ROWS_A_TASK)))))
+
+
+def _python_path(given: str | None) -> str:
+    """The path with the folder of this code in it, once."""
+    entries = given.split(os.pathsep) if given else []
+    return os.pathsep.join(entries if str(CODE) in entries else [*entries, str(CODE)])
 
 
 def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
@@ -274,19 +302,7 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
     for key, value in _BOUNDED_CACHES.items():
         builder = builder.config(key, value)
     if not submitted():
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
-        # A link that ends a job works by GET, so any page in a browser could follow it.
-        builder = builder.config("spark.ui.killEnabled", "false")
-        if settings.jars:
-            builder = builder.config("spark.jars", ",".join(settings.jars))
-        else:
-            builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
-        if settings.driver_memory:
-            builder = builder.config("spark.driver.memory", settings.driver_memory)
-        if not settings.verbose:
-            logging = folder / "log4j2.properties"
-            logging.write_text(_QUIET_LOGGING, encoding="utf-8")
-            builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
+        builder = _own_start(builder, settings, folder)
     if settings.master:
         builder = builder.master(settings.master)
     if settings.delta:
@@ -295,6 +311,40 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
     return builder
+
+
+def _own_start(builder: SparkSession.Builder, settings: SessionSettings, folder: Path) -> SparkSession.Builder:
+    """The settings that the caller of `spark-submit` makes otherwise."""
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    # A link that ends a job works by GET, so any page in a browser could follow it.
+    builder = builder.config("spark.ui.killEnabled", "false")
+    if settings.jars:
+        builder = builder.config("spark.jars", ",".join(settings.jars))
+    else:
+        builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
+    if settings.driver_memory:
+        builder = builder.config("spark.driver.memory", settings.driver_memory)
+    options = _java_options(settings)
+    if not settings.verbose:
+        logging = folder / "log4j2.properties"
+        logging.write_text(_QUIET_LOGGING, encoding="utf-8")
+        options.append(f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    if options:
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
+    if _runs_here(settings):
+        builder = builder.config("spark.python.daemon.module", _DAEMON)
+        if not settings.lasting and not sys.stderr.isatty():  # nobody is told where Spark's pages are
+            builder = builder.config("spark.ui.enabled", "false")
+    return builder
+
+
+def _java_options(settings: SessionSettings) -> list[str]:
+    """The options of the Java process that makes it quick to start, where the whole job runs in it."""
+    if not _runs_here(settings):
+        return []
+    given = [os.environ.get(name, "") for name in _JAVA_OPTIONS]
+    small = settings.driver_memory is None and "spark.driver.memory" not in settings.conf
+    return [*_QUICK_START, *((_SMALL_HEAP,) if small and not any("GC" in each for each in given) else ())]
 
 
 def _runs_here(settings: SessionSettings) -> bool:

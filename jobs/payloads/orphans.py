@@ -16,12 +16,13 @@ from functools import reduce
 from typing import TextIO
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.progress import Steps
 from jobs.driver.report import age
+from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.references import HIDDEN, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
@@ -246,16 +247,18 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
     found = None
     try:
         with steps.step("listing the store"):
-            listing.count()
+            payloads_listed = listing.count()
         # After the listing: if a record has begun to refer to a listed payload, it is before these ends.
         topics = describe(spark, settings.kafka, settings.read_topics)
         found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
         with steps.step("reading the topics"):
-            sweep.references = found.count()
+            survey = _survey(found, settings, store)
+            sweep.references = survey.references
+            fit_shuffles(spark, payloads_listed + sweep.references)
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
         for name in still_there(spark, settings.kafka, settings.deleted_topics):
             sweep.refusal = f"topic {name} was created while the others were read, and was given as --deleted-topic"
-        sweep.refusal = sweep.refusal or _unreadable(found, settings, store) or _hidden(found, settings)
+        sweep.refusal = sweep.refusal or _unreadable(survey, settings, store) or _hidden(survey)
         sweep.quarantined = _quarantined(found, settings, store)
         if sweep.refusal:
             return sweep
@@ -318,23 +321,42 @@ def _counting(
     return rows
 
 
-def _unreadable(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> str | None:
+def _survey(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> Row:
+    """What the references come to, in one action: each question of its own would take Spark a second.
+
+    Returns:
+        `references`; and of those that are `wrong`, lead `elsewhere`, or are `hidden` in a quarantine, the number and
+        the first one of the log.
+    """
+    apart = F.col("topic").isin(*settings.quarantined)
+    elsewhere = _elsewhere(settings, store)
+    kinds = {
+        "wrong": ~apart & F.col("error").isNotNull(),
+        "elsewhere": F.lit(False) if elsewhere is None else ~apart & elsewhere,
+        "hidden": apart & reduce(lambda one, other: one | other, [F.col("error").startswith(each) for each in HIDDEN]),
+    }
+    place = F.struct("topic", "partition", "offset", "error", "path")
+    return found.agg(
+        F.count(F.lit(1)).alias("references"),
+        *(F.count_if(kind).alias(name) for name, kind in kinds.items()),
+        *(F.min(F.when(kind, place)).alias(f"first_{name}") for name, kind in kinds.items()),
+    ).collect()[0]
+
+
+def _unreadable(survey: Row, settings: SweepSettings, store: PayloadStore) -> str | None:
     """Why the references do not tell which payloads are live, in a sentence; None if they do."""
-    counting = found.where(~F.col("topic").isin(*settings.quarantined))
-    wrong = counting.where(F.col("error").isNotNull())
-    first = wrong.orderBy("topic", "partition", "offset").first()
+    first = survey.first_wrong
     if first is not None:
         return (
-            f"{wrong.count():,} records say that they are references and cannot be read as "
+            f"{survey.wrong:,} records say that they are references and cannot be read as "
             f"{settings.reference_format}, the first in topic {first.topic} partition {first.partition} offset "
             f"{first.offset}: {first.error}{_advice(first.topic, first.error, settings)}"
         )
-    elsewhere = _elsewhere(counting, settings, store)
-    first = None if elsewhere is None else elsewhere.orderBy("topic", "partition", "offset").first()
-    if elsewhere is None or first is None or not isinstance(store, Store):
+    first = survey.first_elsewhere
+    if first is None or not isinstance(store, Store):
         return None
     return (
-        f"{elsewhere.count():,} references lead elsewhere than to {store.root.uri}, the first in topic {first.topic} "
+        f"{survey.elsewhere:,} references lead elsewhere than to {store.root.uri}, the first in topic {first.topic} "
         f"partition {first.partition} offset {first.offset}: {shown(first.path)}; is it another name of this store? "
         "If it is another store, give --other-root"
     )
@@ -349,11 +371,9 @@ def _advice(topic: str, error: str, settings: SweepSettings) -> str:
     )
 
 
-def _hidden(found: DataFrame, settings: SweepSettings) -> str | None:
+def _hidden(survey: Row) -> str | None:
     """Why a quarantine cannot be kept, in a sentence; None if it can."""
-    hidden = reduce(lambda one, other: one | other, [F.col("error").startswith(each) for each in HIDDEN])
-    there = found.where(F.col("topic").isin(*settings.quarantined) & hidden)
-    first = there.orderBy("topic", "partition", "offset").first()
+    first = survey.first_hidden
     if first is None:
         return None
     return (
@@ -362,12 +382,12 @@ def _hidden(found: DataFrame, settings: SweepSettings) -> str | None:
     )
 
 
-def _elsewhere(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> DataFrame | None:
-    """The references that lead to no known store; None if the root of the store is not known."""
+def _elsewhere(settings: SweepSettings, store: PayloadStore) -> Column | None:
+    """Whether a reference leads to no known store; None if the root of the store is not known."""
     if not isinstance(store, Store):
         return None
     known = [F.col("path").startswith(root) for root in (store.root.uri, *settings.other_roots)]
-    return found.where(~reduce(lambda one, other: one | other, known))
+    return ~reduce(lambda one, other: one | other, known)
 
 
 def _quarantined(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> dict[str, int]:
@@ -376,8 +396,13 @@ def _quarantined(found: DataFrame, settings: SweepSettings, store: PayloadStore)
         return {}
     there = found.where(F.col("topic").isin(*settings.quarantined))
     odd = there.where(F.col("error").isNotNull())
-    elsewhere = _elsewhere(there.where(F.col("error").isNull()), settings, store)
-    rows = (odd if elsewhere is None else odd.unionByName(elsewhere)).groupBy("topic").count().collect()
+    elsewhere = _elsewhere(settings, store)
+    rows = (
+        (odd if elsewhere is None else odd.unionByName(there.where(F.col("error").isNull()).where(elsewhere)))
+        .groupBy("topic")
+        .count()
+        .collect()
+    )
     return dict.fromkeys(settings.quarantined, 0) | {row["topic"]: row["count"] for row in rows}
 
 
@@ -423,7 +448,9 @@ def _delete(payloads: DataFrame, settings: SweepSettings, sweep: Sweep) -> None:
     orphans = payloads.where(F.col("state") == "orphan")
     tasks = max(payloads.sparkSession.sparkContext.defaultParallelism, -(-sweep.orphans // _PAYLOADS_A_TASK))
     rows = (
-        removed(orphans.repartition(tasks), settings.store)
+        # By path: where an executor is lost, its part is listed and divided anew, and by turns an orphan would be of
+        # another task than before, which may be done already.
+        removed(orphans.repartition(tasks, "path"), settings.store)
         .groupBy("outcome")
         .agg(F.count(F.lit(1)).alias("payloads"), F.sum("stored").alias("bytes"), F.min("error").alias("error"))
         .collect()

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.jvm import Files
 from jobs.driver.progress import Steps
+from jobs.driver.session import fit_shuffles
 from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
@@ -232,11 +233,11 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
     kept = [found]
     try:
         with steps.step("reading the topics"):
-            found.count()
+            fit_shuffles(spark, found.count())
         with steps.step("asking the store"):
             payloads = _payloads(found, settings, store, kept).persist(StorageLevel.DISK_ONLY)
             kept.append(payloads)
-            payloads.count()
+            audit.stored = payloads.agg(F.sum("stored")).collect()[0][0] or 0
         expiry = spark.createDataFrame(_expiry(found, store, audit), EXPIRY)
         retained = [
             (topic.name, None if topic.retention.forever else min(topic.retention.retention_ms, _LONGEST_MS))
@@ -252,7 +253,7 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
         result = findings(found, payloads, expiry, known, verified, max_bytes=_max_bytes(store))
         with steps.step("comparing"):
             kept.append(result.persist(StorageLevel.DISK_ONLY))
-            _tell(result, payloads, settings, audit)
+            _tell(result, settings, audit)
         return audit
     finally:
         for frame in kept:
@@ -324,11 +325,10 @@ def _max_bytes(store: PayloadStore) -> int:
     return store.max_bytes if isinstance(store, Store) else DEFAULT_MAX_BYTES
 
 
-def _tell(result: DataFrame, payloads: DataFrame, settings: AuditSettings, audit: Audit) -> None:
+def _tell(result: DataFrame, settings: AuditSettings, audit: Audit) -> None:
     audit.states = {topic: {} for topic in settings.topics}
     for row in result.groupBy("topic", "state").count().collect():
         audit.states[row["topic"]][row["state"]] = row["count"]
-    audit.stored = payloads.agg(F.sum("stored")).collect()[0][0] or 0
     wrong = result.where(F.col("state") != "ok")
     audit.examples = wrong.orderBy("topic", "partition", "offset").limit(_EXAMPLES).collect() if audit.wrong else []
     if settings.report is not None:

@@ -368,7 +368,10 @@ def test_process_continuous_until_sigterm(
     produce(broker, topic, {0: numbered(3), 1: numbered(4)})
     inherited = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}  # which the tests set
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.ingest", *command(broker, tmp_path, "--topic", topic, "--trigger-seconds", "0.2")],
+        [
+            *(sys.executable, "-m", "jobs.ingest", "--conf", "spark.ui.enabled=true"),
+            *command(broker, tmp_path, "--topic", topic, "--trigger-seconds", "0.2"),
+        ],
         cwd=REPOSITORY,
         env={**inherited, "WIDELOAD_SPARK_JARS": connector(spark)},
         stdout=subprocess.PIPE,

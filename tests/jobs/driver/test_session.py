@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.driver.session import SessionSettings, _builder, _runs_here, share_code
+from jobs.driver.python_daemon import without_archives
+from jobs.driver.session import SessionSettings, _builder, _runs_here, fit_shuffles, share_code
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -59,3 +60,56 @@ def test_no_page_ends_a_job(tmp_path: Path) -> None:
     for conf, told in (({}, "false"), ({"spark.ui.killEnabled": "true"}, "true")):
         builder = _builder(SessionSettings("a job", conf=conf), tmp_path)
         assert builder._options["spark.ui.killEnabled"] == told
+
+
+def test_start_is_quick_here_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on this machine has one collector, a daemon of ours and no pages; a cluster keeps what it is set to."""
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    keys = ("spark.python.daemon.module", "spark.ui.enabled")
+    here = _builder(SessionSettings("a job", master="local[2]"), tmp_path)._options
+    assert "-XX:+UseSerialGC" in here["spark.driver.extraJavaOptions"]
+    assert [here[key] for key in keys] == ["jobs.driver.python_daemon", "false"]
+    there = _builder(SessionSettings("a job", master="spark://h:7077"), tmp_path)._options
+    assert "-XX" not in there["spark.driver.extraJavaOptions"]
+    assert not {*keys} & {*there}
+    large = _builder(SessionSettings("a job", master="local[2]", driver_memory="8g"), tmp_path)._options
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseG1GC")
+    other = _builder(SessionSettings("a job", master="local[2]"), tmp_path)._options
+    assert not any("UseSerialGC" in each["spark.driver.extraJavaOptions"] for each in (large, other))
+    told = _builder(SessionSettings("a job", master="local[2]", conf={"spark.ui.enabled": "true"}), tmp_path)._options
+    assert told["spark.ui.enabled"] == "true"
+    assert (
+        "spark.ui.enabled" not in _builder(SessionSettings("a job", master="local[2]", lasting=True), tmp_path)._options
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "rows", "set_by_user", "found"),
+    [
+        (2, None, False, "8"),
+        (8, None, False, "16"),
+        (2, 10, False, "2"),
+        (2, 1_000_000, False, "8"),
+        (2, 10, True, None),
+    ],
+)
+def test_fit_shuffles(cores: int, rows: int | None, set_by_user: bool, found: str | None) -> None:  # noqa: FBT001
+    """Few rows take a task a core; many, two a core and eight at least; the user's number stays."""
+    conf: dict[str, str] = {}
+    known = SimpleNamespace(contains=lambda _: set_by_user)
+    context = SimpleNamespace(defaultParallelism=cores, getConf=lambda: known)
+    fit_shuffles(
+        cast("SparkSession", SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=conf.__setitem__))), rows
+    )
+    assert conf.get("spark.sql.shuffle.partitions") == found
+
+
+def test_archives_stay_where_nothing_else_is(tmp_path: Path) -> None:
+    """Python workers do without Spark's archives only where PySpark and Py4J are found beside them."""
+    archives = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9.9-src.zip", "/mine/code.zip"]
+    assert without_archives([*archives, str(tmp_path)]) == [*archives, str(tmp_path)]
+    for name in ("pyspark", "py4j"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    assert without_archives([*archives, str(tmp_path)]) == ["/mine/code.zip", str(tmp_path)]
