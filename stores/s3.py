@@ -188,6 +188,10 @@ class S3Store(Store):
                     raise PayloadNotFoundError(full_path) from exc
                 raise
         _check_answer(response, "HeadObject", full_path)
+        if "ContentLength" not in response or "LastModified" not in response:
+            raise PayloadStoreError(
+                f"{full_path}: the server has answered HeadObject without Content-Length or Last-Modified"
+            )
         return _info(full_path, response["ContentLength"], response["LastModified"]), response.get("VersionId")
 
     def delete(self, full_path: str) -> None:

@@ -25,6 +25,7 @@ WideloadError
 │   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; somebody must act
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   ├── PayloadUnfitError         the store refuses this payload, for instance for its size; final
+│   ├── PayloadUnavailableError  the store is up, but has failed for this record for too long; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
 └── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, today or from 5.0 on; final
@@ -55,6 +56,7 @@ __all__ = [
     "PayloadStoreAccessError",
     "PayloadStoreError",
     "PayloadTooLargeError",
+    "PayloadUnavailableError",
     "PayloadUnfitError",
     "RecordTooLargeError",
     "RecordUnfitError",
@@ -465,6 +467,25 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
 
 class PayloadUnfitError(PayloadStoreError):
     """The store refuses this payload but takes others: it, or a proxy before it, has a limit of size."""
+
+
+class PayloadUnavailableError(PayloadStoreError):
+    """The store is up, but has failed for this record longer than `errors.retry.timeout` allows.
+
+    Attributes:
+        tries: how often it has failed.
+        seconds: since the first try.
+        reason: the last failure.
+    """
+
+    def __init__(self, tries: int, seconds: float, reason: str) -> None:
+        super().__init__(
+            f"the store is up, but has failed {tries:,} times in {seconds:,.1f} s for this record alone, longer than "
+            f"errors.retry.timeout allows: {reason}"
+        )
+        self.tries = tries
+        self.seconds = seconds
+        self.reason = reason
 
 
 class ReferenceRefusedError(PayloadStoreError):

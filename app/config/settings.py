@@ -157,6 +157,15 @@ class PipelineSettings:
         default=60_000,
         minimum=1,
     )
+    retry_timeout_ms: int = keyed(
+        "errors.retry.timeout",
+        "int",
+        "How long, in milliseconds, the store is asked again for one record for which it fails though it is up. Then "
+        "`errors.tolerance` decides. -1: without end. While the store is down, no record is given up. Connect's "
+        "default is 0.",
+        default=-1,
+        minimum=-1,
+    )
     flush_interval_ms: int = keyed(
         "offset.flush.interval.ms",
         "int",

@@ -114,7 +114,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
-        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
         letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(
             lanes,
