@@ -188,7 +188,7 @@ class S3Store(Store):
                     raise PayloadNotFoundError(full_path) from exc
                 raise
         _check_answer(response, "HeadObject", full_path)
-        if "ContentLength" not in response or "LastModified" not in response:
+        if {"ContentLength", "LastModified"} - response.keys():
             raise PayloadStoreError(
                 f"{full_path}: the server has answered HeadObject without Content-Length or Last-Modified"
             )

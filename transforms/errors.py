@@ -119,18 +119,25 @@ class ConfigurationError(WideloadError):
     @property
     def each(self) -> tuple[ConfigurationError, ...]:
         """This error alone, and then each of `more`."""
-        return ConfigurationError(self.key, self.reason, pipeline=self.pipeline), *self.more
+        return self._with(self.pipeline, ()), *self.more
 
     @classmethod
     def together(cls, errors: Sequence[ConfigurationError]) -> ConfigurationError:
         """One error that tells of all of these; at least one."""
         first, *more = [each for error in errors for each in error.each]
-        return cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
+        error = cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
+        error.__cause__ = first.__cause__
+        return error
 
     def of(self, pipeline: str) -> ConfigurationError:
         """The same error, of a key of this pipeline."""
         more = tuple(each.of(pipeline) for each in self.more)
-        return ConfigurationError(self.key, self.reason, pipeline=pipeline, more=more)
+        return self._with(pipeline, more)
+
+    def _with(self, pipeline: str | None, more: tuple[ConfigurationError, ...]) -> ConfigurationError:
+        error = ConfigurationError(self.key, self.reason, pipeline=pipeline, more=more)
+        error.__cause__ = self.__cause__
+        return error
 
 
 @contextmanager

@@ -89,7 +89,9 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
     except ClusterError as exc:
         if not findings.errors:
             raise
-        findings.add(ConfigurationError("bootstrap.servers", str(exc)))
+        error = ConfigurationError("bootstrap.servers", str(exc))
+        error.__cause__ = exc
+        findings.add(error)
     findings.check(settings.place)
     return plans
 

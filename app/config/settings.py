@@ -283,6 +283,14 @@ class Settings:
         default=25_000,
         minimum=0,
     )
+    startup_wait_ms: int = keyed(
+        "startup.wait.ms",
+        "int",
+        "How long a worker that starts waits for brokers and stores that do not answer yet. Then, and at once if "
+        "anything else is wrong, it ends with status 2. For those who have nobody to start it again.",
+        default=0,
+        minimum=0,
+    )
     pipelines: tuple[PipelineSettings, ...]
     order: tuple[tuple[str | None, str], ...] = field(default=(), compare=False, repr=False)
     """The keys as they stand in the file, each with its pipeline; an empty name stands behind those of a table."""

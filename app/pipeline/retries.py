@@ -174,10 +174,11 @@ class Retries:
 
     def _is_up(self) -> bool:
         """Asks the store, and takes its time."""
-        if not isinstance(self._store, Check):
+        store: object = self._store
+        if not isinstance(store, Check):
             return False
         try:
-            self._store.check(writing=self._settings.offloads)
+            store.check(writing=self._settings.offloads)
         except PayloadStoreError:
             return False
         return True
