@@ -205,7 +205,7 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
     assert seen.uses == ()
     assert seen.enforced is None
     assert {missed.what: missed.reason.split("; ")[-1] for missed in seen.not_read} == {
-        "the brokers' own settings of the limits": "grant DescribeConfigs on the cluster",
+        "the settings of the limits of broker 1": "grant DescribeConfigs on the cluster",
         "ACLs": "grant Describe on the cluster",
         "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
         "topics that this user may not describe, and their offset commit metadata": "grant Describe on all topics",
