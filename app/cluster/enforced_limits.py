@@ -11,10 +11,11 @@ from aiokafka.errors import KafkaError, for_code
 from app.config.naming import name_errors
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
+from app.kafka.clients import admin
 from transforms.errors import ConfigurationError
-from transforms.identifiers import LIMIT_KEY
+from transforms.identifiers import IDENTIFIERS, LIMIT_KEY
 
-__all__ = ["METADATA_KEY", "BrokerLimits", "check_enforced", "limits_of"]
+__all__ = ["METADATA_KEY", "BrokerLimits", "check_enforced", "limits_of", "metadata_limit"]
 
 METADATA_KEY = "offset.metadata.max.bytes"
 
@@ -46,6 +47,22 @@ async def limits_of(connection: AdminClient, broker: int) -> BrokerLimits:
     found: Mapping[str, str] = {entry["config_names"]: entry["config_value"] for entry in result["config_entries"]}
     size = found.get(METADATA_KEY)
     return BrokerLimits(found.get(LIMIT_KEY) == "true", int(size) if size else None)
+
+
+async def metadata_limit(client: ClientSettings) -> int:
+    """The longest metadata of a commit, in bytes, that each broker takes; Kafka's default for those that do not say.
+
+    Raises:
+        ConfigurationError: no broker answers, or none accepts the login.
+    """
+    default = IDENTIFIERS["offset-metadata"].limit
+    async with admin(client) as connection:
+        try:
+            brokers = (await connection.describe_cluster())["brokers"]
+            found = [await limits_of(connection, each["node_id"]) for each in brokers]
+        except (KafkaError, TimeoutError):
+            return default  # the user may not ask
+    return min((each.metadata_bytes or default for each in found), default=default)
 
 
 async def check_enforced(connection: AdminClient, client: ClientSettings, pipeline: PipelineSettings) -> None:

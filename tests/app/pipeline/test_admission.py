@@ -45,7 +45,7 @@ class Let:
         self.refused: list[Unopened] = []
         self.works: dict[bytes, Work] = {}
         self.failed: list[tuple[int, BaseException]] = []
-        self.answer: asyncio.Future[Work] = asyncio.get_running_loop().create_future()
+        self.answer: Work | Exception | None = None
         self.admission = Admission(
             cast(
                 Any,
@@ -111,9 +111,20 @@ class Let:
 
     def _measure(self, lane: Lane, record: SourceRecord, work: Work) -> None:
         async def measured() -> Work:
-            return await self.answer
+            while self.answer is None:  # noqa: ASYNC110  # the test sets it
+                await asyncio.sleep(0)
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
 
         lane.measuring = record.offset, asyncio.get_running_loop().create_task(measured())
+
+    async def measured(self) -> None:
+        """Waits until the store has answered for partition 0."""
+        lane = self.lanes.get(PARTITION)
+        assert lane is not None
+        assert lane.measuring is not None
+        await asyncio.wait([lane.measuring[1]])
 
     def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
@@ -364,9 +375,8 @@ async def test_a_record_whose_size_nobody_knows_waits_alone() -> None:
     let.add(1, (0, b"sized", 500), (1, b"sized", 500))
     assert let.worked == [(1, 0), (1, 1)], "those of the other partition have gone on"
     assert let.holds(0)
-    let.answer.set_result(_waits_for_store(5_000))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    let.answer = _waits_for_store(5_000)
+    await let.measured()
     let.admission.admit()
     assert let.worked[2:] == [(0, 0)]
     assert let.share.work == 500 + 5_000 + 2 * (500 + 20_000)
@@ -380,9 +390,8 @@ async def test_a_record_that_is_too_large_fails_before_anything_is_reserved() ->
     let.add(1, (0, b"sized", 500), (1, b"sized", 500))
     assert (let.worked, let.share.work_waits) == ([(1, 0)], True)
     refused = PayloadTooLargeError("memory://x", 9, 8)
-    let.answer.set_exception(refused)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    let.answer = refused
+    await let.measured()
     let.admission.admit()
     assert let.failed == [(0, refused)]
     assert not let.holds(0)
