@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 import faust
 
 from app.application import Application, PipelinesFailedError, read_control_topic
-from app.cluster.preflight import check
+from app.cluster.startup import check_patiently
 from app.config.findings import Findings
 from app.config.settings import Settings
 from app.json_log import log_as_json
@@ -82,7 +82,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
     # Before logging is set up: the caller prints an error as one line.
-    plans = asyncio.run(check(settings, findings))
+    plans = asyncio.run(check_patiently(settings, findings, _tell_wait))
     control_topic = read_control_topic(settings)
     tell_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
@@ -111,6 +111,10 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     status = 1 if failed else 0
     _leave(status)
     return status
+
+
+def _tell_wait(sentence: str) -> None:
+    print(f"wideload: {sentence}", file=sys.stderr, flush=True)
 
 
 def _leave(status: int) -> None:

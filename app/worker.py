@@ -10,7 +10,7 @@ import os
 import sys
 
 from app.application import Application, read_control_topic
-from app.cluster.preflight import check
+from app.cluster.startup import check_patiently
 from app.config.findings import Findings
 from app.config.parsing import load
 from app.log_filters import calm_clients, keep_secrets
@@ -39,7 +39,12 @@ def _build() -> Application:
     findings = Findings()
     with findings.noted():
         check_address(settings)
-    return Application(settings, asyncio.run(check(settings, findings)), path, read_control_topic(settings))
+    plans = asyncio.run(check_patiently(settings, findings, _tell_wait))
+    return Application(settings, plans, path, read_control_topic(settings))
+
+
+def _tell_wait(sentence: str) -> None:
+    print(f"wideload: {sentence}", file=sys.stderr, flush=True)
 
 
 def __getattr__(name: str) -> Application:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from stores.registry import get, put
-from stores.store import PayloadStore
+from stores.store import PayloadStore, Stat
 from stores.user import UserStore
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError
 from transforms.inflate import Inflate
 from transforms.offload import Payload
 from transforms.reference import Reference
 
-__all__ = ["download", "publish"]
+__all__ = ["download", "measure", "publish"]
 
 
 def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: bool) -> Reference:
@@ -32,17 +32,29 @@ def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: boo
     return payload.reference(store.publish(topic, payload.data))
 
 
-def download(store: PayloadStore, reference: Reference, inflate: Inflate) -> bytes:
-    """Reads the stored bytes of a reference. They are not verified yet.
-
-    No more bytes are read than the reference and `inflate` allow.
+def measure(store: Stat, path: str) -> int:
+    """The length of a payload, as stored, without reading it.
 
     Raises:
-        PayloadTooLargeError: the payload is larger than `inflate` allows.
+        PayloadStoreError: see `PayloadStore.download`.
+    """
+    return store.stat(path).size
+
+
+def download(
+    store: PayloadStore, reference: Reference, inflate: Inflate, *, measured_bytes: int | None = None
+) -> bytes:
+    """Reads the stored bytes of a reference. They are not verified yet.
+
+    No more bytes are read than the reference and `inflate` allow, nor more than `measured_bytes`, if the store was
+    asked for the size before.
+
+    Raises:
+        PayloadTooLargeError: the payload is larger than `inflate` allows, or than it was when it was measured.
         PayloadCorruptError: the payload is larger than the reference says.
         PayloadStoreError: see `PayloadStore.download`.
     """
-    limit_bytes = inflate.stored_limit_bytes(reference)
+    limit_bytes = inflate.stored_limit_bytes(reference, measured_bytes)
     try:
         return get(store, reference.path, limit_bytes)
     except PayloadTooLargeError as exc:

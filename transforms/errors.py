@@ -25,6 +25,7 @@ WideloadError
 │   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; somebody must act
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   ├── PayloadUnfitError         the store refuses this payload, for instance for its size; final
+│   ├── PayloadUnavailableError  the store is up, but has failed for this record for too long; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
 └── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, today or from 5.0 on; final
@@ -55,6 +56,7 @@ __all__ = [
     "PayloadStoreAccessError",
     "PayloadStoreError",
     "PayloadTooLargeError",
+    "PayloadUnavailableError",
     "PayloadUnfitError",
     "RecordTooLargeError",
     "RecordUnfitError",
@@ -117,18 +119,25 @@ class ConfigurationError(WideloadError):
     @property
     def each(self) -> tuple[ConfigurationError, ...]:
         """This error alone, and then each of `more`."""
-        return ConfigurationError(self.key, self.reason, pipeline=self.pipeline), *self.more
+        return self._with(self.pipeline, ()), *self.more
 
     @classmethod
     def together(cls, errors: Sequence[ConfigurationError]) -> ConfigurationError:
         """One error that tells of all of these; at least one."""
         first, *more = [each for error in errors for each in error.each]
-        return cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
+        error = cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
+        error.__cause__ = first.__cause__
+        return error
 
     def of(self, pipeline: str) -> ConfigurationError:
         """The same error, of a key of this pipeline."""
         more = tuple(each.of(pipeline) for each in self.more)
-        return ConfigurationError(self.key, self.reason, pipeline=pipeline, more=more)
+        return self._with(pipeline, more)
+
+    def _with(self, pipeline: str | None, more: tuple[ConfigurationError, ...]) -> ConfigurationError:
+        error = ConfigurationError(self.key, self.reason, pipeline=pipeline, more=more)
+        error.__cause__ = self.__cause__
+        return error
 
 
 @contextmanager
@@ -465,6 +474,25 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
 
 class PayloadUnfitError(PayloadStoreError):
     """The store refuses this payload but takes others: it, or a proxy before it, has a limit of size."""
+
+
+class PayloadUnavailableError(PayloadStoreError):
+    """The store is up, but has failed for this record longer than `errors.retry.timeout` allows.
+
+    Attributes:
+        tries: how often it has failed.
+        seconds: since the first try.
+        reason: the last failure.
+    """
+
+    def __init__(self, tries: int, seconds: float, reason: str) -> None:
+        super().__init__(
+            f"the store is up, but has failed {tries:,} times in {seconds:,.1f} s for this record alone, longer than "
+            f"errors.retry.timeout allows: {reason}"
+        )
+        self.tries = tries
+        self.seconds = seconds
+        self.reason = reason
 
 
 class ReferenceRefusedError(PayloadStoreError):

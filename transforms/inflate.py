@@ -6,6 +6,7 @@ Source: seed 000, "Deserializer"; design, "Reference".
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from transforms.compression import CompressionError
@@ -16,7 +17,7 @@ from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 
-__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "has_large_key"]
+__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "MeasuredRecord", "has_large_key"]
 
 DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes in flight
 
@@ -24,6 +25,19 @@ DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes i
 def has_large_key(record: RecordLike) -> bool:
     """Whether the key is a reference: that of our own writers, whatever the format of values."""
     return bool(record.headers) and record.key is not None and is_reference(record.headers, KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRecord(Record):
+    """A record whose references say no size, after the store was asked how long their payloads are.
+
+    Attributes:
+        key_bytes: stored bytes of the payload of the key; None if nobody asked.
+        value_bytes: the same of the value.
+    """
+
+    key_bytes: int | None = None
+    value_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +76,11 @@ class Inflate:
         return self.format.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """The memory that restoring the value may take: the size in the reference, or else the limit.
+        """The memory that restoring the value may take: the size in the reference, else as measured, else the limit.
 
-        It is twice that if the payload is compressed or the value copied, because both are held. Never raises; a
-        malformed reference takes no memory, as nothing is read for it.
+        It is twice that if the value is copied, because both are held. So is a compressed payload beside its value,
+        which may be as long as the limit allows if the reference does not say. Never raises; a malformed reference
+        takes no memory, as nothing is read for it.
         """
         if self.format.marks and not self.format.refers(record):
             return len(record.value or b"")  # the mark's removal makes a copy
@@ -73,8 +88,10 @@ class Inflate:
             inflation = self.begin(record)
         except TransformError:
             return 0
-        copies = 2 if self.copied or inflation.reference.codec is not None else 1
-        return copies * inflation.stored_limit_bytes
+        stored_bytes, reference = inflation.stored_limit_bytes, inflation.reference
+        if reference.codec is not None:
+            return stored_bytes + (self.max_bytes if reference.size is None else reference.size)
+        return 2 * stored_bytes if self.copied else stored_bytes
 
     def reserve_key_bytes(self, record: RecordLike) -> int:
         """As `reserve_bytes`, for the key; 0 for a key that is no reference."""
@@ -84,7 +101,45 @@ class Inflate:
             reference, _ = self.begin_key(record)
         except TransformError:
             return 0
-        return self.max_bytes if reference.size is None else reference.size
+        measured_bytes = record.key_bytes if isinstance(record, MeasuredRecord) else None
+        return self.stored_limit_bytes(reference, measured_bytes)
+
+    def lacks_size(self, record: RecordLike) -> bool:
+        """Whether a reference of the record says no size, and nobody has asked the store for it.
+
+        False for a malformed reference, which fails before the store is asked for anything.
+        """
+        if isinstance(record, MeasuredRecord):
+            return False
+        try:
+            references = self._references(record)
+        except TransformError:
+            return False
+        return any(reference is not None and reference.size is None for reference in references)
+
+    def measured(self, record: RecordLike, measure: Callable[[str], int | None]) -> MeasuredRecord:
+        """The record, with the length of each payload of which its reference says no size.
+
+        Args:
+            record: with references.
+            measure: the stored bytes of the payload at a path; None if nobody knows.
+
+        Raises:
+            PayloadTooLargeError: a payload is over `max_bytes`.
+            TransformError: see `begin` and `begin_key`.
+        """
+        found: list[int | None] = []
+        for reference in self._references(record):
+            size = None if reference is None or reference.size is not None else measure(reference.path)
+            if reference is not None and size is not None and size > self.max_bytes:
+                raise PayloadTooLargeError(reference.path, size, self.max_bytes)
+            found.append(size)
+        return MeasuredRecord(record.key, record.value, record.headers, record.timestamp, *found)
+
+    def _references(self, record: RecordLike) -> tuple[Reference | None, Reference | None]:
+        """The references of key and value; None for each that is none."""
+        key = self.begin_key(record)[0] if has_large_key(record) else None
+        return key, self.begin(record).reference if self.format.refers(record) else None
 
     def begin_key(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
         """Reads and verifies the reference of the key; gives it, and the headers without it.
@@ -110,7 +165,8 @@ class Inflate:
         """
         reference, headers = self.format.read_reference(record)
         self.verify(reference)
-        return Inflation(reference, headers, self.stored_limit_bytes(reference))
+        measured_bytes = record.value_bytes if isinstance(record, MeasuredRecord) else None
+        return Inflation(reference, headers, self.stored_limit_bytes(reference, measured_bytes))
 
     def verify(self, reference: Reference, part: Field = VALUE) -> None:
         """Checks the signature of the reference, if there is a key.
@@ -121,14 +177,18 @@ class Inflate:
         if self.signing is not None:
             self.signing.verify(reference, part)
 
-    def stored_limit_bytes(self, reference: Reference) -> int:
+    def stored_limit_bytes(self, reference: Reference, measured_bytes: int | None = None) -> int:
         """The largest allowed payload of a reference, as stored.
+
+        Args:
+            reference: as it was read.
+            measured_bytes: what the store says of its payload; None if nobody asked.
 
         Raises:
             PayloadTooLargeError: the size in the reference is over `max_bytes`.
         """
         if reference.size is None:
-            return self.max_bytes
+            return self.max_bytes if measured_bytes is None else min(measured_bytes, self.max_bytes)
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
         # A writer compresses only if that makes it shorter, so no payload is longer than its value.

@@ -54,12 +54,16 @@ def room_bytes(batch_bytes: int, estimate: float) -> int:
 
 
 class Estimates:
-    """The estimates of one producer. Belongs to one thread."""
+    """The estimates of one producer, or of several that write to the same topics. Belongs to one thread."""
 
     __slots__ = ("_estimates",)
 
     def __init__(self) -> None:
         self._estimates: dict[tuple[str, str], float] = {}
+
+    def of_topic(self, topic: str) -> dict[str, float]:
+        """The estimates of a topic, by codec; none before its first batch."""
+        return {codec: estimate for (name, codec), estimate in sorted(self._estimates.items()) if name == topic}
 
     def of(self, topic: str, codec: str) -> float:
         """The estimate for the next batch."""

@@ -46,10 +46,12 @@ class NotRead:
     Attributes:
         what: the names that may be missing.
         reason: why they may be missing, and what would help.
+        failed: False if the brokers have told all that they could tell: nobody can be blamed.
     """
 
     what: str
     reason: str
+    failed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Audit:
     Attributes:
         uses: each name once, by kind in the order of `IDENTIFIERS`, the longest first.
         not_read: the parts that are missing.
-        enforced: whether the brokers enforce the limits now; None if they do not say.
+        enforced: whether any broker enforces the limits now; None if none says.
     """
 
     uses: tuple[Use, ...]

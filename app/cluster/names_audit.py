@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.admin import DescribeAclsRequest, DescribeClientQuotasRequest
 from aiokafka.protocol.commit import OffsetFetchRequest
 
+from app.cluster.enforced_limits import limits_of
 from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
@@ -25,12 +25,11 @@ from app.kafka.group_queries import (
     rack_of,
 )
 from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions
-from transforms.identifiers import IDENTIFIERS, LIMIT_KEY, Kind
+from transforms.identifiers import IDENTIFIERS, Kind
 from transforms.text import brief
 
 __all__ = ["audit"]
 
-_METADATA_KEY = "offset.metadata.max.bytes"
 _GROUPS_AT_ONCE = 100
 _NO_AUTHORIZER = 54
 _DENIED = frozenset({29, 30, 31, 53})  # topic, group, cluster, transactional id
@@ -110,10 +109,12 @@ class _Reading:
             self._miss(
                 "transactional ids that this user may not describe",
                 f"{_LEFT_OUT}; a super user sees all, and so does a user with Describe on all transactional ids",
+                failed=False,
             )
         self._miss(
             "client ids and rack ids of clients that are in no group",
             "no request of Kafka lists them; brokers have client ids in their request logs and metrics",
+            failed=False,
         )
         return Audit(tuple(self._uses()), tuple(self._not_read), self._enforced)
 
@@ -131,8 +132,8 @@ class _Reading:
             self._first.setdefault((kind, text, limited), where)
             self._counts[kind, text, limited] += 1
 
-    def _miss(self, what: str, reason: str) -> None:
-        self._not_read.append(NotRead(what, reason))
+    def _miss(self, what: str, reason: str, *, failed: bool = True) -> None:
+        self._not_read.append(NotRead(what, reason, failed))
 
     @asynccontextmanager
     async def _part(self, what: str, advice: str = "") -> AsyncIterator[None]:
@@ -163,25 +164,31 @@ class _Reading:
             self._operations = max(0, (await self._ask(DescribeCluster())).authorized_operations)
 
     async def _properties(self) -> None:
-        if not self._nodes:
-            return
-        async with self._part("the brokers' own settings of the limits", "grant DescribeConfigs on the cluster"):
-            wanted = dict.fromkeys([_METADATA_KEY, LIMIT_KEY])
-            resource = ConfigResource(ConfigResourceType.BROKER, str(self._nodes[0]), wanted)
-            (response,) = await self._connection.describe_configs([resource])
-            (result,) = response.to_object()["resources"]
-            if result["error_code"]:
-                raise _RefusedError(result["error_code"], result["error_message"])
-            found = {entry["config_names"]: entry["config_value"] for entry in result["config_entries"]}
-            self._metadata_limit = int(found.get(_METADATA_KEY) or self._metadata_limit)
-            self._enforced = found.get(LIMIT_KEY) == "true"
+        """Reads those of each broker: the strictest one counts, as it may be the coordinator of any group."""
+        sizes: list[int] = []
+        for node in self._nodes:
+            async with self._part(f"the settings of the limits of broker {node}"):
+                try:
+                    found = await limits_of(self._connection, node)
+                except KafkaError as exc:
+                    denied = exc.errno in _DENIED
+                    self._miss(
+                        f"the settings of the limits of broker {node}",
+                        f"{_error(exc.errno, None)}; grant DescribeConfigs on the cluster" if denied else describe(exc),
+                    )
+                    continue
+                self._enforced = bool(self._enforced) or found.enforced
+                if found.metadata_bytes is not None:
+                    sizes.append(found.metadata_bytes)
+        self._metadata_limit = min(sizes, default=self._metadata_limit)
 
     async def _acls(self) -> None:
         async with self._part("ACLs", "grant Describe on the cluster"):
             response = await self._ask(DescribeAclsRequest(_ANY, None, _ANY, None, None, _ANY, _ANY))
             if response.error_code == _NO_AUTHORIZER:
                 self._authorizes = False
-                self._miss("ACLs", "no authorizer is configured on the brokers, so ACLs have no effect")
+                told = "no authorizer is configured on the brokers, so ACLs have no effect"
+                self._miss("ACLs", told, failed=False)
             for resource in response.to_object()["resources"]:
                 name, type_name = resource["resource_name"], _ACL_RESOURCES.get(resource["resource_type"], "resource")
                 prefixed = resource.get("resource_pattern_type") == _PREFIXED

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
+from app.cluster.enforced_limits import check_enforced
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
 from app.config.findings import Findings, WrongValueError
@@ -89,7 +90,9 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
     except ClusterError as exc:
         if not findings.errors:
             raise
-        findings.add(ConfigurationError("bootstrap.servers", str(exc)))
+        error = ConfigurationError("bootstrap.servers", str(exc))
+        error.__cause__ = exc
+        findings.add(error)
     findings.check(settings.place)
     return plans
 
@@ -183,6 +186,7 @@ async def plan_pipeline(
     """
     async with admin(client) as connection:
         with of_pipeline(pipeline.name):
+            await check_enforced(connection, client, pipeline)
             return await _plan(connection, pipeline, began=began, lacking=lacking)
 
 

@@ -36,7 +36,10 @@ def command() -> None:
 @command.command("audit")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; names are not shortened.")
-def audit(bootstrap_servers: str | None, config: str | None, extra: tuple[str, ...], *, as_json: bool) -> int:
+@click.option("--strict", is_flag=True, help="The status is 1 also if something could not be read that brokers have.")
+def audit(
+    bootstrap_servers: str | None, config: str | None, extra: tuple[str, ...], *, as_json: bool, strict: bool
+) -> int:
     """Show the names of a live cluster that are over a limit, and the longest of each kind.
 
     It reads topics, groups with their members, transactional ids, ACLs, configs, quotas and offset commit metadata, and
@@ -55,7 +58,7 @@ def audit(bootstrap_servers: str | None, config: str | None, extra: tuple[str, .
         click.echo(json.dumps(_document(found), indent=2))
     else:
         _show(found)
-    return 1 if found.over else 0
+    return 1 if found.over or (strict and any(missed.failed for missed in found.not_read)) else 0
 
 
 @command.command("check")
@@ -111,7 +114,9 @@ def _document(found: Audit) -> dict[str, Any]:
         "enforced": found.enforced,
         "over": [{**_use(use), "error": str(IDENTIFIERS[use.kind].error)} for use in found.over],
         "longest": [{"names": len(uses), **_use(uses[0])} for kind in IDENTIFIERS if (uses := found.of(kind))],
-        "not_read": [{"what": missed.what, "reason": missed.reason} for missed in found.not_read],
+        "not_read": [
+            {"what": missed.what, "reason": missed.reason, "failed": missed.failed} for missed in found.not_read
+        ],
     }
 
 

@@ -157,6 +157,15 @@ class PipelineSettings:
         default=60_000,
         minimum=1,
     )
+    retry_timeout_ms: int = keyed(
+        "errors.retry.timeout",
+        "int",
+        "How long, in milliseconds, the store is asked again for one record for which it fails though it is up. Then "
+        "`errors.tolerance` decides. -1: without end. While the store is down, no record is given up. Connect's "
+        "default is 0.",
+        default=-1,
+        minimum=-1,
+    )
     flush_interval_ms: int = keyed(
         "offset.flush.interval.ms",
         "int",
@@ -272,6 +281,14 @@ class Settings:
         "finished then are read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a "
         "container five of its 30 seconds to stop.",
         default=25_000,
+        minimum=0,
+    )
+    startup_wait_ms: int = keyed(
+        "startup.wait.ms",
+        "int",
+        "How long a worker that starts waits for brokers and stores that do not answer yet. Then, and at once if "
+        "anything else is wrong, it ends with status 2. For those who have nobody to start it again.",
+        default=0,
         minimum=0,
     )
     pipelines: tuple[PipelineSettings, ...]

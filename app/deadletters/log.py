@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from app.cluster.enforced_limits import metadata_limit
 from app.config.settings import ClientSettings
 from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
@@ -91,15 +92,17 @@ class LetterLog:
         consumer: started, with all partitions.
         topic: as the cluster describes it.
         group: of the consumer; None if it has none.
+        metadata_bytes: `offset.metadata.max.bytes` of the brokers.
     """
 
     # State that changes: `_commits`, the last commit of each partition that this run has read or made, and `_claimed`,
     # the partitions whose last commit bears the id of this run. For one caller.
 
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None, metadata_bytes: int) -> None:
         self.topic = topic
         self._consumer = consumer
         self._group = group
+        self._metadata_bytes = metadata_bytes
         self._run = secrets.token_hex(4)
         self._commits: dict[int, OffsetAndMetadata | None] = {}
         self._claimed: set[int] = set()
@@ -196,9 +199,9 @@ class LetterLog:
         Raises:
             TooManyGapsError: they do not fit.
         """
-        metadata = replayed.metadata(self._run)
+        metadata = replayed.metadata(self._run, self._metadata_bytes)
         if metadata is None:
-            raise TooManyGapsError(self.topic.name, partition)
+            raise TooManyGapsError(self.topic.name, partition, self._metadata_bytes)
         return metadata
 
     async def _last_commit(self, partition: int) -> OffsetAndMetadata | None:
@@ -222,11 +225,13 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     Raises:
         ClusterError: the cluster failed.
     """
+    # Asked before anything is written: a commit that is refused would let letters be written twice.
+    metadata_bytes = 0 if group is None else await metadata_limit(client)
     consumer = topic_consumer(client, group, fetch_max_wait_ms=_FETCH_WAIT_MS)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()
-        yield LetterLog(consumer, topic, group)
+        yield LetterLog(consumer, topic, group, metadata_bytes)
     except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
         raise translated(exc, f"topic {topic.name}") from exc
     finally:

@@ -26,15 +26,16 @@ _LIMIT = IDENTIFIERS["offset-metadata"].limit
 class TooManyGapsError(WideloadError):
     """The replayed offsets have more gaps than the metadata of a commit has room for."""
 
-    def __init__(self, topic: str, partition: int) -> None:
-        super().__init__(topic, partition)
+    def __init__(self, topic: str, partition: int, limit: int = _LIMIT) -> None:
+        super().__init__(topic, partition, limit)
+        self.limit = limit
         self.topic = topic
         self.partition = partition
 
     def __str__(self) -> str:
         return (
             f"topic {self.topic}, partition {self.partition}: there are too many gaps between the letters that were "
-            f"replayed: the metadata of a commit ({_LIMIT:,} bytes) has no room for them; replay the letters in the "
+            f"replayed: the metadata of a commit ({self.limit:,} bytes) has no room for them; replay those in the "
             "gaps too, from the beginning; --skip-unreadable passes over those that cannot be read; or give another "
             "--group, which begins with nothing replayed"
         )
@@ -72,14 +73,16 @@ class ReplayedOffsets:
         self._starts.insert(first, start)
         self._ends.insert(first, end)
 
-    def metadata(self, run: str = "") -> str | None:
+    def metadata(self, run: str = "", limit: int = _LIMIT) -> str | None:
         """The metadata of a commit of `offset`; None if it would be too long.
 
         Args:
             run: the id of the run that commits; letters and digits.
+            limit: `offset.metadata.max.bytes` of the brokers.
         """
         if not self._starts:
-            return f"{_PREFIX}:{run}" if run else ""
+            text = f"{_PREFIX}:{run}" if run else ""
+            return text if len(text) <= limit else None
         octets = bytearray()
         at = self.offset
         for start, end in zip(self._starts, self._ends, strict=True):
@@ -89,7 +92,7 @@ class ReplayedOffsets:
         text = _PREFIX + base64.b64encode(zlib.compress(bytes(octets), 9)).decode()
         if run:
             text += f":{run}"
-        return text if len(text) <= _LIMIT else None
+        return text if len(text) <= limit else None
 
     @classmethod
     def parse(cls, offset: int, metadata: str | None) -> ReplayedOffsets | None:

@@ -122,6 +122,10 @@ _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.OffsetOutOfRangeError: (
         "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
     ),
+    kafka_errors.InvalidRequestError: (
+        "the brokers say no more; one reason is a name over its limit where they have resource.identifier.limit.enable "
+        "= true: wideload names audit shows all names and limits"
+    ),
     kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
 }
 

@@ -16,6 +16,7 @@ from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
+from app.kafka.membership import join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 
@@ -49,6 +50,7 @@ class GroupConsumer(ConsumerControls):
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
         brokers.watch(self.client)
         receive_at_once(self.client)
+        join_patiently(self.client, interval_ms / 1000)
         self._fetches = FetchErrors(self.client, self._backoff_s)
         self._read_ahead = read_ahead
         self._waits: list[tuple[str, float]] = []

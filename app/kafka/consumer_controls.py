@@ -10,7 +10,6 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient
-from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     IllegalGenerationError,
@@ -20,9 +19,9 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
+from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.watched_client import Send, watch_requests
 
@@ -162,10 +161,12 @@ class ConsumerControls:
         `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
         what has ended the fetcher, and then stops nothing else.
         """
+        coordinator, fetcher = self._coordinator, self._fetcher
+        if coordinator is not None:
+            leave_in_any_case(coordinator, self.client, self._backoff_s)
         with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
             await asyncio.wait_for(self.consumer.stop(), _STOP_S)
             return
-        coordinator, fetcher = self._coordinator, self._fetcher
         tasks: list[asyncio.Task[None] | None] = []
         if fetcher is not None:
             tasks += [fetcher.error_future, *fetcher._pending_tasks]
@@ -175,14 +176,8 @@ class ConsumerControls:
             task.cancel()
         if coordinator is not None:
             with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
+                await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
         await self.client.close()
-
-    async def _leave(self, coordinator: GroupCoordinator) -> None:
-        if coordinator.member_id and coordinator.coordinator_id is not None and coordinator._group_instance_id is None:
-            # On another connection than the request to join: brokers answer the requests of a connection in order.
-            request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
-            await self.client.send(coordinator.coordinator_id, request)
 
 
 async def _spread_error_of_offsets(_: str, request: Any, send: Send) -> Any:

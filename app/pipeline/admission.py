@@ -80,6 +80,11 @@ class Admission:
         self._left = turn
         self._waiting: dict[Lane, WaitingRead] = {}  # in the order in which they began to wait
 
+    def follow(self, limit_bytes: int) -> None:
+        """From now on small batches become no more than `limit_bytes` together."""
+        self._limit_bytes = limit_bytes
+        self._merged_bytes = min(self._merged_bytes, limit_bytes)
+
     @property
     def waits(self) -> bool:
         """True while records wait."""
@@ -336,14 +341,37 @@ class Admission:
     def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
         """Begins the work on a record, if there is room for it."""
         # Asked first: the work may make copies, and is not begun without room for the record itself.
-        if not self._admits_work(lane, held):
+        passing = not lane.slots and self._share.admits(held)
+        if not passing and not self._admits_work(lane, held):
             return False
         work = self._chain.begin(record, self._leaves_with(lane))
+        if work is not None and work.lacks_size:
+            # It waits alone, and reserves nothing: what it needs may be all, or nothing if it is refused.
+            if lane.measuring is None or lane.measuring[0] != record.offset:
+                self._dispatcher.measure(lane, record, work)
+            assert lane.measuring is not None
+            task = lane.measuring[1]
+            if not task.done():
+                self._share.await_freed()
+                self._waiting[lane].for_work = True
+                return False
+            if (error := task.exception()) is not None:
+                return self._fail(lane, record, error, held)
+            work = task.result()
         if work is not None:
             held += work.reserve_bytes
-            if not self._admits_work(lane, held):
-                return False
+        # Work that takes no time is done at once, and what it leaves passes: it waits for no store.
+        passing = passing and work is not None and not work.blocks and self._share.admits(held)
+        if not passing and not self._admits_work(lane, held):
+            return False
         self._dispatcher.enter(lane, record, work, held)
+        return True
+
+    def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> bool:
+        """Lets a record fail, if there is room for its bytes."""
+        if (lane.slots or not self._share.admits(held)) and not self._admits_work(lane, held):
+            return False
+        self._dispatcher.fail(lane, record, error, held)
         return True
 
     def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> bool:
@@ -367,9 +395,11 @@ class Admission:
         if lane.work and not share.admits_part(lane.work, size):
             admits = False  # this partition holds much already, which may be stuck: it waits alone
         else:
-            if share.work_waits or not share.admits_work(size):
+            admits = not share.work_waits and share.admits_work(size)
+            if not admits:
                 share.work_waits = True
-            admits = not share.work_waits
+                # In order, but not behind a store that does not give what another partition waits for.
+                admits = not lane.work and self._lanes.stalled and share.admits_least(size, len(self._lanes))
         self._waiting[lane].for_work = not admits
         return admits
 

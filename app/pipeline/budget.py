@@ -14,6 +14,7 @@ _KEPT_FOR_PASSING = 8  # one byte in so many
 # The most work that a partition, or one pipeline of several, may hold, as a multiple of the bytes that are left free.
 _PART_FOR_FREE = 1
 _SHARE_FOR_FREE = 4
+_LEAST_PARTS = 2  # half of the bytes for work, in equal parts, go to partitions that hold none while another is stuck
 
 
 class Budget:
@@ -129,6 +130,18 @@ class Share:
             return True
         self._awaited = self.budget.next_freed
         return False
+
+    def admits_least(self, size: int, partitions: int) -> bool:
+        """True if `size` more bytes for work fit, and are so few that each of so many partitions could have them.
+
+        For a partition that holds none, while another one is stuck: it need not wait behind a larger record.
+        """
+        budget = self.budget
+        return size <= budget.spare(-budget.work) // (_LEAST_PARTS * partitions) and budget.admits_work(size)
+
+    def await_freed(self) -> None:
+        """`freed` waits from now on."""
+        self._awaited = self.budget.next_freed
 
     async def freed(self, timeout_s: float) -> bool:
         """Waits until bytes have come free since `admits` last said no; False if none did in time."""

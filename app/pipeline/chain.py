@@ -51,6 +51,9 @@ class Work:
         asks_store: True if the next stage calls a store.
         codec: the number of the codec with which the record leaves, which may bring it within a limit; 0 for none.
         sent: the one of `records` that was compressed to find out, and its size, as it is sent; None if none was.
+        lacks_size: True if the store should be asked first how long a payload is, see `Chain.measured`: nobody knows,
+            and `reserve_bytes` is the most that is allowed.
+        least_bytes: what stages before that one need.
     """
 
     source: RecordLike
@@ -62,6 +65,8 @@ class Work:
     asks_store: bool = False
     codec: int = 0
     sent: tuple[RecordLike, int] | None = None
+    lacks_size: bool = False
+    least_bytes: int = 0
 
 
 class Chain:
@@ -153,7 +158,7 @@ class Chain:
                 (made,) = records
                 if not stage.wants(made):
                     continue
-                reserve_bytes = max(reserve_bytes, stage.reserve_bytes(made))
+                before_bytes, reserve_bytes = reserve_bytes, max(reserve_bytes, stage.reserve_bytes(made))
                 blocks = stage.blocks(made)
                 # A wrapper comes off here even if it is long: else nobody knows what `inflate` behind it needs.
                 if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
@@ -165,7 +170,10 @@ class Chain:
                         # It may be compressed, and is so before the store is asked for anything.
                         blocks, reserve_bytes = True, reserve_bytes + _copies_bytes(made)
                         asks_store = asks_store and stage.limit_for(made) is None
-                    return Work(record, records, position, applied, reserve_bytes, blocks, asks_store, codec)
+                    work = Work(record, records, position, applied, reserve_bytes, blocks, asks_store, codec)
+                    if isinstance(stage, InflateStage) and asks_store and stage.lacks_size(made):
+                        return dataclasses.replace(work, lacks_size=True, least_bytes=before_bytes)
+                    return work
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
         except Exception:  # noqa: BLE001  # `finish` fails in the same way, and its caller knows with which record
@@ -173,6 +181,20 @@ class Chain:
         blocks = codec != 0 and batch_of_one_bytes(records[0]) > self._limit_bytes
         reserve_bytes += _copies_bytes(records[0]) if blocks else 0
         return Work(record, records, len(self.stages), applied, reserve_bytes, blocks, codec=codec)
+
+    def measured(self, work: Work) -> Work:
+        """Work that lacks a size, after the store was asked for it: it reserves no more than is there. Takes time.
+
+        Raises:
+            TransformError: this record can never succeed; `PayloadTooLargeError` if there is more than is allowed.
+            PayloadStoreError: the store failed; `retriable` says whether to try again.
+        """
+        stage = self.stages[work.position]
+        assert isinstance(stage, InflateStage)
+        (record,) = work.records
+        measured = stage.measured(record, work.source)
+        reserve_bytes = max(work.least_bytes, stage.reserve_bytes(measured))
+        return dataclasses.replace(work, records=(measured,), reserve_bytes=reserve_bytes, lacks_size=False)
 
     def _reserve_behind(self, position: int, record: RecordLike) -> int:
         """What the stages behind a stage need for a record, which may come to them as it is."""

@@ -96,10 +96,32 @@ class Dispatcher:
         lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)
+        self._fail(lane, slot, unopened.error)
+
+    def measure(self, lane: Lane, record: SourceRecord, work: Work) -> None:
+        """Asks the store for the size that the work lacks; see `Lane.measuring`. The record is not admitted yet."""
+        task = asyncio.get_running_loop().create_task(self._retries.measure(lane, record, work))
+        lane.measuring = record.offset, task
+        lane.tasks.add(task)
+        task.add_done_callback(lane.tasks.discard)
+        task.add_done_callback(lambda _: self._share.budget.wake())
+
+    def fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
+        """Lets the error policy decide on a record that failed before it was admitted; else as `enter`."""
+        lane.tracked(record.offset)
+        slot = Slot(record, held, admitted=held, codec=lane.codec)
+        lane.work += held
+        lane.slots.append(slot)
+        self._share.take_work(held)
+        self._fail(lane, slot, error)
+
+    def _fail(self, lane: Lane, slot: Slot, error: BaseException) -> None:
         with self._error_policy.of(slot):
-            _fail(unopened)
+            _raise(error)
         if slot.cause is not None:
             self._begin(lane, self._bury(lane, slot))
+        else:
+            self.release(lane)
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -187,5 +209,5 @@ def _aged(record: SourceRecord) -> PayloadAgedError:
     )
 
 
-def _fail(unopened: Unopened) -> None:
-    raise unopened.error
+def _raise(error: BaseException) -> None:
+    raise error

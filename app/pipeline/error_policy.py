@@ -24,6 +24,7 @@ from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
     PayloadStoreError,
+    PayloadUnavailableError,
     PayloadUnfitError,
     RecordUnfitError,
     ReferenceRefusedError,
@@ -37,6 +38,8 @@ __all__ = ["ErrorPolicy", "reason_of"]
 
 log = logging.getLogger(__name__)
 
+# Errors of the store that other records do not meet.
+_OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, PayloadUnavailableError, ReferenceRefusedError)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -78,7 +81,7 @@ class ErrorPolicy:
         try:
             try:
                 yield
-            except (TransformError, PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError) as exc:
+            except (TransformError, *_OF_THE_RECORD) as exc:
                 self._count(slot.source, exc)
                 cause = self._cause(slot.source, exc)
                 assert self._letters is not None

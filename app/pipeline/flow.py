@@ -110,11 +110,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers, share)
-        destination = Destination(client, settings, plan, brokers, stats, termination)
+        self._lowered: dict[str, int] = {}
+        destination = Destination(client, settings, plan, brokers, stats, termination, self._lowered)
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
-        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
         letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(
             lanes,
@@ -125,6 +126,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             termination=termination,
             publishes=settings.offloads,
         )
+        sizes = [plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]
+        self._merged_limit_bytes = min(sizes)
         self._admission = Admission(
             chain,
             lanes,
@@ -133,7 +136,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             delivery=self._delivery,
             dispatcher=dispatcher,
             stats=stats,
-            limit_bytes=min([plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]),
+            limit_bytes=self._merged_limit_bytes,
             codec=codec_number(settings),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
@@ -214,6 +217,21 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Asks `run` to drain, to commit, and to return."""
         self._termination.ask()
 
+    def _follow(self, topic: str, limit_bytes: int) -> None:
+        """Goes on with a topic that takes less than before.
+
+        Batches become shorter. For a record that is too large alone the flow begins again, if one comes: `LimitError`.
+        """
+        log.warning(
+            "pipeline %s: max.message.bytes of topic %s was lowered to %d: batches follow it",
+            self.settings.name,
+            topic,
+            limit_bytes,
+        )
+        self._lowered[topic] = limit_bytes
+        if topic == self._plan.sink.name:
+            self._admission.follow(min(limit_bytes, self._merged_limit_bytes))
+
     async def run(self) -> None:
         """Moves records until `stop`.
 
@@ -222,7 +240,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 was not committed. `LimitError` if a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
-        topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send)
+        topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send, self._follow)
         watching: list[asyncio.Task[None]] = []
         try:
             await self._delivery.start()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aiokafka import TopicPartition
 
 from app.kafka.source_batch import SourceBatch
+from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from transforms.letter import Cause
 from transforms.record import Header, RecordLike, SourceRecord
@@ -116,6 +117,8 @@ class Lane:
         read: True while records that were read wait to be admitted.
         work: bytes that the records in slots held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
+        measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
+            None if there was none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
             not read.
     """
@@ -125,11 +128,12 @@ class Lane:
     committed: int | None = None
     tracker: OffsetTracker | None = None
     slots: deque[Slot] = field(default_factory=deque)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None] | asyncio.Task[Work]] = field(default_factory=set)
     waiting: int = 0
     read: bool = False
     work: int = 0
     codec: int = 0
+    measuring: tuple[int, asyncio.Task[Work]] | None = None
     stalled: int = 0
     delivered: int = 0
     noted: str = ""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -43,6 +43,8 @@ class Destination:
     brokers: BrokerHealth
     stats: PipelineStats
     termination: Termination
+    lowered: Mapping[str, int] = field(default_factory=dict)
+    """The `max.message.bytes` of topics that take less than the plan says, since the flow began."""
 
 
 class Output:
@@ -78,7 +80,7 @@ class Output:
         self._termination = destination.termination
         self._durable = durable
         self._partitions = plan.sink.partitions
-        self._limit_bytes = plan.sink.max_message_bytes
+        self._lowered = destination.lowered
         self._codec = clients.codec_number(self._settings)
         self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
         destination.brokers.watch(self.producer.client)
@@ -90,6 +92,7 @@ class Output:
             halts=True,
             failed=self._failed,
             bounds=bounds,
+            limits=destination.lowered,
         )
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
@@ -143,7 +146,8 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        if batch.goes_whole(self._codec, self._limit_bytes):
+        sink = self._plan.sink
+        if batch.goes_whole(self._codec, self._lowered.get(sink.name, sink.max_message_bytes)):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, batch.offsets, tracker, held, codec)
             stats.batches_whole += not batch.merged_from

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from app.config.settings import PipelineSettings
 from app.pipeline.chain import Chain, Result, Work
@@ -16,16 +17,20 @@ from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
 from app.pipeline.stats import PipelineStats
 from app.pipeline.store_log import StoreLog
+from stores.store import Check, PayloadStore
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreAccessError,
     PayloadStoreError,
+    PayloadUnavailableError,
     PayloadUnfitError,
     ReferenceRefusedError,
 )
 from transforms.record import RecordLike, SourceRecord
 
 __all__ = ["Retries"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +43,8 @@ class _Trial:
         began_s: when the trial began, by the monotonic clock.
         called_s: when the call that is under way began; None if none is. The only field that a thread writes.
         tries: how often the store has failed.
+        failed_s: when the store failed last; 0 before that.
+        alone_s: since when it fails for this record while it is up; None if it does not.
         stalled: whether the trial stalls the lane.
         timer: calls `_look_at`.
     """
@@ -47,6 +54,8 @@ class _Trial:
     began_s: float
     called_s: float | None = None
     tries: int = 0
+    failed_s: float = 0.0
+    alone_s: float | None = None
     stalled: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -54,7 +63,8 @@ class _Trial:
 class Retries:
     """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
-    `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again.
+    `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again; `store`
+    is asked whether it is up.
     """
 
     # State that changes: `_trials`, `_reasons`, `_fallen_back` and the times, on the loop alone.
@@ -67,12 +77,15 @@ class Retries:
         *,
         stats: PipelineStats,
         unstalled: Callable[[], None],
+        store: PayloadStore | None = None,
     ) -> None:
         self._chain = chain
         self._executor = executor
         self._settings = settings
         self._stats = stats
         self._unstalled = unstalled
+        self._store = store
+        self._give_up_s = None if settings.retry_timeout_ms < 0 else settings.retry_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
         self._finish = fallback.finish if chain.falls_back else chain.finish
@@ -109,17 +122,28 @@ class Retries:
 
         Raises:
             TransformError: this record can never succeed.
-            PayloadStoreError: the store has failed for good.
+            PayloadStoreError: the store has failed for good; `PayloadUnavailableError` if it has for this record alone.
         """
         if not work.asks_store:
             # On a thread of asyncio's own: those of the store may all hang.
             work, finished = await self._loop.run_in_executor(None, self._advance, work)
             if finished is not None:
                 return self._done(record, finished)
+        return self._done(record, await self._until_answered(lane, record, lambda: self._finish(work)))
+
+    async def measure(self, lane: Lane, record: SourceRecord, work: Work) -> Work:
+        """Asks the store for the size that the work lacks, as `apply` asks it for the payload; raises the same.
+
+        Returns:
+            The work as it is now known.
+        """
+        return await self._until_answered(lane, record, lambda: self._chain.measured(work))
+
+    async def _until_answered(self, lane: Lane, record: SourceRecord, asking: Callable[[], _T]) -> _T:
         with self._trying(_Trial(lane, record, time.monotonic())) as trial:
             while True:
                 try:
-                    result = await self._try(trial, work)
+                    result = await self._try(trial, asking)
                 except (PayloadNotFoundError, ReferenceRefusedError):
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
@@ -128,9 +152,36 @@ class Retries:
                         raise
                     self._stats.retries += 1
                     self._failed(trial, exc)
+                    if self._give_up_s is not None:
+                        await self._look_whether_alone(trial, exc, self._give_up_s)
                 else:
                     if result is not None:
-                        return self._done(record, result)
+                        return result
+
+    async def _look_whether_alone(self, trial: _Trial, error: PayloadStoreError, give_up_s: float) -> None:
+        """Gives a record up for which the store has failed for long, though it is up.
+
+        Raises:
+            PayloadUnavailableError: it has.
+        """
+        failed_s, trial.failed_s = trial.failed_s, time.monotonic()
+        if not (self._answered_at > (failed_s or trial.began_s) or await self._loop.run_in_executor(None, self._is_up)):
+            trial.alone_s = None
+        elif trial.alone_s is None:
+            trial.alone_s = trial.failed_s
+        elif trial.failed_s - trial.alone_s >= give_up_s:
+            raise PayloadUnavailableError(trial.tries, trial.failed_s - trial.began_s, str(error)) from error
+
+    def _is_up(self) -> bool:
+        """Asks the store, and takes its time."""
+        store: object = self._store
+        if not isinstance(store, Check):
+            return False
+        try:
+            store.check(writing=self._settings.offloads)
+        except PayloadStoreError:
+            return False
+        return True
 
     def _advance(self, work: Work) -> tuple[Work, Result | None]:
         """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""
@@ -161,13 +212,13 @@ class Retries:
                 trial.lane.stalled -= 1
                 self._unstalled()
 
-    async def _try(self, trial: _Trial, work: Work) -> Result | None:
+    async def _try(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
         """Calls the store once, when it is the record's turn; None if it has to wait for another turn."""
         if self._chain.falls_back:
             await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            result: Result | None = await self._loop.run_in_executor(self._executor, self._call, trial, work)
+            result: _T | None = await self._loop.run_in_executor(self._executor, self._call, trial, asking)
         else:
-            result = await self._try_in_turn(trial, work)
+            result = await self._try_in_turn(trial, asking)
         if result is not None:
             self._answered_at = time.monotonic()
             if not self._chain.falls_back:
@@ -179,12 +230,12 @@ class Retries:
         if not self._reasons:
             self._log.answered()
 
-    async def _try_in_turn(self, trial: _Trial, work: Work) -> Result | None:
+    async def _try_in_turn(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
         breaker = self._breaker
         async with breaker.turn(trial.tries) as probing:
-            call = self._call if probing else self._call_if_closed
+            call: Callable[[_Trial, Callable[[], _T]], _T | None] = self._call if probing else self._call_if_closed
             try:
-                result = await self._loop.run_in_executor(self._executor, call, trial, work)
+                result = await self._loop.run_in_executor(self._executor, call, trial, asking)
             except (PayloadNotFoundError, PayloadUnfitError):
                 breaker.answered()
                 self._answered(trial)
@@ -197,16 +248,16 @@ class Retries:
                 breaker.answered()
             return result
 
-    def _call(self, trial: _Trial, work: Work) -> Result:
+    def _call(self, trial: _Trial, asking: Callable[[], _T]) -> _T:
         trial.called_s = time.monotonic()
         try:
-            return self._finish(work)
+            return asking()
         finally:
             trial.called_s = None
 
-    def _call_if_closed(self, trial: _Trial, work: Work) -> Result | None:
+    def _call_if_closed(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
         # The store may have gone down while the record waited for a thread.
-        return None if self._breaker.open else self._call(trial, work)
+        return None if self._breaker.open else self._call(trial, asking)
 
     def _done(self, record: SourceRecord, result: Result) -> Sequence[RecordLike]:
         records, applied = result

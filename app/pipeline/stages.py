@@ -10,11 +10,11 @@ from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.reference_scope import ReferenceScope
 from app.kafka.topics import Topic
 from app.pipeline.stats import PipelineStats
-from stores.payload import download, publish
-from stores.store import PayloadStore
+from stores.payload import download, measure, publish
+from stores.store import PayloadStore, Stat
 from transforms.chunk import Chunking, checksum
-from transforms.errors import ChunkError, RecordUnfitError
-from transforms.inflate import Inflate, has_large_key
+from transforms.errors import ChunkError, PayloadStoreError, RecordUnfitError
+from transforms.inflate import Inflate, MeasuredRecord, has_large_key
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
@@ -221,22 +221,46 @@ class InflateStage(_NoLimit):
     def reserve_bytes(self, record: RecordLike) -> int:
         return self._inflate.reserve_bytes(record) + self._inflate.reserve_key_bytes(record)
 
+    def lacks_size(self, record: RecordLike) -> bool:
+        """True if nobody knows how long a payload of the record is, and the store can tell without reading it."""
+        return isinstance(self._store, Stat) and self._inflate.lacks_size(record)
+
+    def measured(self, record: RecordLike, source: RecordLike) -> MeasuredRecord:
+        """The record with the sizes of its payloads, for `reserve_bytes` and `apply`; raises what `apply` raises."""
+        return self._inflate.measured(record, lambda path: self._stored_bytes(path, source))
+
+    def _stored_bytes(self, path: str, source: RecordLike) -> int | None:
+        """None if the store does not tell, and will not: a download may still succeed."""
+        if self._reference_scope is not None:
+            self._reference_scope.check(path, source)
+        assert isinstance(self._store, Stat)
+        try:
+            return measure(self._store, path)
+        except PayloadStoreError as exc:
+            exc.operation = "download"  # of which it is the first half; its time is not that of a download
+            if exc.retriable or type(exc) is not PayloadStoreError:
+                raise
+            return None
+
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         inflate = self._inflate
+        measured = record if isinstance(record, MeasuredRecord) else None
         if has_large_key(record):
             reference, headers = inflate.begin_key(record)
-            key = inflate.restore(reference, self._downloaded(reference, source))
+            found = None if measured is None else measured.key_bytes
+            key = inflate.restore(reference, self._downloaded(reference, source, found))
             record = Record(key, record.value, headers, record.timestamp)
         if inflate.format.refers(record):
             inflation = inflate.begin(record)
-            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, source)),)
+            found = None if measured is None else measured.value_bytes
+            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, source, found)),)
         return (inflate.format.read_inline(record) if inflate.format.wants(record) else record,)
 
-    def _downloaded(self, reference: Reference, source: RecordLike) -> bytes:
+    def _downloaded(self, reference: Reference, source: RecordLike, measured_bytes: int | None) -> bytes:
         if self._reference_scope is not None:
             self._reference_scope.check(reference.path, source)
         with self._stats.store_call("download"):
-            return download(self._store, reference, self._inflate)
+            return download(self._store, reference, self._inflate, measured_bytes=measured_bytes)
 
 
 class ChunkStage:

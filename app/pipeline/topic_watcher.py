@@ -1,4 +1,4 @@
-"""The topic watcher: notices topics that are deleted, created anew, or get partitions or a higher limit.
+"""The topic watcher: notices topics that are deleted, created anew, or get partitions or another limit.
 
 Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
 anew is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) tells them apart. With
@@ -42,10 +42,17 @@ class LimitRaisedError(ClusterError):
 class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
-    `send` sends a request to a broker, and returns the answer.
+    `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
+    if that is less than before.
     """
 
-    def __init__(self, plan: Plan, termination: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        termination: Termination,
+        send: Callable[[Any], Awaitable[Any]],
+        lowered: Callable[[str, int], None],
+    ) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
@@ -53,6 +60,8 @@ class TopicWatcher:
         self._limits: dict[str, int] = {}
         self._termination = termination
         self._send = send
+        self._lowered = lowered
+        self._lower: dict[str, int] = {}
 
     async def watch(self) -> None:
         """Looks again and again; ends the flow with the first change, and returns."""
@@ -61,7 +70,7 @@ class TopicWatcher:
             # No answer says nothing of the topics; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
                 change = self._change(await identities(self._send, self._topics))
-                change = change or self._raised(await limits(self._send, self._targets))
+                change = change or self._limit_change(await limits(self._send, self._targets))
                 if change is not None and str(change) == seen:
                     self._termination.fail(change)
                     return
@@ -82,12 +91,17 @@ class TopicWatcher:
                 return error
         return None
 
-    def _raised(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
-        """A limit that was raised. A lower limit shows when the topic refuses a record."""
+    def _limit_change(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
+        """A limit that was raised. One that was lowered is told when it is seen twice, and the flow goes on with it."""
         for name, limit in limits.items():
             former = self._limits.setdefault(name, limit)
             if limit > former:
                 return LimitRaisedError(name, limit, former)
+            if limit < former and self._lower.pop(name, None) == limit:
+                self._limits[name] = limit
+                self._lowered(name, limit)
+            elif limit < former:
+                self._lower[name] = limit
         return None
 
 

@@ -211,7 +211,19 @@ class Metrics(Collector):
                 rate.add_metric([pipeline, topic], each.record_errors.per_second())
                 if (average := each.compression_rate.average()) is not None:
                     compression.add_metric([pipeline, topic], average)
-        yield from (errors, rate, compression)
+        yield from (errors, rate, compression, self._estimates())
+
+    def _estimates(self) -> Metric:
+        estimate = GaugeMetricFamily(
+            "wideload_producer_compression_estimate",
+            "What the next batch is estimated to compress to, for each uncompressed byte.",
+            labels=["pipeline", "topic", "codec"],
+        )
+        for pipeline in self._pipelines:
+            for topic in sorted(pipeline.stats.batches.topics):
+                for codec, ratio in pipeline.stats.batches.estimates.of_topic(topic).items():
+                    estimate.add_metric([pipeline.settings.name, topic, codec], ratio)
+        return estimate
 
     def _store(self) -> Iterator[Metric]:
         histogram = HistogramMetricFamily(

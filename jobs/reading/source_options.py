@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
 from jobs.driver.store_options import coerced
 from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.ranges import Offsets, parse_offsets
@@ -84,6 +85,8 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
     """
     given = {name.lower(): text for name, text in options.items() if name.lower() != "path"}
     own = _taken(KEYS, given)
+    kafka = {name: text for name, text in given.items() if name.startswith("kafka.")}
+    given.pop(LIMIT_OPTION, None)  # it is not for Kafka's client
     client = Client(_taken(KAFKA_KEYS, given))
     for name in given:
         if name.startswith("kafka."):
@@ -108,6 +111,7 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
     topics = tuple(dict.fromkeys(name.strip() for name in cast("str", own["subscribe"]).split(",") if name.strip()))
     if not topics:
         raise ConfigurationError("subscribe", "names no topic")
+    check_names(topics, kafka, "subscribe")
     return SourceSettings(
         client=client,
         topics=topics,

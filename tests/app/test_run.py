@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +20,7 @@ from app.config.parsing import parse
 from app.run import run_worker
 from app.web.address import runs_already
 from tests.forks import run
+from tests.s3_server import free_port
 from transforms.errors import ConfigurationError
 
 ORDERS = {
@@ -134,3 +136,24 @@ def test_the_worker_of_the_file_may_be_on_the_port(body: bytes, *, same: bool) -
     with answering(body) as port:
         settings = parse({"bootstrap.servers": "b:1", "web.port": port, "pipeline": {"p": ORDERS}}, {})
         assert runs_already(settings) is same
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["brokers alone", "port too"])
+def test_a_start_waits_for_what_may_come(taken: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: FBT001
+    """For `startup.wait.ms` it asks brokers again that do not answer; not if anything else is wrong."""
+    path = tmp_path / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if taken else free_port()
+        path.write_text(
+            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {port}\nstartup.wait.ms = 1200\n[pipeline.p]\n"
+            "topics = ['raw']\noutput.topic = 'orders'\ntransforms = ['inflate']\n"
+            "large.message.payload.store.class = 'memory'\n"
+        )
+        began_s = time.monotonic()
+        with pytest.raises(SystemExit) as ended:
+            main(["worker", "-c", str(path)])
+        took_s = time.monotonic() - began_s
+    told = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, len(told)) == (2, 2)
+    assert told[0].startswith("wideload: waits up to 1.2 s (startup.wait.ms): ") is not taken
+    assert taken or took_s > 1.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
@@ -23,6 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
+from app.kafka.group_queries import DescribeGroups
 from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
@@ -43,8 +44,8 @@ class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         pass
 
 
-async def joined(broker: str, topic: str, listener: Listener | None = None) -> GroupConsumer:
-    """A member of the group that is named as the topic."""
+def member_of(broker: str, topic: str, *, request_ms: int = 40_000) -> GroupConsumer:
+    """One that has not joined its group, which is named as the topic."""
     settings = settings_of(
         f"""
         bootstrap.servers = "{broker}"
@@ -55,12 +56,26 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> G
         transforms = ["offload"]
         large.message.payload.store.class = "memory"
         consumer.heartbeat.interval.ms = 100
+        consumer.request.timeout.ms = {request_ms}
         """
     )
     (pipeline,) = settings.pipelines
-    member = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5), Share(Budget(2**28)))
+    return GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5), Share(Budget(2**28)))
+
+
+async def joined(broker: str, topic: str, listener: Listener | None = None) -> GroupConsumer:
+    """A member of the group that is named as the topic."""
+    member = member_of(broker, topic)
     await member.start(listener or Listener())
     return member
+
+
+async def members(member: GroupConsumer) -> Sequence[Any]:
+    """The members of the group, as its coordinator knows them."""
+    coordinator: Any = member.consumer._coordinator
+    answer = await member.client.send(coordinator.coordinator_id, DescribeGroups([coordinator.group_id]))
+    (group,) = answer.groups
+    return cast(Sequence[Any], group[5])
 
 
 async def polling_for_ever(member: GroupConsumer, *partitions: TopicPartition) -> None:
@@ -131,6 +146,31 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
     finally:
         listener.let.set()
         await (await joining).stop()
+        await first.stop()
+
+
+async def test_a_member_that_joins_and_leaves_in_a_long_rebalance(broker: str, make_topic: MakeTopic) -> None:
+    """It waits longer for the others than for other answers, and leaves though its coordinator counts as dead."""
+    topic = make_topic(2)
+    listener = Listener()
+    first = await joined(broker, topic, listener)
+    listener.let.clear()
+    second = member_of(broker, topic, request_ms=700)
+    joining = asyncio.create_task(second.start(Listener()))
+    polling = asyncio.create_task(polling_for_ever(first))
+    try:
+        await asyncio.wait([joining], timeout=2.5)
+        coordinator: Any = second.consumer._coordinator
+        assert coordinator.coordinator_id is not None, "JoinGroup is still awaited"
+        assert len(await members(first)) == 2
+        coordinator.coordinator_dead()
+        joining.cancel()
+        await second.stop()
+        assert len(await members(first)) == 1
+    finally:
+        polling.cancel()
+        listener.let.set()
+        await second.stop()
         await first.stop()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cluster.enforced_limits import metadata_limit
 from app.cluster.name_uses import Audit, Use
 from app.cluster.names_audit import audit
 from app.config.settings import ClientSettings
@@ -205,7 +206,7 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
     assert seen.uses == ()
     assert seen.enforced is None
     assert {missed.what: missed.reason.split("; ")[-1] for missed in seen.not_read} == {
-        "the brokers' own settings of the limits": "grant DescribeConfigs on the cluster",
+        "the settings of the limits of broker 1": "grant DescribeConfigs on the cluster",
         "ACLs": "grant Describe on the cluster",
         "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
         "topics that this user may not describe, and their offset commit metadata": "grant Describe on all topics",
@@ -336,7 +337,8 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
             return await audit(client)
 
         found = asyncio.run(fill())
-        done = wideload("names", "audit", "-b", broker.bootstrap_servers)
+        done = wideload("names", "audit", "-b", broker.bootstrap_servers, "--strict")
+        assert asyncio.run(metadata_limit(ClientSettings(broker.bootstrap_servers))) == 5000
     assert use(found, "offset-metadata", "m" * 5000).limit == 5000
     assert use(found, "rack-id", "r" * FITS).where == "broker 1"
     assert found.over == ()

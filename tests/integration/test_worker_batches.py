@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import cast
 
 from app.kafka.batches.batch import sent_bytes
 from tests.integration.limits import set_limit
@@ -51,21 +52,28 @@ def pipeline_of(worker: WorkerProcess) -> dict[str, object]:
 
 
 def test_worker_splits_batches_when_the_limit_sinks(make_way: MakeWay) -> None:
-    """Batches that the sink refuses go in parts, in order and once; the worker does not begin again for it."""
+    """Batches that the sink refuses go in parts, in order and once, until the new limit is followed."""
     way = make_way(1)
-    sent = records(300, 2_000) + records(300, 2_000, 300)
+    sent = records(300, 2_000) + records(300, 2_000, 300) + records(300, 2_000, 600)
     keys = {"producer.compression.type": "lz4", "producer.linger.ms": 50}
     with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
         send(way.broker, way.raw, sent[:300])
         came(way, way.orders, 300)
         asyncio.run(set_limit(way.broker, way.orders, 10_000))
-        send(way.broker, way.raw, sent[300:])
+        send(way.broker, way.raw, sent[300:600])
         came(way, way.orders, 600)
         page = pipeline_of(worker)
         assert page["restarts"] == 0
         producer = page["producer"]
         assert isinstance(producer, dict)
         assert producer["batch-split-total"] > 0
+        assert 0 < producer["topics"][way.orders]["compression-estimates"]["lz4"] <= 1.05
+        until(lambda: "was lowered to 10000" in worker.log.read_text(), "the worker has seen the new limit")
+        send(way.broker, way.raw, sent[600:])
+        came(way, way.orders, 900)
+        later = pipeline_of(worker)
+        assert later["restarts"] == 0
+        assert cast("dict[str, int]", later["producer"])["batch-split-total"] == producer["batch-split-total"]
         assert producer["topics"][way.orders]["record-error-total"] == 0
         metrics = worker.text("/metrics")
         assert (

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -299,3 +301,46 @@ def test_producer_that_is_left_is_told(make_way: Callable[..., Way], tmp_path: P
         assert NOT_CLEAN in worker.log.read_text()
     (tmp_path / "left.py").write_text(LEFT)
     assert UNCLOSED in run([sys.executable, tmp_path / "left.py", way.broker]).stderr
+
+
+def test_worker_waits_for_brokers_at_its_start(broker: str, make_way: Callable[..., Way]) -> None:
+    """With `startup.wait.ms` it begins as soon as they answer, and says meanwhile what it waits for."""
+    way = make_way(1)
+    port = free_port()
+    settings = {**way.settings(), "bootstrap.servers": f"127.0.0.1:{port}", "startup.wait.ms": 60_000}
+    with WorkerProcess(way.folder, settings, way.offload()) as worker:
+        until(lambda: "wideload: waits up to" in worker.log.read_text(), "it waits")
+        with relay(port, broker):
+            worker.wait_ready()
+            assert worker.terminate() == 0
+    assert "Traceback" not in worker.log.read_text()
+
+
+@contextmanager
+def relay(port: int, broker: str) -> Iterator[None]:
+    """Lets a port lead to a broker, which says its own address to those that come."""
+    host, _, number = broker.rpartition(":")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        others = await asyncio.open_connection(host, int(number))
+        with suppress(ConnectionError):
+            await asyncio.gather(pump(reader, others[1]), pump(others[0], writer))
+
+    async def serve() -> None:
+        async with await asyncio.start_server(accept, "127.0.0.1", port):
+            while not ended.is_set():  # noqa: ASYNC110  # of a thread
+                await asyncio.sleep(0.05)
+
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10)

@@ -130,6 +130,16 @@ def test_settings_bad_option(changes: dict[str, str], message: str) -> None:
         settings_of(OPTIONS | changes)
 
 
+def test_settings_of_names_that_are_too_long() -> None:
+    """The source checks each name that it gives to Kafka, unless brokers take longer ones."""
+    long = {**OPTIONS, "kafka.client.id": "c" * 250}
+    with pytest.raises(ConfigurationError, match=r"kafka.client.id: the client id has 250 characters, allowed are 249"):
+        settings_of(long)
+    settings_of({**long, "kafka.resource.identifier.limit.enable": "false"})
+    with pytest.raises(ConfigurationError, match="subscribe: the topic name has 250 characters"):
+        settings_of({**OPTIONS, "subscribe": "t" * 250})
+
+
 def test_settings_of_security() -> None:
     """User and password come from Kafka's own option, and are not printed."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p\\"9";'

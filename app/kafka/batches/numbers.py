@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.kafka.average import Average
+from transforms.ratio import Estimates
 
 __all__ = ["BatchNumbers", "TopicNumbers"]
 
@@ -40,11 +41,13 @@ class BatchNumbers:
             so each counts as one.
         compression_rate: of batches: compressed bytes for each uncompressed byte.
         topics: the metrics by topic.
+        estimates: what the next batches are estimated to compress to. Those producers share them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.batch_split_total = 0
         self.batch_splits = Average(clock)
+        self.estimates = Estimates()
         self.batch_total = 0
         self.wire_bytes_total = 0
         self.batch_size = Average(clock)
@@ -63,7 +66,7 @@ class BatchNumbers:
             self.topics[topic].compression_rate.add(wire_bytes / uncompressed_bytes)
 
     def split(self) -> None:
-        """Counts a batch that was refused and split."""
+        """Counts a batch that was refused for its size, and split."""
         self.batch_split_total += 1
         self.batch_splits.add(1)
 
@@ -86,6 +89,7 @@ class BatchNumbers:
             "topics": {
                 topic: {
                     "compression-rate": numbers.compression_rate.average(),
+                    "compression-estimates": self.estimates.of_topic(topic),
                     "record-error-rate": numbers.record_errors.per_second(),
                     "record-error-total": numbers.record_error_total,
                 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from app.kafka.batches.outbox import Outbox
 from app.kafka.producer import UNLIMITED_BYTES, ProducerControls
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
-from transforms.ratio import Estimates, room_bytes
+from transforms.ratio import room_bytes
 from transforms.record_batch import CODECS
 
 __all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
@@ -114,6 +114,8 @@ class Batches:
         halts: whether a batch that fails ends all sending, so that no later batch overtakes it.
         failed: called once, with the error that ended all sending, and the topic.
         bounds: limits of the batches in flight; several producers may share them.
+        limits: the `max.message.bytes` of topics for which it has changed since their outboxes were made; looked at
+            before each batch. A batch of several records that waits and is longer by now is divided before it is sent.
 
     Attributes:
         failure: the error that ended all sending; None if none has.
@@ -130,6 +132,7 @@ class Batches:
         halts: bool = False,
         failed: Callable[[BaseException, str], None] | None = None,
         bounds: Bounds | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         self._controls = ProducerControls(producer)
         if not self._controls.acknowledged:
@@ -140,7 +143,8 @@ class Batches:
         self._producer = producer
         self._halts = halts
         self._failed = failed
-        self._estimates = Estimates()
+        self._estimates = self.numbers.estimates
+        self._limits = {} if limits is None else limits
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
 
@@ -209,6 +213,7 @@ class Batches:
 
     def _make_builder(self, topic: str, limit_bytes: int | None, number: int) -> Builder:
         batch_bytes = self._settings.batch_bytes
+        limit_bytes = self._limits.get(topic, limit_bytes)
         if limit_bytes is not None:
             batch_bytes = min(batch_bytes, limit_bytes)
         codec = CODECS[number]
@@ -255,6 +260,9 @@ class Batches:
             KafkaError: it is not known whether the batch is in the log, or the batch failed and `halts` is set.
         """
         place = outbox.partition
+        if await self._outgrown(place, batch):
+            await self._divide(outbox, batch)
+            return
         try:
             metadata = await self._deliver(outbox, batch)
         except _REFUSALS as exc:
@@ -262,7 +270,7 @@ class Batches:
             if batch.builder.stamp is not None:
                 self._controls.rewind(place, batch.builder.stamp, batch.records)
             if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
-                await self._split(outbox, batch, str(exc))
+                await self._split(outbox, batch, exc)
                 return
             error = self._refused(exc, place, batch)
             # If an earlier try did reach the log, the broker would take the next batch for that one, and drop it.
@@ -316,7 +324,16 @@ class Batches:
         async with self._bounds.building:
             await asyncio.get_running_loop().run_in_executor(None, builder.built)
 
-    async def _split(self, outbox: Outbox[L], batch: Batch[L], reason: str) -> None:
+    async def _outgrown(self, place: TopicPartition, batch: Batch[Any]) -> bool:
+        """Whether a batch of several records waited until its topic took less."""
+        limit_bytes = self._limits.get(place.topic)
+        if limit_bytes is None or batch.records == 1 or batch.wire_bytes + BATCH_OVERHEAD_BYTES <= limit_bytes:
+            return False
+        if batch.builder.codec:
+            await self._build(place, batch.builder)  # its size was that before compression
+        return batch.wire_bytes + BATCH_OVERHEAD_BYTES > limit_bytes
+
+    async def _split(self, outbox: Outbox[L], batch: Batch[L], error: KafkaError) -> None:
         place = outbox.partition
         log.info(
             "topic %s, partition %d: a batch of %d records and %d bytes is refused, and split in two: %s",
@@ -324,21 +341,26 @@ class Batches:
             place.partition,
             batch.records,
             batch.wire_bytes,
-            reason,
+            error,
         )
+        codec = CODECS[batch.builder.codec]
+        if isinstance(error, _TOO_LARGE):
+            self.numbers.split()
+            if codec is not None:
+                self._estimates.reset(place.topic, codec)
+        await self._divide(outbox, batch)
+
+    async def _divide(self, outbox: Outbox[L], batch: Batch[L]) -> None:
+        """Puts the halves of a batch in its place."""
         make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
         if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             builders = await asyncio.get_running_loop().run_in_executor(None, batch.divided, make)
         else:
             builders = batch.divided(make)
-        self.numbers.split()
-        codec = CODECS[batch.builder.codec]
-        if codec is not None:
-            self._estimates.reset(place.topic, codec)
         if self.failure is None:
             outbox.put_back(batch.parts(builders))
         else:
-            self._give_up(batch, place, self.failure)
+            self._give_up(batch, outbox.partition, self.failure)
 
     def _observe(self, topic: str, batch: Batch[Any]) -> None:
         wire, codec = batch.wire_bytes, CODECS[batch.builder.codec]

@@ -37,6 +37,11 @@ def test_note_says_when_it_has_no_room() -> None:
         wild.add(at, at + 1)
     assert len(regular.metadata() or "") in range(1, 4_097)
     assert wild.metadata() is None
+    note = wild.metadata(limit=1_000_000)
+    assert note is not None
+    assert wild.metadata(limit=len(note)) == note
+    assert wild.metadata(limit=len(note) - 1) is None
+    assert ReplayedOffsets().metadata("0a1b2c3d", limit=20) is None
 
 
 @pytest.mark.parametrize(

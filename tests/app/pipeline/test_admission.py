@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
 from tests.built_batches import built, changed, record, repacked
+from transforms.errors import PayloadTooLargeError
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import RecordBatch
 from transforms.record_format import MAX_HEADERS
@@ -41,13 +43,16 @@ class Let:
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
         self.refused: list[Unopened] = []
+        self.works: dict[bytes, Work] = {}
+        self.failed: list[tuple[int, BaseException]] = []
+        self.answer: Work | Exception | None = None
         self.admission = Admission(
             cast(
                 Any,
                 SimpleNamespace(
                     passes_whole=lambda batch, whole: not batch.may_hold(b"work"),
-                    passes=lambda record: record.key != b"work",
-                    begin=lambda record, codec: None,
+                    passes=lambda record: record.key != b"work" and record.key not in self.works,
+                    begin=lambda record, codec: self.works.get(record.key),
                 ),
             ),
             self.lanes,
@@ -99,8 +104,27 @@ class Let:
             "enter": self._enter,
             "follow": self._follow,
             "refuse": self._refuse,
+            "measure": self._measure,
+            "fail": lambda lane, record, error, held: self.failed.append((record.offset, error)),
             "release": lambda _: None,
         }
+
+    def _measure(self, lane: Lane, record: SourceRecord, work: Work) -> None:
+        async def measured() -> Work:
+            while self.answer is None:  # noqa: ASYNC110  # the test sets it
+                await asyncio.sleep(0)
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        lane.measuring = record.offset, asyncio.get_running_loop().create_task(measured())
+
+    async def measured(self) -> None:
+        """Waits until the store has answered for partition 0."""
+        lane = self.lanes.get(PARTITION)
+        assert lane is not None
+        assert lane.measuring is not None
+        await asyncio.wait([lane.measuring[1]])
 
     def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
@@ -336,3 +360,63 @@ async def test_admit_ends_its_turn() -> None:
     assert (let.passed[3:], let.worked) == ([(0, 3)], [(0, 4)])
     assert [batch.offset for batch in let.forwarded] == [5]
     assert let.share.ahead == 0
+
+
+def _waits_for_store(reserve_bytes: int, *, lacks_size: bool = False) -> Work:
+    record = Record(b"k", b"v")
+    return Work(record, (record,), reserve_bytes=reserve_bytes, blocks=True, asks_store=True, lacks_size=lacks_size)
+
+
+async def test_a_record_whose_size_nobody_knows_waits_alone() -> None:
+    """It reserves nothing until the store has said how long its payload is, and then no more than that."""
+    let = Let(100_000)
+    let.works = {b"large": _waits_for_store(100_000, lacks_size=True), b"sized": _waits_for_store(20_000)}
+    let.add(0, (0, b"large", 500))
+    let.add(1, (0, b"sized", 500), (1, b"sized", 500))
+    assert let.worked == [(1, 0), (1, 1)], "those of the other partition have gone on"
+    assert let.holds(0)
+    let.answer = _waits_for_store(5_000)
+    await let.measured()
+    let.admission.admit()
+    assert let.worked[2:] == [(0, 0)]
+    assert let.share.work == 500 + 5_000 + 2 * (500 + 20_000)
+
+
+async def test_a_record_that_is_too_large_fails_before_anything_is_reserved() -> None:
+    """What the store says of its payload is over the limit: it fails, though other work takes all the room."""
+    let = Let(100_000)
+    let.works = {b"large": _waits_for_store(100_000, lacks_size=True), b"sized": _waits_for_store(85_000)}
+    let.add(0, (0, b"large", 500))
+    let.add(1, (0, b"sized", 500), (1, b"sized", 500))
+    assert (let.worked, let.share.work_waits) == ([(1, 0)], True)
+    refused = PayloadTooLargeError("memory://x", 9, 8)
+    let.answer = refused
+    await let.measured()
+    let.admission.admit()
+    assert let.failed == [(0, refused)]
+    assert not let.holds(0)
+
+
+async def test_work_that_takes_no_time_does_not_wait_behind_a_store() -> None:
+    """A reference that is refused needs no store, and goes on while records of other partitions take all the room."""
+    let = Let(100_000)
+    let.works = {b"sized": _waits_for_store(85_000), b"brief": replace(_waits_for_store(0), blocks=False)}
+    let.add(0, (0, b"sized", 500), (1, b"sized", 500))
+    let.add(1, (0, b"brief", 500))
+    assert let.worked == [(0, 0), (1, 0)]
+
+
+async def test_each_partition_has_its_part_while_another_is_stuck() -> None:
+    """While the store stalls one partition, a small record of another does not wait behind a large one of a third."""
+    let = Let(100_000)
+    let.lanes.open(TopicPartition("raw", 2), 0)
+    let.works = {b"half": _waits_for_store(50_000), b"small": _waits_for_store(5_000)}
+    let.add(0, (0, b"half", 500))
+    let.add(1, (0, b"half", 500))
+    let.add(2, (0, b"small", 500))
+    assert let.worked == [(0, 0)], "in order, while the store answers"
+    stuck = let.lanes.get(PARTITION)
+    assert stuck is not None
+    stuck.stalled = 1
+    let.admission.admit()
+    assert let.worked == [(0, 0), (2, 0)]

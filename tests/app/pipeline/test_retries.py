@@ -22,7 +22,13 @@ from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
-from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, ReferenceRefusedError
+from transforms.errors import (
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    PayloadUnavailableError,
+    ReferenceRefusedError,
+)
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.wrapper import MessageWrapper
@@ -200,6 +206,45 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.
     assert (stats.offloaded_records, retries.degraded) == (100, None)
     assert 5 <= stats.retries <= 20
+
+
+class Checked:
+    """A store that says whether it is up."""
+
+    def __init__(self, *errors: PayloadStoreError) -> None:
+        self.errors = [*errors]
+
+    def check(self, *, writing: bool = True) -> None:
+        """See `Check`."""
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+async def test_retries_end_for_one_record_while_the_store_is_up(executor: Executor) -> None:
+    """After `errors.retry.timeout` a record is given up for which the store fails, if it answers others."""
+    pipeline = replace(settings(), retry_timeout_ms=50)
+    store = cast(PayloadStore, Checked(*[DOWN] * 3))
+    stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.005))
+    chain, stats = Chain([stage], "orders", 1_000_000), PipelineStats()
+    retries = Retries(chain, executor, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    began_s = time.monotonic()
+    with pytest.raises(
+        PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
+    ) as caught:
+        await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
+    assert caught.value.tries > 5
+    assert time.monotonic() - began_s > 0.05
+    assert retries.degraded is None
+
+
+async def test_retries_go_on_while_the_store_is_down_for_all(executor: Executor) -> None:
+    """`errors.retry.timeout` gives no record up while the store is down."""
+    pipeline = replace(settings(), retry_timeout_ms=0)
+    store = cast(PayloadStore, Checked(*[DOWN] * 100))
+    chain, stats = Chain([Storing([DOWN] * 20)], "orders", 1_000_000), PipelineStats()
+    retries = Retries(chain, executor, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
+    assert stats.retries == 20
 
 
 async def test_retries_stay_degraded_while_any_record_waits() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any, cast
 
 import pytest
 
 from app.pipeline.stages import InflateStage, OffloadStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
-from tests.app.pipeline.chains import memory
+from tests.app.pipeline.chains import begun, chain_of, memory
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.compression import CODECS, Codec
+from transforms.errors import PayloadTooLargeError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record
@@ -51,3 +53,28 @@ def test_own_store_names_its_payloads_itself() -> None:
     (reference,) = offload.apply(record, record)
     assert reference.value == b"plain://orders/0"
     assert InflateStage(Inflate(), store, PipelineStats()).apply(reference, reference) == (record,)
+
+
+def test_a_reference_without_a_size_is_measured() -> None:
+    """The store says how long a payload is; the record then reserves that much, and no more of it is read."""
+    store = memory(large_message_max_bytes=1_000)
+    path = store.publish("orders", bytes(600))
+    headers = (("large-message", b"true"),)
+    chain = chain_of(["inflate"], store, large_message_max_bytes=1_000)
+    work = begun(chain, Record(b"k", path.encode(), headers))
+    assert (work.lacks_size, work.reserve_bytes) == (True, 1_000)
+    measured = chain.measured(work)
+    assert (measured.lacks_size, measured.reserve_bytes) == (False, 600)
+    assert chain.finish(measured)[0][0].value == bytes(600)
+    cast(Any, store).put("orders", path.rpartition("/")[2], bytes(700))
+    with pytest.raises(PayloadTooLargeError, match="700 bytes, the limit is 600"):
+        chain.finish(measured)
+
+
+def test_a_payload_is_measured_before_it_is_refused() -> None:
+    """One that is over the limit fails before anything is reserved for it."""
+    store = memory(large_message_max_bytes=10_000)
+    path = store.publish("orders", bytes(1_001))
+    chain = chain_of(["inflate"], store, large_message_max_bytes=1_000)
+    with pytest.raises(PayloadTooLargeError, match="1,001 bytes, the limit is 1,000"):
+        chain.measured(begun(chain, Record(b"k", path.encode(), (("large-message", b"true"),))))

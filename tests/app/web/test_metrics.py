@@ -188,6 +188,7 @@ def test_producer_numbers_have_kafkas_names() -> None:
     stats.batches.delivered("a", wire_bytes=300, uncompressed_bytes=400, records=5)
     stats.batches.failed("b", 2)
     stats.batches.split()
+    stats.batches.estimates.observe("a", "lz4", 0.5)
     families = families_of(Pipeline(stats=stats))
     found = {
         name.removeprefix("wideload_producer_"): samples_of(family)
@@ -203,6 +204,7 @@ def test_producer_numbers_have_kafkas_names() -> None:
         "record_error_rate": {("p", "a"): 0, ("p", "b"): 2},
         "compression_rate_avg": {("p",): 0.5},
         "compression_rate": {("p", "a"): 0.5},
+        "compression_estimate": {("lz4", "p", "a"): 0.995},
     }
     assert samples_of(families_of(Pipeline())["wideload_producer_batch_size_avg"]) == {}
 

@@ -185,7 +185,12 @@ def test_pipeline_page_says_where_it_stands() -> None:
             "record-error-rate": 1.0,
             "record-error-total": 1,
             "topics": {
-                "orders": {"compression-rate": 0.25, "record-error-rate": 1.0, "record-error-total": 1},
+                "orders": {
+                    "compression-rate": 0.25,
+                    "compression-estimates": {},
+                    "record-error-rate": 1.0,
+                    "record-error-total": 1,
+                },
             },
         },
         "partitions": [

@@ -25,6 +25,7 @@ def test_numbers_of_topics_are_apart() -> None:
     numbers.failed("a", 3)
     numbers.failed("b", 7)
     numbers.split()
+    numbers.estimates.observe("a", "lz4", 0.1)
     assert numbers.batch_total == 2
     assert numbers.page() == {
         "batch-split-rate": 1.0,
@@ -35,7 +36,17 @@ def test_numbers_of_topics_are_apart() -> None:
         "record-error-rate": 10.0,
         "record-error-total": 10,
         "topics": {
-            "a": {"compression-rate": 0.1, "record-error-rate": 3.0, "record-error-total": 3},
-            "b": {"compression-rate": 0.2, "record-error-rate": 7.0, "record-error-total": 7},
+            "a": {
+                "compression-rate": 0.1,
+                "compression-estimates": {"lz4": 0.995},
+                "record-error-rate": 3.0,
+                "record-error-total": 3,
+            },
+            "b": {
+                "compression-rate": 0.2,
+                "compression-estimates": {},
+                "record-error-rate": 7.0,
+                "record-error-total": 7,
+            },
         },
     }

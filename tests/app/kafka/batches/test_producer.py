@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber
+from aiokafka.errors import InvalidTimestampError, KafkaError, MessageSizeTooLargeError, OutOfOrderSequenceNumber
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import RecordMetadata
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from app.kafka.batches import BatchSettings
 from app.kafka.batches.batch import Builder
+from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, RecordRefusedError
 from tests.strategies import batches
 from transforms.record import Record
@@ -187,6 +188,69 @@ def test_nothing_passes_a_refused_record_that_halts(
     before = [record for where, record in sent[:first] if where == partition]
     assert log.partitions.get(partition, []) == [as_sent(record) for record in before]
     assert isinstance(outcomes[first], RecordRefusedError)
+
+
+class LoweredLog(Log):
+    """Takes no batch over a limit of bytes, which may change; counts those it refuses, for whatever reason."""
+
+    def __init__(self, codec: tuple[str | None, int], limits: dict[str, int]) -> None:
+        super().__init__(codec, accepting)
+        self.limits = limits
+        self.reasons: list[type[KafkaError]] = []
+
+    def _answer(self, answer: asyncio.Future[RecordMetadata], place: TopicPartition, data: bytes) -> None:
+        batch = MemoryRecords(data).next_batch()
+        assert batch is not None
+        reason: type[KafkaError] | None = None
+        if len(data) > self.limits["t"]:
+            reason = MessageSizeTooLargeError
+        elif (records := list(batch)) and len(records) > 1 and any(each.key == b"old" for each in records):
+            reason = InvalidTimestampError
+        if reason is None:
+            super()._answer(answer, place, data)
+        else:
+            self.reasons.append(reason)
+            self._on_its_way.remove(place.partition)
+            self._bytes_on_their_way -= len(data)
+            answer.set_exception(reason())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_a_lowered_limit_is_followed(codec: tuple[str | None, int]) -> None:
+    """Batches that wait, and those that fill later, are within the new limit: the topic refuses none."""
+    limits = {"t": 10_000}
+    log, outcomes = LoweredLog(codec, limits), dict[int, object]()
+    followed: dict[str, int] = {}
+    batches = Batches(log, BatchSettings(batch_bytes=50_000), limits=followed)
+    outbox = batches.outbox("t", 0, lambda: Tally(outcomes), limit_bytes=10_000)
+    rng = random.Random(7)
+    for number in range(60):
+        if number == 30:
+            followed["t"] = limits["t"] = 2_000
+        outbox.append(Record(b"k", rng.randbytes(400), (), 1)).numbers.append(number)
+    outbox.send(outbox)
+    async with asyncio.timeout(10):
+        await batches.flush()
+    assert outcomes == {number: number for number in range(60)}
+    assert (log.reasons, batches.numbers.batch_split_total) == ([], 0)
+
+
+async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
+    """The batch goes in parts, but is not counted as split for its size, and the estimate stays."""
+    log, outcomes, numbers = LoweredLog(("lz4", 3), {"t": 10**6}), dict[int, object](), BatchNumbers()
+    numbers.estimates.observe("t", "lz4", 0.1)
+    batches = Batches(log, BatchSettings(batch_bytes=50_000), numbers=numbers)
+    outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
+    for number in range(8):
+        outbox.append(Record(b"old" if number == 5 else b"k", b"v" * 100, (), 1)).numbers.append(number)
+    outbox.send(outbox)
+    async with asyncio.timeout(10):
+        await batches.flush()
+    assert outcomes == {number: number for number in range(8)}
+    assert log.reasons
+    assert set(log.reasons) == {InvalidTimestampError}
+    assert numbers.batch_split_total == 0
+    assert numbers.estimates.of("t", "lz4") < 0.995
 
 
 async def test_acks_none_is_refused() -> None:

@@ -1,0 +1,104 @@
+"""Names that are too long for brokers that enforce the limits, though the configuration says that none does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiokafka.errors import ClusterAuthorizationFailedError
+from click.testing import CliRunner
+
+from app.cluster.enforced_limits import check_enforced, limits_of
+from app.cluster.name_uses import Audit, NotRead
+from app.commands import names
+from app.config.parsing import parse
+from app.kafka.admin import AdminClient
+from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
+
+
+class Cluster:
+    """Brokers that say of their limits what a test wants: by id, whether they enforce them, None for a refusal."""
+
+    def __init__(self, **enforced: bool | None) -> None:
+        self._enforced = {int(name.removeprefix("b")): value for name, value in enforced.items()}
+        self.asked: list[int] = []
+
+    async def describe_cluster(self) -> dict[str, Any]:
+        """See `AIOKafkaAdminClient`."""
+        return {"brokers": [{"node_id": number} for number in self._enforced]}
+
+    async def describe_configs(self, resources: Any) -> list[Any]:
+        """See `AIOKafkaAdminClient`."""
+        (resource,) = resources
+        number = int(resource.name)
+        self.asked.append(number)
+        enforced = self._enforced[number]
+        entries = [{"config_names": LIMIT_KEY, "config_value": str(enforced).lower()}]
+        entries.append({"config_names": "offset.metadata.max.bytes", "config_value": str(1000 + number)})
+        code = 31 if enforced is None else 0
+        found = {"error_code": code, "error_message": "no", "config_entries": entries}
+        return [SimpleNamespace(to_object=lambda: {"resources": [found]})]
+
+
+def settings(group: str, *, limited: bool) -> Any:
+    """One pipeline whose group has this name."""
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"], "group.id": group}
+    table["large.message.payload.store.class"] = "memory"
+    return parse({"bootstrap.servers": "b:1", LIMIT_KEY: limited, "pipeline": {"p": table}}, {})
+
+
+async def check(cluster: Cluster, group: str, *, limited: bool = False) -> None:
+    """As the preflight does it."""
+    found = settings(group, limited=limited)
+    await check_enforced(cast(AdminClient, cluster), found.client, found.pipelines[0])
+
+
+async def test_a_name_that_one_broker_enforces() -> None:
+    """It is told by its key before anything is read, with the broker, although another one takes it."""
+    with pytest.raises(ConfigurationError, match=f"broker 2 enforces the limit: its {LIMIT_KEY} is true") as refused:
+        await check(Cluster(b1=False, b2=True), "g" * 250)
+    assert [each.key for each in refused.value.each] == ["group.id"]
+    assert "the group id has 250 characters, allowed are 249; shorten it" in str(refused.value)
+
+
+async def test_a_name_that_no_broker_enforces() -> None:
+    """It passes; so does any where the user may not ask."""
+    await check(Cluster(b1=False, b2=False), "g" * 250)
+    await check(Cluster(b1=None), "g" * 250)
+
+
+async def test_names_within_the_limits_cost_no_request() -> None:
+    """Nor do those that were checked when the configuration was read."""
+    cluster = Cluster(b1=True)
+    await check(cluster, "g" * 249)
+    await check(cluster, "g", limited=True)
+    assert cluster.asked == []
+
+
+async def test_what_a_broker_says_of_its_limits() -> None:
+    """Its switch and its length of metadata; or its refusal."""
+    cluster = cast(AdminClient, Cluster(b1=True, b2=None))
+    found = await limits_of(cluster, 1)
+    assert (found.enforced, found.metadata_bytes) == (True, 1001)
+    with pytest.raises(ClusterAuthorizationFailedError):
+        await limits_of(cluster, 2)
+
+
+@pytest.mark.parametrize(("failed", "status"), [(True, 1), (False, 0)])
+def test_a_strict_audit_fails_for_what_it_could_not_read(
+    failed: bool,  # noqa: FBT001
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not for what no request of Kafka tells; without `--strict` it fails for neither."""
+
+    async def audit(_: object) -> Audit:
+        return Audit((), (NotRead("groups", "no right", failed),), None)
+
+    monkeypatch.setattr("app.commands.names.cluster.audit", audit)
+    runner = CliRunner()
+    command = ["audit", "-b", "localhost:1"]
+    found = [runner.invoke(names.command, [*command, *more], standalone_mode=False) for more in ([], ["--strict"])]
+    assert [each.return_value for each in found] == [0, status]
