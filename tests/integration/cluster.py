@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -147,13 +147,20 @@ class Cluster:
 
     def make_topic(self, name: str, partitions: int, **configs: str) -> None:
         """Makes a topic of three replicas, and waits until its partitions have leaders."""
+        self._create(NewTopic(name, partitions, _NODES, topic_configs=configs), partitions)
 
+    def make_topic_on(self, replicas: Sequence[int], name: str, partitions: int, **configs: str) -> None:
+        """As `make_topic`, with these nodes, by their ids, as the replicas of each partition, the leader first."""
+        assigned = {number: list(replicas) for number in range(partitions)}
+        self._create(NewTopic(name, -1, -1, replica_assignments=assigned, topic_configs=configs), partitions)
+
+    def _create(self, topic: NewTopic, partitions: int) -> None:
         async def create(client: AIOKafkaAdminClient) -> None:
-            answer = await client.create_topics([NewTopic(name, partitions, 3, topic_configs=configs)])
+            answer = await client.create_topics([topic])
             assert [code for _, code, *_ in answer.topic_errors] == [0], answer
 
         self._ask(create)
-        until(lambda: len(self.leaders(name)) == partitions, "the topic is there")
+        until(lambda: len(self.leaders(topic.name)) == partitions, "the topic is there")
 
     def leaders(self, topic: str) -> dict[int, int]:
         """The node ids of the leaders, by partition; without those that have none."""
@@ -175,10 +182,10 @@ class Cluster:
             gone.rename(disk)
             node.start()
 
-    def in_sync(self, topic: str) -> bool:
-        """Whether each replica of a topic has all records."""
+    def in_sync(self, topic: str, replicas: int = _NODES) -> bool:
+        """Whether so many replicas of a topic count as having all records, and no more."""
         described = self._ask(lambda client: client.describe_topics([topic]))
-        return all(len(each["isr"]) == _NODES for each in described[0]["partitions"])
+        return all(len(each["isr"]) == replicas for each in described[0]["partitions"])
 
     def alive(self) -> set[int]:
         """The ids of the brokers that the cluster knows of."""
