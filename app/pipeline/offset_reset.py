@@ -15,6 +15,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, NoOffsetForPar
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
+from app.kafka.leader_epochs import Cut
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
@@ -101,7 +102,7 @@ class OffsetReset:
         for partition, offset in error.args[0].items():
             cut = self._consumer.cut(partition)
             if cut is not None and cut.offset < offset:
-                await self._go_back(partition, offset, cut.offset)
+                await self._go_back(partition, offset, cut)
             elif self._reset == "none":
                 raise error
             else:
@@ -134,14 +135,15 @@ class OffsetReset:
             self._known[topic] = await self._consumer.known(topic)
         return self._known[topic]
 
-    async def _go_back(self, partition: TopicPartition, offset: int, cut: int) -> None:
-        """Begins again where a log was cut, with what other records it has there, if it has any yet.
+    async def _go_back(self, partition: TopicPartition, offset: int, cut: Cut) -> None:
+        """Begins again where a log was cut: the reset policy says whether, not where, as for Kafka's own consumer.
 
-        As Kafka's own consumer does: the reset policy says whether, and not where.
+        Raises:
+            ClusterError: see `find`. All partitions that are known to be cut are told before.
         """
         told = (
             f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by "
-            f"an unclean election: it was read up to offset {offset:,}, and parts from what was read at {cut:,}"
+            f"an unclean election: it was read up to offset {offset:,}, and parts from what was read at {cut.offset:,}"
         )
         if self._reset == "none":
             raise ClusterError(f"{told}; consumer.auto.offset.reset is none", retriable=False)
@@ -149,22 +151,30 @@ class OffsetReset:
         first, _ = await self._consumer.bounds(partition)
         if lane is None or not self._lanes.holds(lane):
             return
-        begin, tracker = max(first, cut), lane.tracker
+        begin, tracker = max(first, cut.offset), lane.tracker
         if tracker is None:
             begins = await self._begin(lane, begin)
         else:
             self._lanes.discard([partition])  # nothing of the log that was lost may be committed any more
             begins = tracker.committed <= begin or await self._commit_first(partition, begin)
         if begins:
-            self._stats.truncated_records += offset - cut
+            self._stats.truncated_records += offset - cut.offset
             log.warning(
-                "pipeline %s: %s; reading begins again there: %s records are gone, or others are in their place",
+                "pipeline %s: %s; it is read again from there; %s records are gone, or have others in their place",
                 self._name,
                 told,
-                f"{offset - cut:,}",
+                f"{offset - cut.offset:,}",
             )
         if tracker is not None:
+            await self._go_back_elsewhere()
             raise ClusterError(told, retriable=True)
+
+    async def _go_back_elsewhere(self) -> None:
+        """The flow ends. The next one is not told of a log that was cut where nothing was committed yet."""
+        for lane in self._lanes:
+            position, cut = self._consumer.position(lane.partition), self._consumer.cut(lane.partition)
+            if lane.tracker is not None and position is not None and cut is not None and cut.offset < position:
+                await self._go_back(lane.partition, position, cut)  # raises when it has told the others
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)

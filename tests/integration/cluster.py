@@ -147,20 +147,23 @@ class Cluster:
 
     def make_topic(self, name: str, partitions: int, **configs: str) -> None:
         """Makes a topic of three replicas, and waits until its partitions have leaders."""
-        self._create(NewTopic(name, partitions, _NODES, topic_configs=configs), partitions)
+        self.make_topics(name, partitions=partitions, configs=configs)
 
-    def make_topic_on(self, replicas: Sequence[int], name: str, partitions: int, **configs: str) -> None:
-        """As `make_topic`, with these nodes, by their ids, as the replicas of each partition, the leader first."""
-        assigned = {number: list(replicas) for number in range(partitions)}
-        self._create(NewTopic(name, -1, -1, replica_assignments=assigned, topic_configs=configs), partitions)
+    def make_topics(
+        self, *names: str, partitions: int, configs: Mapping[str, str], replicas: Sequence[int] = ()
+    ) -> None:
+        """As `make_topic`, for several; `replicas` are the ids of the nodes of each partition, the leader first."""
+        how: tuple[Any, ...] = (partitions, _NODES)
+        if replicas:
+            how = -1, -1, {number: list(replicas) for number in range(partitions)}
+        topics = [NewTopic(name, *how, topic_configs=dict(configs)) for name in names]
 
-    def _create(self, topic: NewTopic, partitions: int) -> None:
         async def create(client: AIOKafkaAdminClient) -> None:
-            answer = await client.create_topics([topic])
-            assert [code for _, code, *_ in answer.topic_errors] == [0], answer
+            answer = await client.create_topics(topics)
+            assert not any(code for _, code, *_ in answer.topic_errors), answer
 
         self._ask(create)
-        until(lambda: len(self.leaders(topic.name)) == partitions, "the topic is there")
+        until(lambda: all(len(self.leaders(name)) == partitions for name in names), "the topics are there")
 
     def leaders(self, topic: str) -> dict[int, int]:
         """The node ids of the leaders, by partition; without those that have none."""

@@ -17,7 +17,7 @@ import pytest
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from tests.integration.cluster import KEY_PASSWORD, Cluster
-from tests.integration.rest import ask
+from tests.integration.cut_log import CUT, SAME, CutLog
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
@@ -401,58 +401,6 @@ def test_worker_without_its_certificate(cluster: Cluster, way: Way) -> None:
         checked({**document, "pipeline": way.offload()})
 
 
-TOKEN = "token-of-who-may-steer-1"
-SAME, CUT = 10, 30  # so many records are in both logs, and so many were in the one that was lost
-GROWN = {0: 50, 1: CUT, 2: 15}  # where the new log ends, by partition: further, at the same place, before it
-
-
-class CutLog:
-    """A topic whose partitions lose their ends, and the pipelines that read it."""
-
-    def __init__(self, cluster: Cluster, way: Way) -> None:
-        self.cluster = cluster
-        self.way = way
-        self.topic = f"{way.raw}-cut"
-        unclean = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1", "retention.ms": "-1"}
-        cluster.make_topic_on((1, 2), self.topic, len(GROWN), **unclean)
-
-    def pipelines(self, *names: str, **more: object) -> dict[str, dict[str, object]]:
-        """Pipelines with a sink and a group of their own."""
-        (keys,) = self.way.offload(**more).values()
-        own = {"topics": [self.topic]}
-        return {name: {**keys, **own, "output.topic": self.name(name), "group.id": self.name(name)} for name in names}
-
-    def name(self, pipeline: str) -> str:
-        """Of the sink and the group of a pipeline."""
-        return f"{self.topic}-{pipeline}"
-
-    def write(self, word: str, ends: Mapping[int, int]) -> None:
-        """Fills the partitions up to these ends."""
-        begins = end_offsets(self.way.broker, self.topic)
-        records: list[Sent] = [
-            (at, f"{word}-{number}".encode(), b"v", [], 1)
-            for at, end in ends.items()
-            for number in range(begins[at], end)
-        ]
-        send(self.way.broker, self.topic, records)
-
-    def lose(self) -> None:
-        """The second replica goes; the first takes records and goes as well; the second, which lacks them, leads."""
-        first, second = self.cluster.nodes[:2]
-        first.kill()
-        second.start()
-        until(lambda: self.cluster.leaders(self.topic) == dict.fromkeys(GROWN, 2), "the other leads")
-
-    def done(self, pipeline: str) -> bool:
-        """Whether a pipeline has committed all that was there before the cut."""
-        return committed(self.way.broker, self.name(pipeline), self.topic) == dict.fromkeys(GROWN, CUT)
-
-    def found(self, topic: str) -> dict[int, list[bytes | None]]:
-        """The keys of the records of a topic, by partition."""
-        found = read_all(self.way.broker, topic, "read_committed")
-        return {at: [each.key for each in found[at]] for at in GROWN}
-
-
 @pytest.mark.chaos
 def test_worker_log_cut_and_grown_again(cluster: Cluster, way: Way) -> None:
     """After an unclean election the worker begins again where the logs part, however long the new one is.
@@ -460,59 +408,42 @@ def test_worker_log_cut_and_grown_again(cluster: Cluster, way: Way) -> None:
     So it is for a pipeline that was paused, for one that waited at the end, for one that was not running, and with
     both guarantees; with `none` it stops. What is gone is told, in the log and on /metrics.
     """
-    log = CutLog(cluster, way)
-    for name in ("paused", "waiting", "once", "stops", "away"):
-        cluster.make_topic(log.name(name), len(GROWN), **{"retention.ms": "-1"})
-    settings = {**way.settings(), "web.control.enable": True, "web.control.token": TOKEN}
-    runs = {**log.pipelines("paused", "waiting"), **log.pipelines("once", **ONCE)}
+    log = CutLog(cluster, way, "paused", "waiting", "once", "away", "stops")
+    late = log.pipelines("waiting", **{"offset.flush.interval.ms": 60_000})  # nothing is committed of what is lost
+    runs = {**log.pipelines("paused"), **late, **log.pipelines("once", **ONCE)}
     rests = log.pipelines("away", **ONCE)
     none = log.pipelines("stops", **{"consumer.auto.offset.reset": "none"})
-    away = WorkerProcess(way.folder, settings, {**rests, **log.pipelines("stops")})
-    back = WorkerProcess(way.folder, settings, {**rests, **none})
-
-    def steer(what: str) -> None:
-        for name in ("paused", "once"):
-            ask(worker.port, "PUT", f"/connectors/{name}/{what}", headers={"Authorization": f"Bearer {TOKEN}"})
-
-    def states(worker: WorkerProcess) -> dict[str, str]:
-        return {each["name"]: each["state"] for each in worker.get("/pipelines")[1]}
-
-    with contextlib.ExitStack() as restarted, WorkerProcess(way.folder, settings, runs) as worker:
-        with away:
-            for each in (worker, away):
-                each.wait_ready()
-            log.write("same", dict.fromkeys(GROWN, SAME))
-            until(lambda: cluster.in_sync(log.topic, 2), "both have the first records")
+    with contextlib.ExitStack() as restarted, log.worker(runs) as worker:
+        worker.wait_ready()
+        with log.worker({**rests, **log.pipelines("stops")}) as away:
+            away.wait_ready()
+            log.write("same", SAME)
             for node in cluster.nodes[:2]:
                 restarted.callback(node.start)
-            cluster.nodes[1].kill()
-            until(lambda: cluster.in_sync(log.topic, 1), "one is left")
-            log.write("gone", dict.fromkeys(GROWN, CUT))
-            until(lambda: all(map(log.done, ("paused", "waiting", "once", "stops", "away"))), "all is committed")
+            log.leave_one()
+            log.write("gone", CUT)
+            until(lambda: all(map(log.done, ("paused", "once", "away", "stops"))), "all is committed")
+            until(lambda: log.delivered("waiting"), "all is delivered")
             assert away.terminate() == 0
-        steer("pause")
-        until(lambda: states(worker) == {"paused": "PAUSED", "once": "PAUSED", "waiting": "RUNNING"}, "two are paused")
+        log.steer(worker, "pause", "paused", "once")
+        until(lambda: list(states(worker).values()).count("PAUSED") == 2, "two are paused")
         log.lose()
-        log.write("new", GROWN)
-        steer("resume")
-        there = log.found(log.topic)
-        assert {at: len(keys) for at, keys in there.items()} == GROWN
-        expected_keys = {
-            at: [*keys[:SAME], *(b"gone-%d" % number for number in range(SAME, CUT)), *keys[SAME:]]
-            for at, keys in there.items()
-        }
-        with back:
+        log.write("new")
+        log.steer(worker, "resume", "paused", "once")
+        with log.worker({**rests, **none}) as back:
             for name in ("paused", "waiting", "once", "away"):
-
-                def arrived(name: str = name) -> bool:
-                    found = log.found(log.name(name))
-                    return all(set(found[at]) >= set(keys) for at, keys in expected_keys.items())
-
-                until(arrived, f"each record that is there has come: {name}")
-                found = log.found(log.name(name))
-                if name in ("paused", "waiting"):
-                    found = {at: list(dict.fromkeys(keys)) for at, keys in found.items()}
-                assert found == expected_keys
+                until(
+                    partial(log.read_anew, name, once=name in ("once", "away")), f"all that is there has come: {name}"
+                )
             until(lambda: states(back)["stops"] == "FAILED", "it has stopped")
+            assert "consumer.auto.offset.reset is none" in str(back.get("/health")[1]["reasons"]["stops"])
+            for each, names in ((worker, runs), (back, rests)):
+                for name in names:
+                    log.assert_told(each, name)
             assert back.terminate() == 1
         assert worker.terminate() == 0
+
+
+def states(worker: WorkerProcess) -> dict[str, str]:
+    """The states of the pipelines of a worker."""
+    return {each["name"]: each["state"] for each in worker.get("/pipelines")[1]}
