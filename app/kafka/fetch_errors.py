@@ -30,6 +30,8 @@ from app.kafka.watched_client import Send, watch_requests
 __all__ = ["FetchErrors"]
 
 _NONE = 0
+# Names of errors that aiokafka does not know. The client, or the broker, does not know the leader yet; see `LeaderEpochs`.
+_NAMES = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 # The consumer handles these.
 _FORESEEN = {
     each.errno
@@ -93,5 +95,7 @@ class FetchErrors:
 
 
 def _name(code: int) -> str:
+    if code in _NAMES:
+        return _NAMES[code]
     error = for_code(code)
     return f"error {code} of Kafka's protocol" if error is UnknownError else error.__name__

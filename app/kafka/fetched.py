@@ -53,7 +53,8 @@ class FetchedBatches:
     Args:
         controls: of a consumer that has started and was not polled yet.
         read_ahead: hears of each fetch.
-        tell: called with the partition, the first offset and the leader epoch of each batch that is polled or skipped.
+        tell: called with the partition, the first offset and the leader epoch of a batch that is polled or skipped; for
+            the first one of each response, and where the epoch changes.
     """
 
     def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead, tell: TellEpoch | None = None) -> None:
@@ -147,7 +148,7 @@ class _Reader:
         return next(self._batches)
 
     def _read(self, data: bytes | memoryview) -> Iterator[SourceBatch]:
-        given = False
+        given, epoch = False, None
         try:
             pieces, broken = _pieces(data)
             old = list(takewhile(is_old, pieces))
@@ -165,7 +166,9 @@ class _Reader:
                 if is_old(piece):
                     return
                 batch = self._checked(piece)
-                self._tell(self._partition, batch.base_offset, batch.leader_epoch)
+                if batch.leader_epoch != epoch:
+                    epoch = batch.leader_epoch
+                    self._tell(self._partition, batch.base_offset, epoch)
                 begin, end = self.next_fetch_offset, batch.last_offset + 1
                 wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
                 self.next_fetch_offset = max(begin, end)

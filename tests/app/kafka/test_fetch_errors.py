@@ -32,7 +32,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(STORAGE, "KafkaStorageError since 20"), (STALE_EPOCH, "error 74 of Kafka's protocol since 20")]
+    ("code", "told"),
+    [
+        (STORAGE, "KafkaStorageError since 20"),
+        (STALE_EPOCH, "FENCED_LEADER_EPOCH since 20"),
+        (9_999, "error 9999 of Kafka's protocol since 20"),
+    ],
 )
 async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None:
     """A refusal that aiokafka does not foresee lets the client look for the leaders, and is told while it lasts."""
