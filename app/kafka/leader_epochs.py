@@ -279,18 +279,18 @@ class _MetadataSend:
     """
 
     def __init__(self, connection: Any, take: Callable[[Any], None]) -> None:
-        self._send = weakref.WeakMethod(connection.send)
+        self._connection = weakref.ref(connection)
         self._take = take
 
     def __call__(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
-        send = self._send()
-        assert send is not None  # it is called by way of the connection
+        connection = self._connection()
+        assert connection is not None  # it is called by way of the connection
         if not isinstance(request, MetadataRequest):
-            return send(request, expect_response=expect_response)
-        return self._ask(send, request)
+            return type(connection).send(connection, request, expect_response=expect_response)
+        return self._ask(connection, request)
 
-    async def _ask(self, send: Callable[..., Any], request: MetadataRequest) -> Any:
+    async def _ask(self, connection: Any, request: MetadataRequest) -> Any:
         with remade(request, asking_for_epochs):
-            response = await send(request)
+            response = await type(connection).send(connection, request)
         self._take(response)
         return response
