@@ -87,7 +87,8 @@ class FetchErrors:
         self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
         now_s = self._clock()
         told = [
-            f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since {ago(now_s - since_s)}"
+            f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since "
+            f"{ago(now_s - since_s)}"
             for place, (code, since_s) in sorted(self._refused.items())
             if code not in _SOON_OVER or now_s - since_s > UNANSWERED_S
         ]
