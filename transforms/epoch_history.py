@@ -25,7 +25,7 @@ class EpochHistory:
     _epochs: list[int] = field(default_factory=list)  # of the records from that offset on, up to the next one
 
     def before(self, offset: int) -> int:
-        """The epoch of the last record before an offset; `NO_EPOCH` if it is not known."""
+        """The epoch of the last record before an offset, or a bound of it; `NO_EPOCH` if nothing is known."""
         at = bisect_left(self._offsets, offset)
         return self._epochs[at - 1] if at else NO_EPOCH
 
@@ -36,7 +36,7 @@ class EpochHistory:
             self._put(offset, epoch)
 
     def reached(self, offset: int, epoch: int) -> None:
-        """Takes in the epoch of the last record before `offset`, from which reading may go on."""
+        """Takes in the epoch of the last record before `offset`, from which reading may go on, or a bound of it."""
         if epoch != NO_EPOCH:
             self._put(offset - 1, epoch)
 
@@ -49,10 +49,6 @@ class EpochHistory:
         while begin and self._epochs[begin - 1] > epoch:
             begin -= 1
         self._offsets[begin:end], self._epochs[begin:end] = [offset], [epoch]
-
-    def end(self, epoch: int) -> int | None:
-        """An offset from which on all records that were read have a later epoch; None if there is none."""
-        return next((offset for offset, each in zip(self._offsets, self._epochs, strict=True) if each > epoch), None)
 
     def forget(self, offset: int) -> None:
         """Forgets the records from `offset` on."""

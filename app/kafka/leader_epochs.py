@@ -236,7 +236,8 @@ class LeaderEpochs:
         for partition, leader in leaders.items():
             epoch, same = self.before(partition, offsets[partition]), self._at(partition).leader
             node = self._client.cluster.leader_for_partition(partition)
-            if epoch != NO_EPOCH and leader not in (NO_EPOCH, same) and node not in (None, -1):
+            # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
+            if NO_EPOCH < epoch < leader != same and node not in (None, -1):
                 asked[node].append((partition, leader, epoch))
         refused: dict[TopicPartition, int] = {}
         for node, wanted in asked.items():
@@ -252,7 +253,7 @@ class LeaderEpochs:
                     refused[partition] = NotLeaderForPartitionError.errno if allowed else code
                     continue
                 found = self._at(partition)
-                found.cut = _parting(found.history, offsets[partition], end)
+                found.cut = _parting(offsets[partition], end)
                 if found.cut is None:
                     found.leader = leader
                 else:
@@ -260,14 +261,11 @@ class LeaderEpochs:
         return refused
 
 
-def _parting(history: EpochHistory, offset: int, end: EpochEnd) -> Cut | None:
+def _parting(offset: int, end: EpochEnd) -> Cut | None:
     """Where a log parts from the one that was read up to an offset; None if it does not, or that is not known."""
     if NO_EPOCH in (end.epoch, end.offset):
         return None  # its records are of an old format, without epochs
-    # Records behind the end of the epoch that both have are not the same, whatever the log has at their offsets.
-    ours = history.end(end.epoch)
-    parts = end.offset if ours is None or ours >= offset else min(ours, end.offset)
-    return Cut(parts, end.epoch) if parts < offset else None
+    return Cut(end.offset, end.epoch) if end.offset < offset else None
 
 
 class _MetadataSend:

@@ -222,15 +222,27 @@ async def test_only_the_leader_of_the_known_epoch_answers() -> None:
         assert await refused(leader) == 20
 
 
-async def test_two_elections_that_lose_records() -> None:
-    """The new log has neither of the epochs that were read: all that was read of a later one is read again."""
-    old = filled((1, 2), (3, 4))
-    async with reading(old, 0, 3) as leader:
-        await offsets(leader)
-        leader.log, leader.epoch = filled((1, 7), (9, 3)), 9
+async def test_leader_without_records_of_its_epoch() -> None:
+    """Where the consumer knows a bound only, logs that are the same do not part, though the bound is in neither."""
+    old = filled((3, 10))
+    async with reading(old, 20, 7) as leader:
+        while leader.sent < 2:
+            assert not await leader.poll()
+        assert leader.epochs.before(PLACE, 20) == 7
+        leader.log, leader.epoch = filled((8, 3), until=old, cut=20), 8
         await leader.learn()
-        await refused(leader)
-        assert leader.epochs.cut(PLACE) == Cut(4, 1)
+        assert await offsets(leader) == list(range(20, 26))
+        assert leader.asked == [7]
+
+
+async def test_log_of_a_new_topic() -> None:
+    """A leader of the same epoch cannot have lost records: the log is out of range as a whole, and not cut."""
+    async with reading(filled((0, 10)), 0, 0) as leader:
+        await offsets(leader)
+        leader.log = filled((0, 4))
+        assert await refused(leader) == 20
+        assert leader.epochs.cut(PLACE) is None
+        assert leader.asked == []
 
 
 async def test_leader_that_does_not_say() -> None:
@@ -336,13 +348,14 @@ async def test_committed_offset_of_an_old_broker() -> None:
 
 async def test_what_another_member_has_committed_is_compared() -> None:
     """A committed offset that comes later than the first records unsettles what was found of the leader."""
-    async with reading(filled((3, 10)), 0, 3) as leader:
-        await offsets(leader)
+    async with reading(filled((3, 10)), 0, 4) as leader:
         request = OffsetFetchRequest("g", [("raw", [0])])
-        await leader.epochs._watched("b", request, lambda: answer(committed(request, 3)))
-        leader.log = filled((3, 1), until=leader.log, cut=20)
-        await offsets(leader)
-        assert leader.asked == [3]
+        for count in (1, 2):
+            await offsets(leader)
+            await leader.epochs._watched("b", request, lambda: answer(committed(request, 3)))
+            leader.log = filled((3, 1), until=leader.log, cut=leader.log.end)
+            await offsets(leader)
+            assert len(leader.asked) == count
 
 
 async def test_rebalance_forgets() -> None:
