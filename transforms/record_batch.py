@@ -154,6 +154,12 @@ class RecordBatch:
         return self.attributes & _CODEC_BITS
 
     @property
+    def leader_epoch(self) -> int:
+        """The epoch of the leader that has appended the batch; -1 if no broker has."""
+        epoch: int = _LEADER_EPOCH.unpack_from(self.data, _LEADER_EPOCH_AT)[0]
+        return epoch
+
+    @property
     def broker_time(self) -> bool:
         """True if the time of the broker, `latest_timestamp`, is the timestamp of each record."""
         return bool(self.attributes & _BROKER_TIME)

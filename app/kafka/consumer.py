@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings, PipelineSettings
@@ -16,6 +17,7 @@ from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
+from app.kafka.leader_epochs import Cut, LeaderEpochs
 from app.kafka.membership import join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
@@ -52,6 +54,7 @@ class GroupConsumer(ConsumerControls):
         receive_at_once(self.client)
         join_patiently(self.client, interval_ms / 1000)
         self._fetches = FetchErrors(self.client, self._backoff_s)
+        self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
         self._waits: list[tuple[str, float]] = []
 
@@ -60,7 +63,7 @@ class GroupConsumer(ConsumerControls):
         self.consumer.subscribe(self._topics, listener=listener)
         await self.consumer.start()
         self.commit_as_member()
-        FetchedBatches(self, self._read_ahead)
+        FetchedBatches(self, self._read_ahead, self._epochs.read)
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
@@ -72,8 +75,8 @@ class GroupConsumer(ConsumerControls):
             timeout_ms: how long to wait.
 
         Raises:
-            NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from. The pipeline's
-                `OffsetReset` finds one.
+            NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from, or its log is
+                `cut`. The pipeline's `OffsetReset` finds one.
             KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
         self.check_fetcher()
@@ -153,6 +156,20 @@ class GroupConsumer(ConsumerControls):
             return False
         self.consumer.seek(partition, offset)
         return True
+
+    def cut(self, partition: TopicPartition) -> Cut | None:
+        """Where the cluster has lost the end of the log that was read, when it was asked last; None if it has not."""
+        return self._epochs.cut(partition)
+
+    def begin(self, partition: TopicPartition, offset: int) -> bool:
+        """As `seek`, in a log that may be another one than was read; behind `cut` at the latest."""
+        cut = self._epochs.cut(partition)
+        self._epochs.begin(partition, cut if cut is not None and cut.offset == offset else None)
+        return self.seek(partition, offset)
+
+    def carry_epochs(self, client: AIOKafkaClient) -> None:
+        """Lets the offsets that the client of a producer commits carry the epochs of what was read."""
+        self._epochs.carry(client)
 
     def pause(self, partition: TopicPartition, offset: int | None) -> None:
         """Reads a partition no further until `resume`, and lets go what was read ahead.

@@ -24,12 +24,14 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.kafka.broker_health import ago
+from app.kafka.broker_health import UNANSWERED_S, ago
 from app.kafka.watched_client import Send, watch_requests
 
 __all__ = ["FetchErrors"]
 
 _NONE = 0
+# What aiokafka does not know, and any change of a leader brings: the client, or a broker, does not know the leader yet.
+_SOON_OVER = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 # The consumer handles these.
 _FORESEEN = {
     each.errno
@@ -83,15 +85,19 @@ class FetchErrors:
     def trouble(self, assigned: Collection[TopicPartition]) -> str | None:
         """Which of these partitions cannot be read, why, and since when; None if all can be read."""
         self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
+        now_s = self._clock()
         told = [
             f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since "
-            f"{ago(self._clock() - since_s)}"
+            f"{ago(now_s - since_s)}"
             for place, (code, since_s) in sorted(self._refused.items())
+            if code not in _SOON_OVER or now_s - since_s > UNANSWERED_S
         ]
         others = f" and {len(told) - 1} more partitions" if told[1:] else ""
         return f"{told[0]}{others}" if told else None
 
 
 def _name(code: int) -> str:
+    if code in _SOON_OVER:
+        return _SOON_OVER[code]
     error = for_code(code)
     return f"error {code} of Kafka's protocol" if error is UnknownError else error.__name__

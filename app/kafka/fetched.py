@@ -34,6 +34,9 @@ _NO_RECORDS = bytes(pack([Record(None, None)]))
 _ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
 
 
+TellEpoch = Callable[[TopicPartition, int, int], None]
+
+
 class ReadAhead(Protocol):
     """Counts and limits what is fetched before it is polled."""
 
@@ -50,13 +53,15 @@ class FetchedBatches:
     Args:
         controls: of a consumer that has started and was not polled yet.
         read_ahead: hears of each fetch.
+        tell: called with the partition, the first offset and the leader epoch of a batch that is polled or skipped; for
+            the first one of each response, and where the epoch changes.
     """
 
-    def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead) -> None:
+    def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead, tell: TellEpoch | None = None) -> None:
         self._read_ahead = read_ahead
         self._fetched: dict[TopicPartition, bytes | memoryview] = {}
         watch_requests(controls.client, self._watched)
-        controls.keep_fetched_in(_Readers(self._take, read_ahead.fetched))
+        controls.keep_fetched_in(_Readers(self._take, read_ahead.fetched, tell or _tell_nobody))
 
     async def _watched(self, _: str, request: Any, send: Send) -> Any:
         if not isinstance(request, FetchRequest):
@@ -82,10 +87,13 @@ class FetchedBatches:
 class _Readers(OrderedDict[Any, Any]):
     """The readers of partitions, where aiokafka keeps them until they are polled; their bytes are counted."""
 
-    def __init__(self, take: Callable[[TopicPartition], bytes | memoryview], ahead: Callable[[int], None]) -> None:
+    def __init__(
+        self, take: Callable[[TopicPartition], bytes | memoryview], ahead: Callable[[int], None], tell: TellEpoch
+    ) -> None:
         super().__init__()
         self._take = take
         self._ahead = ahead
+        self._tell = tell
         self._sizes: dict[TopicPartition, int] = {}
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
@@ -94,7 +102,7 @@ class _Readers(OrderedDict[Any, Any]):
         own = getattr(result, "_partition_records", None)  # an error has none
         if own is not None:
             data = self._take(partition)
-            result._partition_records = _Reader(partition, own, data)
+            result._partition_records = _Reader(partition, own, data, self._tell)
             self._sizes[partition] = len(data)
             self._ahead(len(data))
         super().__setitem__(partition, result)
@@ -116,15 +124,17 @@ class _Reader:
         partition: the source partition.
         own: aiokafka's reader of the same bytes.
         data: the bytes.
+        tell: see `FetchedBatches`.
 
     Attributes:
         next_fetch_offset: the offset behind the last batch that was given or skipped; aiokafka reads it.
     """
 
-    def __init__(self, partition: TopicPartition, own: Any, data: bytes | memoryview) -> None:
+    def __init__(self, partition: TopicPartition, own: Any, data: bytes | memoryview, tell: TellEpoch) -> None:
         self.next_fetch_offset: int = own.next_fetch_offset
         self._partition = partition
         self._own = own
+        self._tell = tell
         self._verifies: bool = own._check_crcs
         aborted: Sequence[tuple[int, int]] = own._aborted_transactions if own._isolation_level else ()
         self._aborted = deque(aborted)
@@ -138,7 +148,7 @@ class _Reader:
         return next(self._batches)
 
     def _read(self, data: bytes | memoryview) -> Iterator[SourceBatch]:
-        given = False
+        given, epoch = False, None
         try:
             pieces, broken = _pieces(data)
             old = list(takewhile(is_old, pieces))
@@ -156,6 +166,9 @@ class _Reader:
                 if is_old(piece):
                     return
                 batch = self._checked(piece)
+                if batch.leader_epoch != epoch:
+                    epoch = batch.leader_epoch
+                    self._tell(self._partition, batch.base_offset, epoch)
                 begin, end = self.next_fetch_offset, batch.last_offset + 1
                 wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
                 self.next_fetch_offset = max(begin, end)
@@ -189,6 +202,10 @@ class _Reader:
                 self._aborting.discard(batch.producer_id)
             return True
         return not batch.transactional
+
+
+def _tell_nobody(_: TopicPartition, __: int, ___: int) -> None:
+    """What a reader without leader epochs is told."""
 
 
 def _stand_in(data: memoryview) -> bytes:

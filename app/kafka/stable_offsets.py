@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -61,6 +61,14 @@ class FetchStableOffsets(Query):
                 if offset >= 0:
                     found[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata or "")
         return found
+
+    @staticmethod
+    def epochs(response: Any) -> Iterator[tuple[TopicPartition, int, int]]:
+        """Partition, offset, and the leader epoch of the record before it, of each committed offset of a response."""
+        for topic, partitions, _ in response.topics:
+            for partition, offset, epoch, *_ in partitions:
+                if offset >= 0:
+                    yield TopicPartition(topic, partition), offset, epoch
 
 
 def _raise(code: int) -> None:

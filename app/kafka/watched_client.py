@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Send", "leave_no_connection", "prepared", "watch_connections", "watch_requests"]
+__all__ = ["Send", "Versions", "leave_no_connection", "prepared", "remade", "watch_connections", "watch_requests"]
 
 _START_S = 1.0
 
 Send = Callable[[], Awaitable[Any]]
+
+Versions = Mapping[int, tuple[int, int]]
+"""The versions that a broker knows, by the key of the API."""
 
 
 def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) -> None:
@@ -90,18 +93,31 @@ def watch_requests(client: AIOKafkaClient, handle: Callable[[str, Any, Send], Aw
 @contextmanager
 def prepared(request: Any, change: Callable[[Any], None]) -> Iterator[None]:
     """While a request is sent, lets `change` alter what aiokafka makes of it for the version of a broker."""
-    prepare = request.prepare
 
-    def changed(versions: Any) -> Any:
-        struct = prepare(versions)
+    def changed(struct: Any, _: Versions) -> Any:
         change(struct)
         return struct
 
-    request.prepare = changed
+    with remade(request, changed):
+        yield
+
+
+@contextmanager
+def remade(request: Any, change: Callable[[Any, Versions], Any]) -> Iterator[None]:
+    """While a request is sent, lets `change` send something else: from what aiokafka makes of it, and the versions.
+
+    An inner `change` gets what the outer ones have made.
+    """
+    before, prepare = vars(request).get("prepare"), request.prepare
+    request.prepare = lambda versions: change(prepare(versions), versions)
     try:
         yield
     finally:
-        del request.prepare  # they hold each other, and what was sent, until the next collection of cycles
+        # They hold each other, and what was sent, until the next collection of cycles.
+        if before is None:
+            del request.prepare
+        else:
+            request.prepare = before
 
 
 def _address(client: AIOKafkaClient, node_id: Any) -> str:

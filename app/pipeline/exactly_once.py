@@ -103,6 +103,7 @@ class ExactlyOnce:
             self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._consumer.caught_up
         )
         try:
+            self._consumer.carry_epochs(made.client)
             async with slots:
                 await made.start()
         except BaseException:

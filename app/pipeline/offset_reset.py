@@ -15,6 +15,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, NoOffsetForPar
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
+from app.kafka.leader_epochs import Cut
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
@@ -90,15 +91,21 @@ class OffsetReset:
 
         Raises:
             ClusterError: the log has changed since the flow began to read it, so that the records in flight must not
-                be committed.
+                be committed; or the log was cut, and `consumer.auto.offset.reset` is `none`.
             KafkaError: `consumer.auto.offset.reset` is `none`, or the cluster did not answer.
         """
-        if self._reset == "none":
-            raise error
         if isinstance(error, NoOffsetForPartitionError):
+            if self._reset == "none":
+                raise error
             await self._find_first(error.args[0])
-        else:
-            for partition, offset in error.args[0].items():
+            return
+        for partition, offset in error.args[0].items():
+            cut = self._consumer.cut(partition)
+            if cut is not None and cut.offset < offset:
+                await self._go_back(partition, offset, cut)
+            elif self._reset == "none":
+                raise error
+            else:
                 await self._find_again(partition, offset)
 
     async def _find_first(self, partition: TopicPartition) -> None:
@@ -112,7 +119,7 @@ class OffsetReset:
         if self._consumer.position(partition) is not None:
             return  # found meanwhile: a transaction that held the offset has ended
         if self._reset == "earliest":
-            self._consumer.seek(partition, first)
+            self._consumer.begin(partition, first)
         elif await self._group_knows(partition.topic):
             # The group has read other partitions of the topic: it commits each of them at the first look.
             if await self._begin(lane, first):
@@ -127,6 +134,47 @@ class OffsetReset:
         if topic not in self._known:
             self._known[topic] = await self._consumer.known(topic)
         return self._known[topic]
+
+    async def _go_back(self, partition: TopicPartition, offset: int, cut: Cut) -> None:
+        """Begins again where a log was cut: the reset policy says whether, not where, as for Kafka's own consumer.
+
+        Raises:
+            ClusterError: see `find`. All partitions that are known to be cut are told before.
+        """
+        told = (
+            f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by "
+            f"an unclean election: it was read up to offset {offset:,}, and parts from what was read at {cut.offset:,}"
+        )
+        if self._reset == "none":
+            raise ClusterError(f"{told}; consumer.auto.offset.reset is none", retriable=False)
+        lane = self._lanes.get(partition)
+        first, _ = await self._consumer.bounds(partition)
+        if lane is None or not self._lanes.holds(lane):
+            return
+        begin, tracker = max(first, cut.offset), lane.tracker
+        if tracker is None:
+            begins = await self._begin(lane, begin)
+        else:
+            self._lanes.discard([partition])  # nothing of the log that was lost may be committed any more
+            begins = tracker.committed <= begin or await self._commit_first(partition, begin)
+        if begins:
+            self._stats.truncated_records += offset - cut.offset
+            log.warning(
+                "pipeline %s: %s; it is read again from there; %s records are gone, or have others in their place",
+                self._name,
+                told,
+                f"{offset - cut.offset:,}",
+            )
+        if tracker is not None:
+            await self._go_back_elsewhere()
+            raise ClusterError(told, retriable=True)
+
+    async def _go_back_elsewhere(self) -> None:
+        """The flow ends. The next one is not told of a log that was cut where nothing was committed yet."""
+        for lane in self._lanes:
+            position, cut = self._consumer.position(lane.partition), self._consumer.cut(lane.partition)
+            if lane.tracker is not None and position is not None and cut is not None and cut.offset < position:
+                await self._go_back(lane.partition, position, cut)  # raises when it has told the others
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)
@@ -163,11 +211,17 @@ class OffsetReset:
 
         False if the lane has been discarded: the commit of another worker must not be written over.
         """
-        if not self._lanes.holds(lane) or not self._consumer.seek(lane.partition, offset):
+        if not self._lanes.holds(lane):
             return False
         lane.delivered, lane.noted, lane.committed = 0, "", offset
+        return await self._commit_first(lane.partition, offset) and self._lanes.holds(lane)
+
+    async def _commit_first(self, partition: TopicPartition, offset: int) -> bool:
+        """Reads from an offset, and commits it; False if the partition is not this worker's any more."""
+        if not self._consumer.begin(partition, offset):
+            return False
         try:
-            await self._consumer.commit({lane.partition: (offset, "")})
+            await self._consumer.commit({partition: (offset, "")})
         except (CommitFailedError, IllegalStateError):
             return False
-        return self._lanes.holds(lane)
+        return True

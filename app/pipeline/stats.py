@@ -75,6 +75,8 @@ class PipelineStats:
         batches_read_anew: batches of which no stage wanted a record, but that were small, or could not go as they were.
         batches_taken_apart: batches that were taken apart, because a stage may have wanted one of their records.
         transactions: committed transactions.
+        expired_records: records that were deleted before they were read.
+        truncated_records: offsets that were read, or committed, and that the cluster has lost or filled anew.
         discarded: chunked messages that did not become whole, by reason (`transforms.assembly`).
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
         late_chunks: chunks of discarded messages that came after the messages were discarded.
@@ -106,6 +108,7 @@ class PipelineStats:
     restarts: int = 0
     rebalances: int = 0
     expired_records: int = 0
+    truncated_records: int = 0
     chunked_messages: int = 0
     chunks_published: int = 0
     assembled_messages: int = 0

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
@@ -130,6 +131,11 @@ class Transaction:
                 f"transactional.id {self.id}: no coordinator in {_START_S:g} s; its log takes as many brokers in sync "
                 "as transaction.state.log.min.isr says"
             ) from exc
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client that sends the requests of the transactions."""
+        return self._producer.client
 
     @property
     def idle(self) -> bool:

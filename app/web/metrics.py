@@ -47,6 +47,11 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_wrapped_records", "wrapped_records", "Records put into a message wrapper."),
     ("wideload_rebalances", "rebalances", "Rebalances that revoked partitions."),
     ("wideload_expired_records", "expired_records", "Records deleted from the source before they were read."),
+    (
+        "wideload_truncated_records",
+        "truncated_records",
+        "Records that were read and that the cluster has lost, as by an unclean election.",
+    ),
 )
 
 # name of the metric, attribute of PipelineStats, help text; one value for each reason

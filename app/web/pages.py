@@ -21,9 +21,9 @@ __all__ = ["add_pages", "health", "instant", "pipeline_page", "reason_of"]
 
 _COUNTS = (
     "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records",
-    "inflated_records", "dead_letters", "store_errors", "retries", "restarts", "expired_records", "transactions",
-    "chunked_messages", "chunks_published", "assembled_messages", "duplicate_chunks", "late_chunks",
-    "unwrapped_records", "wrapped_records",
+    "inflated_records", "dead_letters", "store_errors", "retries", "restarts", "expired_records",
+    "truncated_records", "transactions", "chunked_messages", "chunks_published", "assembled_messages",
+    "duplicate_chunks", "late_chunks", "unwrapped_records", "wrapped_records",
 )  # fmt: skip
 _AS_ASKED: Mapping[Target, Collection[str]] = {
     "STARTED": {"RUNNING"},

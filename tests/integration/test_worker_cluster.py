@@ -17,6 +17,7 @@ import pytest
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from tests.integration.cluster import KEY_PASSWORD, Cluster
+from tests.integration.cut_log import CUT, SAME, CutLog
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
@@ -398,3 +399,51 @@ def test_worker_without_its_certificate(cluster: Cluster, way: Way) -> None:
     document = {key: value for key, value in head.items() if not key.startswith(("ssl.certificate", "ssl.key"))}
     with pytest.raises(ConfigurationError, match=r"ask for a certificate close so: ssl\.certificate\.location has it"):
         checked({**document, "pipeline": way.offload()})
+
+
+@pytest.mark.chaos
+def test_worker_log_cut_and_grown_again(cluster: Cluster, way: Way) -> None:
+    """After an unclean election the worker begins again where the logs part, however long the new one is.
+
+    So it is for a pipeline that was paused, for one that waited at the end, for one that was not running, and with
+    both guarantees; with `none` it stops. What is gone is told, in the log and on /metrics.
+    """
+    log = CutLog(cluster, way, "paused", "waiting", "once", "away", "stops")
+    late = log.pipelines("waiting", **{"offset.flush.interval.ms": 60_000})  # nothing is committed of what is lost
+    runs = {**log.pipelines("paused"), **late, **log.pipelines("once", **ONCE)}
+    rests = log.pipelines("away", **ONCE)
+    none = log.pipelines("stops", **{"consumer.auto.offset.reset": "none"})
+    with contextlib.ExitStack() as restarted, log.worker(runs) as worker:
+        worker.wait_ready()
+        with log.worker({**rests, **log.pipelines("stops")}) as away:
+            away.wait_ready()
+            log.write("same", SAME)
+            for node in cluster.nodes[:2]:
+                restarted.callback(node.start)
+            log.leave_one()
+            log.write("gone", CUT)
+            until(lambda: all(map(log.done, ("paused", "once", "away", "stops"))), "all is committed")
+            until(lambda: log.delivered("waiting"), "all is delivered")
+            assert away.terminate() == 0
+        log.steer(worker, "pause", "paused", "once")
+        until(lambda: list(states(worker).values()).count("PAUSED") == 2, "two are paused")
+        log.lose()
+        log.write("new")
+        log.steer(worker, "resume", "paused", "once")
+        with log.worker({**rests, **none}) as back:
+            for name in ("paused", "waiting", "once", "away"):
+                until(
+                    partial(log.read_anew, name, once=name in ("once", "away")), f"all that is there has come: {name}"
+                )
+            until(lambda: states(back)["stops"] == "FAILED", "it has stopped")
+            assert "consumer.auto.offset.reset is none" in str(back.get("/health")[1]["reasons"]["stops"])
+            for each, names in ((worker, runs), (back, rests)):
+                for name in names:
+                    log.assert_told(each, name)
+            assert back.terminate() == 1
+        assert worker.terminate() == 0
+
+
+def states(worker: WorkerProcess) -> dict[str, str]:
+    """The states of the pipelines of a worker."""
+    return {each["name"]: each["state"] for each in worker.get("/pipelines")[1]}

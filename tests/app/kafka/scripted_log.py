@@ -92,7 +92,12 @@ class Reader:
         self.subscription = SubscriptionState()
         self.subscription.assign_from_user({PLACE})
         self.fetcher = Fetcher(
-            self.client, self.subscription, isolation_level=isolation, fetcher_timeout=0.01, prefetch_backoff=0.0
+            self.client,
+            self.subscription,
+            isolation_level=isolation,
+            fetcher_timeout=0.01,
+            prefetch_backoff=0.0,
+            auto_offset_reset="none",
         )
         self.subscription.seek(PLACE, offset)
         consumer: Any = SimpleNamespace(_client=self.client, _fetcher=self.fetcher, _subscription=self.subscription)

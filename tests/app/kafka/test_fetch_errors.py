@@ -32,7 +32,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(STORAGE, "KafkaStorageError since 20"), (STALE_EPOCH, "error 74 of Kafka's protocol since 20")]
+    ("code", "told"), [(STORAGE, "KafkaStorageError since 20"), (9_999, "error 9999 of Kafka's protocol since 20")]
 )
 async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None:
     """A refusal that aiokafka does not foresee lets the client look for the leaders, and is told while it lasts."""
@@ -51,6 +51,19 @@ async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None
     await client.send(1, FETCH)
     assert fetches.trouble({PLACE}) is None
     assert client.looked == 2
+
+
+async def test_refusal_that_a_change_of_the_leader_brings() -> None:
+    """It is told once it lasts longer than leaders take to change; the client looks for the leader at once."""
+    client, now_s = Client(), [100.0]
+    fetches = FetchErrors(client, 0.0, clock=lambda: now_s[0])
+    client.code = STALE_EPOCH
+    await client.send(1, FETCH)
+    assert client.looked == 1
+    now_s[0] = 110.0
+    assert fetches.trouble({PLACE}) is None
+    now_s[0] = 110.1
+    assert "cannot be read: FENCED_LEADER_EPOCH since 20" in str(fetches.trouble({PLACE}))
 
 
 async def test_refusal_of_a_partition_of_others() -> None:

@@ -6,9 +6,16 @@ import asyncio
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.protocol.metadata import MetadataResponse_v5
+from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
 
-from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
+from app.kafka.watched_client import (
+    Send,
+    leave_no_connection,
+    prepared,
+    remade,
+    watch_connections,
+    watch_requests,
+)
 
 
 async def test_handlers_are_around_each_other() -> None:
@@ -78,3 +85,22 @@ async def test_connection_that_comes_too_late_is_closed() -> None:
     opened.set()
     assert await opening is None
     assert len(closed) == 1
+
+
+def test_requests_are_remade_within_each_other() -> None:
+    """An inner change gets what the outer one has made; behind each block the request is as it was before."""
+    request = MetadataRequest(["t"])
+    versions = {3: (0, 5)}
+    told: list[Any] = []
+
+    def other(struct: Any, known: Any) -> str:
+        told.append((struct.topics, known))
+        return "another"
+
+    with prepared(request, lambda struct: setattr(struct, "topics", ["u"])):
+        with remade(request, other):
+            assert request.prepare(versions) == "another"
+        assert request.prepare(versions).topics == ["u"]
+    assert told == [(["u"], versions)]
+    assert request.prepare(versions).topics == ["t"]
+    assert "prepare" not in vars(request)

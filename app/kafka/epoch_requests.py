@@ -1,0 +1,224 @@
+"""Requests with leader epochs (KIP-320): aiokafka has none of them, or has them in versions that lack the epoch.
+
+A request of aiokafka's goes out in a version that has the epoch, where the broker knows it. The response comes back in
+the form that aiokafka reads. The fields are as in Apache Kafka's `clients/src/main/resources/common/message`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.protocol.api import RequestStruct
+from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
+
+from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.watched_client import Versions
+
+__all__ = [
+    "EpochEnd",
+    "FetchEpochEnds",
+    "asking_for_epochs",
+    "committing_epochs",
+    "fetching_from",
+    "take_committed_epochs",
+    "take_leader_epochs",
+]
+
+_FETCH_WITH_EPOCH = 9
+_CONSUMER = -1
+
+_RESULTS = rows(topic=TEXT, partitions=rows(partition=Int32, error_code=Int16))
+_OFFSETS = rows(topic=TEXT, partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT))
+_COMMIT = version(
+    8,
+    6,
+    fields(group=TEXT, generation=Int32, member=TEXT, topics=_OFFSETS),
+    fields(throttle_time_ms=Int32, topics=_RESULTS),
+    flexible=False,
+)
+_COMMIT_IN_TRANSACTION = version(
+    28,
+    2,
+    fields(transactional_id=TEXT, group=TEXT, producer_id=Int64, producer_epoch=Int16, topics=_OFFSETS),
+    fields(throttle_time_ms=Int32, errors=_RESULTS),
+    flexible=False,
+)
+_COMMITTED = version(
+    9,
+    5,
+    fields(group=TEXT, topics=rows(topic=TEXT, partitions=Array(Int32))),
+    fields(
+        throttle_time_ms=Int32,
+        topics=rows(
+            topic=TEXT,
+            partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT, error_code=Int16),
+        ),
+        error_code=Int16,
+    ),
+    flexible=False,
+)
+_METADATA = version(
+    3,
+    7,
+    fields(topics=Array(TEXT), allow_auto_topic_creation=Boolean),
+    fields(
+        throttle_time_ms=Int32,
+        brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+        cluster_id=TEXT,
+        controller_id=Int32,
+        topics=rows(
+            error_code=Int16,
+            topic=TEXT,
+            is_internal=Boolean,
+            partitions=rows(
+                error_code=Int16,
+                partition=Int32,
+                leader=Int32,
+                leader_epoch=Int32,
+                replicas=Array(Int32),
+                isr=Array(Int32),
+                offline_replicas=Array(Int32),
+            ),
+        ),
+    ),
+    flexible=False,
+)
+
+
+def _knows(versions: Versions, made: type[RequestStruct]) -> bool:
+    least, most = versions.get(made.API_KEY, (0, -1))
+    number: int = made.API_VERSION
+    return least <= number <= most
+
+
+def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPartition, int], int]) -> Any:
+    """What aiokafka has made of a commit, in a transaction or not, with the epochs of the offsets; see `prepared`.
+
+    Args:
+        struct: as aiokafka has made it.
+        versions: of the broker.
+        before: the epoch of the last record before an offset; -1 if it is not known.
+    """
+    made = _COMMIT if struct.API_KEY == _COMMIT.API_KEY else _COMMIT_IN_TRANSACTION
+    if not _knows(versions, made):
+        return struct
+    topics = [
+        (topic, [(at, offset, before(TopicPartition(topic, at), offset), metadata) for at, offset, metadata in offsets])
+        for topic, offsets in struct.topics
+    ]
+    if made is _COMMIT:
+        return made(struct.consumer_group, struct.consumer_group_generation_id, struct.consumer_id, topics)
+    return made(struct.transactional_id, struct.group_id, struct.producer_id, struct.producer_epoch, topics)
+
+
+def asking_for_epochs(struct: Any, versions: Versions) -> Any:
+    """What aiokafka has made of a request for committed offsets, or for metadata, so that the answer has epochs."""
+    made = _METADATA if struct.API_KEY == _METADATA.API_KEY else _COMMITTED
+    if not _knows(versions, made):
+        return struct
+    return made(*(getattr(struct, name) for name in struct.SCHEMA.names))
+
+
+def take_committed_epochs(response: Any) -> Sequence[tuple[TopicPartition, int, int]]:
+    """Takes the epochs out of a response with committed offsets: gives partition, offset and epoch of each."""
+    topics: list[Any] = []
+    taken: list[tuple[TopicPartition, int, int]] = []
+    if response.API_VERSION != _COMMITTED.API_VERSION:
+        return taken
+    for topic, partitions in response.topics:
+        rest = []
+        for number, offset, *epochs, metadata, code in partitions:
+            rest.append((number, offset, metadata, code))
+            # None where an error of the whole response was given to each partition.
+            taken += [(TopicPartition(topic, number), offset, epoch) for epoch in epochs if offset >= 0]
+        topics.append((topic, rest))
+    response.topics = topics
+    return taken
+
+
+def take_leader_epochs(response: Any) -> Mapping[TopicPartition, int]:
+    """Takes the epochs of the leaders out of metadata, and gives them by partition."""
+    if response.API_VERSION != _METADATA.API_VERSION:
+        return {}
+    epochs = {}
+    topics = []
+    for code, topic, is_internal, partitions in response.topics:
+        rest = []
+        for error, number, leader, epoch, *more in partitions:
+            epochs[TopicPartition(topic, number)] = epoch
+            rest.append((error, number, leader, *more))
+        topics.append((code, topic, is_internal, rest))
+    response.topics = topics
+    return epochs
+
+
+def fetching_from(struct: Any, leaders: Mapping[TopicPartition, int]) -> bool:
+    """Lets a fetch be answered only by the leaders of these epochs; False if the version of the request has none."""
+    if struct.API_VERSION < _FETCH_WITH_EPOCH:
+        return False
+    struct.topics = [
+        (topic, [(at, leaders.get(TopicPartition(topic, at), epoch), *more) for at, epoch, *more in partitions])
+        for topic, partitions in struct.topics
+    ]
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """Where the log of a leader has the end of an epoch.
+
+    Attributes:
+        code: the error; 0 for none.
+        epoch: the greatest in the log that is not above the one that was asked for; -1 if there is none.
+        offset: behind its last record; -1 if there is none.
+    """
+
+    code: int
+    epoch: int
+    offset: int
+
+
+class FetchEpochEnds(Query):
+    """Where the log of a leader has the ends of epochs, of any number of partitions; for consumers from Kafka 2.3 on.
+
+    Args:
+        asked: of each partition the epoch of its leader, and the epoch whose end is asked for.
+    """
+
+    VERSIONS = (
+        version(
+            23,
+            3,
+            fields(
+                replica_id=Int32,
+                topics=rows(topic=TEXT, partitions=rows(partition=Int32, current_leader_epoch=Int32, epoch=Int32)),
+            ),
+            fields(
+                throttle_time_ms=Int32,
+                topics=rows(
+                    topic=TEXT,
+                    partitions=rows(error_code=Int16, partition=Int32, leader_epoch=Int32, end_offset=Int64),
+                ),
+            ),
+            flexible=False,
+        ),
+    )
+
+    def __init__(self, asked: Iterable[tuple[TopicPartition, int, int]]) -> None:
+        by_topic: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for partition, leader_epoch, epoch in asked:
+            by_topic[partition.topic].append((partition.partition, leader_epoch, epoch))
+        super().__init__(replica_id=_CONSUMER, topics=list(by_topic.items()))
+
+    @staticmethod
+    def ends(response: Any) -> Mapping[TopicPartition, EpochEnd]:
+        """What a response says, by partition."""
+        return {
+            TopicPartition(topic, number): EpochEnd(code, epoch, offset)
+            for topic, partitions in response.topics
+            for code, number, epoch, offset in partitions
+        }

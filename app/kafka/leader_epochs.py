@@ -1,0 +1,294 @@
+"""Leader epochs of a consumer (KIP-320): they tell when a log is not the one any more that was read.
+
+After an unclean election, or if a broker has lost what it had not flushed, the end of a log is gone, and others may
+write other records at the same offsets. The offset alone does not show that, however long the new log is; the epoch of
+the last record that was read does. So:
+
+- metadata says which epoch the leader of a partition has, and a fetch goes to the leader of that epoch only: any other
+  one refuses it;
+- before the first fetch from the leader of another epoch, it is asked where its log has the end of the epoch that was
+  read last. If that is before the offset from which reading goes on, the logs part there;
+- a committed offset carries the epoch of the record before it, so that the next consumer can ask as well.
+
+aiokafka has none of this. What it asks and answers is changed on its way. A log that was cut is an offset out of range
+for it; `LeaderEpochs.cut` says more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.transaction import TxnOffsetCommitRequest
+
+from app.kafka.epoch_requests import (
+    EpochEnd,
+    FetchEpochEnds,
+    asking_for_epochs,
+    committing_epochs,
+    fetching_from,
+    take_committed_epochs,
+    take_leader_epochs,
+)
+from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.watched_client import Send, prepared, remade, watch_connections, watch_requests
+from transforms.epoch_history import NO_EPOCH, EpochHistory
+
+__all__ = ["Cut", "LeaderEpochs"]
+
+_NONE = 0
+_FENCED, _UNKNOWN = 74, 75  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH, which aiokafka does not know
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where the log of a partition parts from the one that was read.
+
+    Attributes:
+        offset: up to which both are the same.
+        epoch: of the last record before it.
+    """
+
+    offset: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What is known of an assigned partition.
+
+    Attributes:
+        history: the epochs of what was read.
+        leader: the epoch of the leader whose log was found to be the one that was read; None if none was asked yet.
+        cut: what was found instead.
+    """
+
+    history: EpochHistory = field(default_factory=EpochHistory)
+    leader: int | None = None
+    cut: Cut | None = None
+
+
+class LeaderEpochs:
+    """Watches one consumer. Belongs to its event loop.
+
+    Brokers before Kafka 2.3 have not all that is needed; the consumer then reads by offsets alone.
+
+    Args:
+        client: of a consumer that has not been started.
+        assignment: gives aiokafka's state of the assigned partitions, another object after each rebalance.
+        pause_s: how long a response is held back if a leader does not say where its log has the end of an epoch.
+    """
+
+    # State that changes: `_leaders`, with metadata; `_partitions`, with each assignment.
+
+    def __init__(self, client: AIOKafkaClient, assignment: Callable[[], object], pause_s: float) -> None:
+        self._client = client
+        self._assignment = assignment
+        self._pause_s = pause_s
+        self._leaders: dict[TopicPartition, int] = {}
+        self._of: object = None
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        watch_connections(client, self._connected)
+        watch_requests(client, self._watched)
+        self.carry(client)
+
+    # --- what the consumer does --------------------------------------------------------------------------------------
+
+    def carry(self, client: AIOKafkaClient) -> None:
+        """Lets the offsets that a client commits carry their epochs, in transactions too."""
+        watch_requests(client, self._commit)
+
+    def read(self, partition: TopicPartition, offset: int, epoch: int) -> None:
+        """Takes in that a batch was read, which begins at an offset; -1 for an epoch that is not known."""
+        self._at(partition).history.read(offset, epoch)
+
+    def cut(self, partition: TopicPartition) -> Cut | None:
+        """Where the log was cut below the offset from which reading was to go on; None if it was not."""
+        return self._at(partition).cut
+
+    def begin(self, partition: TopicPartition, at: Cut | None) -> None:
+        """Forgets what was read of a partition; all of it, or that behind a cut."""
+        found = self._at(partition)
+        found.leader, found.cut = None, None
+        if at is None:
+            found.history = EpochHistory()
+        else:
+            found.history.forget(at.offset)
+            found.history.reached(at.offset, at.epoch)
+
+    def before(self, partition: TopicPartition, offset: int) -> int:
+        """The epoch of the last record before an offset of a partition; -1 if it is not known."""
+        return self._at(partition).history.before(offset)
+
+    def _at(self, partition: TopicPartition) -> _Partition:
+        of = self._assignment()
+        if of is not self._of:
+            self._of, self._partitions = of, {}
+        found = self._partitions.get(partition)
+        if found is None:
+            found = self._partitions[partition] = _Partition()
+        return found
+
+    # --- commits and metadata ----------------------------------------------------------------------------------------
+
+    async def _commit(self, _: str, request: Any, send: Send) -> Any:
+        if not isinstance(request, (OffsetCommitRequest, TxnOffsetCommitRequest)):
+            return await send()
+        with remade(request, lambda struct, versions: committing_epochs(struct, versions, self._committed)):
+            return await send()
+
+    def _committed(self, partition: TopicPartition, offset: int) -> int:
+        history = self._at(partition).history
+        history.settle(offset)
+        return history.before(offset)
+
+    def _note_committed(self, epochs: Iterable[tuple[TopicPartition, int, int]]) -> None:
+        for partition, offset, epoch in epochs:
+            found = self._at(partition)
+            found.history.reached(offset, epoch)
+            found.leader = None  # another member may have committed it
+
+    def _connected(self, _: str, connection: Any) -> None:
+        if connection is not None and not isinstance(connection.send, _MetadataSend):
+            connection.send = _MetadataSend(connection, self._take_leaders)
+
+    def _take_leaders(self, response: Any) -> None:
+        self._leaders.update(take_leader_epochs(response))
+
+    # --- fetches -----------------------------------------------------------------------------------------------------
+
+    async def _watched(self, _: str, request: Any, send: Send) -> Any:
+        if isinstance(request, FetchRequest):
+            return await self._fetch(request, send)
+        if isinstance(request, OffsetFetchRequest):
+            with remade(request, asking_for_epochs):
+                response = await send()
+            self._note_committed(take_committed_epochs(response))
+            return response
+        response = await send()
+        if isinstance(request, FetchStableOffsets):
+            self._note_committed(FetchStableOffsets.epochs(response))
+        return response
+
+    async def _fetch(self, request: FetchRequest, send: Send) -> Any:
+        of = self._assignment()
+        offsets = {
+            TopicPartition(topic, number): offset for topic, wanted in request.topics for number, offset, _ in wanted
+        }
+        leaders = {partition: self._leader_of(partition, offset) for partition, offset in offsets.items()}
+        refused = await self._compare(offsets, leaders)
+        fenced: list[bool] = []
+
+        with prepared(request, lambda struct: fenced.append(fetching_from(struct, leaders))):
+            response = await send()
+        if of is not self._assignment():
+            return response  # which is of no use any more
+        for topic, partitions in response.topics:
+            for at, (number, code, *rest) in enumerate(partitions):
+                partition = TopicPartition(topic, number)
+                if code in (_FENCED, _UNKNOWN):
+                    partitions[at] = number, NotLeaderForPartitionError.errno, *rest
+                elif code == _NONE and partition in refused:
+                    partitions[at] = number, refused[partition], *rest
+                elif code == _NONE and fenced[-1:] == [True] and leaders[partition] != NO_EPOCH:
+                    self._followed(partition, offsets[partition], leaders[partition])
+        if NotLeaderForPartitionError.errno in refused.values():
+            await asyncio.sleep(self._pause_s)
+        return response
+
+    def _leader_of(self, partition: TopicPartition, offset: int) -> int:
+        """The epoch of the leader, which a fetch has to come to; `NO_EPOCH` if it can come to any."""
+        leader = self._leaders.get(partition, NO_EPOCH)
+        # Metadata may be older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
+        return leader if leader >= self.before(partition, offset) else NO_EPOCH
+
+    def _followed(self, partition: TopicPartition, offset: int, leader: int) -> None:
+        """A leader has answered. If it is not known which epoch the last record has, it is not above the leader's."""
+        found = self._at(partition)
+        if found.history.before(offset) == NO_EPOCH:
+            found.history.reached(offset, leader)
+            found.leader = leader
+
+    async def _compare(
+        self, offsets: Mapping[TopicPartition, int], leaders: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
+        """Compares the logs of leaders that were not asked yet with what was read; returns errors by partition.
+
+        Raises:
+            KafkaError: a leader does not answer.
+        """
+        asked: dict[int, list[tuple[TopicPartition, int, int]]] = defaultdict(list)
+        for partition, leader in leaders.items():
+            epoch, same = self.before(partition, offsets[partition]), self._at(partition).leader
+            node = self._client.cluster.leader_for_partition(partition)
+            # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
+            if NO_EPOCH < epoch < leader != same and node not in (None, -1):
+                asked[node].append((partition, leader, epoch))
+        refused: dict[TopicPartition, int] = {}
+        for node, wanted in asked.items():
+            try:
+                ends = FetchEpochEnds.ends(await self._client.send(node, FetchEpochEnds(wanted)))
+            except IncompatibleBrokerVersion:
+                ends = {partition: EpochEnd(_NONE, NO_EPOCH, -1) for partition, _, _ in wanted}
+            for partition, leader, _ in wanted:
+                end = ends.get(partition)
+                code = NotLeaderForPartitionError.errno if end is None else end.code
+                if end is None or code != _NONE:
+                    allowed = code != TopicAuthorizationFailedError.errno
+                    refused[partition] = NotLeaderForPartitionError.errno if allowed else code
+                    continue
+                found = self._at(partition)
+                found.cut = _parting(offsets[partition], end)
+                if found.cut is None:
+                    found.leader = leader
+                else:
+                    refused[partition] = OffsetOutOfRangeError.errno
+        return refused
+
+
+def _parting(offset: int, end: EpochEnd) -> Cut | None:
+    """Where a log parts from the one that was read up to an offset; None if it does not, or that is not known."""
+    if NO_EPOCH in (end.epoch, end.offset):
+        return None  # its records are of an old format, without epochs
+    return Cut(end.offset, end.epoch) if end.offset < offset else None
+
+
+class _MetadataSend:
+    """The `send` of one connection of aiokafka, by which metadata is asked for with the epochs of leaders.
+
+    Args:
+        connection: of aiokafka; it is not held.
+        take: gets each response.
+    """
+
+    def __init__(self, connection: Any, take: Callable[[Any], None]) -> None:
+        self._connection = weakref.ref(connection)
+        self._take = take
+
+    def __call__(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
+        connection = self._connection()
+        assert connection is not None  # it is called by way of the connection
+        if not isinstance(request, MetadataRequest):
+            return type(connection).send(connection, request, expect_response=expect_response)
+        return self._ask(connection, request)
+
+    async def _ask(self, connection: Any, request: MetadataRequest) -> Any:
+        with remade(request, asking_for_epochs):
+            response = await type(connection).send(connection, request)
+        self._take(response)
+        return response

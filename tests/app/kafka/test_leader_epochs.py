@@ -1,0 +1,407 @@
+"""Leader epochs: a log that was cut and grew again, for aiokafka's own fetcher, at a leader that needs no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.transaction import TxnOffsetCommitRequest
+
+from app.kafka.epoch_requests import FetchEpochEnds
+from app.kafka.fetched import FetchedBatches
+from app.kafka.leader_epochs import Cut, LeaderEpochs
+from app.kafka.stable_offsets import FetchStableOffsets
+from tests.app.kafka.scripted_log import PLACE, Log, Reader
+from tests.built_batches import built, record
+
+NEW: Mapping[int, tuple[int, int]] = {1: (4, 17), 3: (0, 13), 8: (2, 9), 9: (1, 9), 23: (2, 4), 28: (0, 5)}
+OLD: Mapping[int, tuple[int, int]] = {1: (0, 8), 3: (0, 5), 8: (0, 4), 9: (0, 4), 23: (0, 1), 28: (0, 0)}
+
+
+class Free:
+    """Lets everything be fetched."""
+
+    def fetched(self, size: int) -> None:
+        """Counts nothing."""
+
+    async def may_fetch(self) -> None:
+        """Waits for nothing."""
+
+
+def filled(*parts: tuple[int, int], until: Log | None = None, cut: int = 0) -> Log:
+    """A log with so many batches of two records of each epoch, behind what another one had up to a cut."""
+    log = Log()
+    if until is not None:
+        for batch, end in zip(until.batches, until.ends, strict=True):
+            if end <= cut:
+                log.put(batch, end - log.end)
+    for epoch, count in parts:
+        for _ in range(count):
+            data = bytearray(built(0, [record(log.end), record(log.end + 1)], base=log.end))
+            struct.pack_into(">i", data, 12, epoch)
+            log.put(bytes(data), 2)
+    return log
+
+
+def epochs_of(log: Log) -> list[tuple[int, int]]:
+    """Epoch and end of each batch."""
+    return [(struct.unpack_from(">i", batch, 12)[0], end) for batch, end in zip(log.batches, log.ends, strict=True)]
+
+
+class Leader(Reader):
+    """aiokafka's fetcher, at the leader of the partition.
+
+    Attributes:
+        epoch: of the leader.
+        epochs: watches the client.
+        versions: that the broker knows.
+        refusal: the error with which it answers for the end of an epoch; 0 for none.
+        asked: for the ends of these epochs.
+        fenced: the epochs of leaders that were in fetches.
+        updated: how often metadata was asked for.
+    """
+
+    def __init__(self, log: Log, offset: int, epoch: int, versions: Mapping[int, tuple[int, int]] = NEW) -> None:
+        super().__init__(log, offset, "read_uncommitted")
+        self.epoch = epoch
+        self.versions = versions
+        self.refusal = 0
+        self.asked: list[int] = []
+        self.fenced: list[int] = []
+        self.updated = 0
+        self.connection = Connection(self)
+        self.client._get_conn = self._connect
+        self.client._conns = {}
+        self.client.force_metadata_update = self._update
+        self.epochs = LeaderEpochs(self.client, lambda: self.controls.assignment, 0.001)
+        FetchedBatches(self.controls, Free(), self.epochs.read)
+
+    async def _connect(self, _: int) -> Any:
+        return self.connection
+
+    def _update(self) -> asyncio.Future[None]:
+        self.updated += 1
+        return asyncio.get_running_loop().create_future()
+
+    async def learn(self) -> None:
+        """Metadata comes, as aiokafka asks for it."""
+        connection = await self.client._get_conn(0)
+        response = await connection.send(MetadataRequest(["raw"]))
+        assert [row[:3] for row in response.topics[0][3]] == [(0, 0, 0)]
+
+    async def _send(self, _node: int, request: Any, **_: object) -> Any:
+        struct = request.prepare(self.versions)
+        if isinstance(request, FetchEpochEnds):
+            ((topic, ((number, current, epoch),)),) = struct.topics
+            assert current == self.epoch
+            self.asked.append(epoch)
+            below = [each for each in epochs_of(self.log) if each[0] <= epoch]
+            found, end = max(below, default=(-1, -1))
+            end = self.log.end if found == self.epoch else end
+            return SimpleNamespace(topics=[(topic, [(self.refusal, number, found, end)])])
+        assert isinstance(request, FetchRequest)
+        self.sent += 1
+        await asyncio.sleep(0)
+        ((topic, ((number, current, offset, *_),)),) = struct.topics
+        if struct.API_VERSION < 9:  # there is no epoch in it
+            offset, current = current, -1
+        self.fenced.append(current)
+        data, aborted = self.log.read(offset, self.most)
+        code = 0 if current in (-1, self.epoch) else 74 if current < self.epoch else 75
+        code = 1 if not code and offset > self.log.end else code
+        if code or not data:
+            await asyncio.sleep(0.01)
+        end = self.log.end
+        rows = (number, code, end, end, 0, aborted, -1, b"" if code else data)
+        return SimpleNamespace(API_VERSION=11, topics=[(topic, [rows])])
+
+
+class Connection:
+    """Of aiokafka, to the broker."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    async def send(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002
+        """Metadata, in the version that was asked for."""
+        assert expect_response
+        struct = request.prepare(self._leader.versions)
+        epochs = [self._leader.epoch] if struct.API_VERSION >= 7 else []
+        rows = [(0, 0, 0, *epochs, [0], [0], [])]
+        return SimpleNamespace(API_VERSION=struct.API_VERSION, topics=[(0, "raw", False, rows)])
+
+
+@asynccontextmanager
+async def reading(
+    log: Log, offset: int, epoch: int, versions: Mapping[int, tuple[int, int]] = NEW
+) -> AsyncIterator[Leader]:
+    """A fetcher at a leader whose epoch the client knows."""
+    leader = Leader(log, offset, epoch, versions)
+    await leader.learn()
+    try:
+        yield leader
+    finally:
+        await leader.close()
+
+
+async def offsets(leader: Leader) -> list[int]:
+    """Of the records up to the end of the log."""
+    return [each.offset for batch in await leader.read() for each in batch.records()]
+
+
+async def polling(leader: Leader) -> None:
+    """Until a poll raises something; none gives a record."""
+    while True:
+        assert not await leader.poll()
+
+
+async def refused(leader: Leader) -> int:
+    """The offset at which a poll is refused."""
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        await polling(leader)
+    offset: int = caught.value.args[0][PLACE]
+    return offset
+
+
+def go_on(leader: Leader, cut: Cut) -> None:
+    """Begins again where the log parts, as `GroupConsumer.begin`."""
+    leader.epochs.begin(PLACE, cut)
+    leader.fetcher.seek_to(PLACE, cut.offset)
+
+
+@pytest.mark.parametrize("grown", [0, 2, 5, 9])
+async def test_log_that_was_cut_and_grew_again(grown: int) -> None:
+    """Whether it is shorter, as long or longer by now: where the logs part is known, before a record is given."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        assert await offsets(leader) == list(range(20))
+        leader.log, leader.epoch = filled((5, grown), until=old, cut=10), 5
+        await leader.learn()
+        assert await refused(leader) == 20
+        cut = leader.epochs.cut(PLACE)
+        assert cut == Cut(10, 3)
+        assert cut is not None
+        go_on(leader, cut)
+        assert leader.epochs.cut(PLACE) is None
+        assert await offsets(leader) == list(range(10, 10 + 2 * grown))
+        assert set(leader.asked) == {3}
+
+
+async def test_log_that_has_the_same_records() -> None:
+    """A leader that was elected properly is asked once, and reading goes on."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch = filled((3, 1), (6, 8), until=old, cut=20), 6
+        await leader.learn()
+        assert await offsets(leader) == list(range(20, 38))
+        assert leader.asked == [3]
+
+
+async def test_only_the_leader_of_the_known_epoch_answers() -> None:
+    """A fetch to another one is refused; then nothing is given, and metadata is asked for."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch = filled((5, 9), until=old, cut=10), 5
+        sent = leader.sent
+        while leader.sent < sent + 3:
+            assert not await leader.poll()
+        assert leader.updated > 0
+        assert set(leader.fenced) <= {-1, 3}
+        await leader.learn()
+        assert await refused(leader) == 20
+
+
+async def test_leader_without_records_of_its_epoch() -> None:
+    """Where the consumer knows a bound only, logs that are the same do not part, though the bound is in neither."""
+    old = filled((3, 10))
+    async with reading(old, 20, 7) as leader:
+        while leader.sent < 2:
+            assert not await leader.poll()
+        assert leader.epochs.before(PLACE, 20) == 7
+        leader.log, leader.epoch = filled((8, 3), until=old, cut=20), 8
+        await leader.learn()
+        assert await offsets(leader) == list(range(20, 26))
+        assert leader.asked == [7]
+
+
+async def test_log_of_a_new_topic() -> None:
+    """A leader of the same epoch cannot have lost records: the log is out of range as a whole, and not cut."""
+    async with reading(filled((0, 10)), 0, 0) as leader:
+        await offsets(leader)
+        leader.log = filled((0, 4))
+        assert await refused(leader) == 20
+        assert leader.epochs.cut(PLACE) is None
+        assert leader.asked == []
+
+
+async def test_leader_that_does_not_say() -> None:
+    """Records of a leader that refuses to compare its log are not given; what it refuses for good is raised."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch, leader.refusal = filled((5, 9), until=old, cut=20), 5, 78
+        await leader.learn()
+        while len(leader.asked) < 3:
+            assert not await leader.poll()
+        leader.refusal = 29
+        with pytest.raises(TopicAuthorizationFailedError):
+            await polling(leader)
+        leader.refusal = 0
+        assert await offsets(leader) == list(range(20, 38))
+
+
+async def test_metadata_that_is_older_than_what_was_read() -> None:
+    """Its leader is not asked for an epoch that it cannot know, nor is the fetch held to it."""
+    async with reading(filled((3, 10)), 0, 2) as leader:
+        assert await offsets(leader) == list(range(20))
+        leader.log = filled((3, 2), until=leader.log, cut=20)
+        assert await offsets(leader) == list(range(20, 24))
+        assert leader.asked == []
+        assert leader.fenced[-1] == -1
+
+
+async def test_old_brokers() -> None:
+    """A broker that knows no epochs in these requests is read by offsets alone."""
+    async with reading(filled((3, 10)), 0, 3, OLD) as leader:
+        await leader.learn()
+        assert await offsets(leader) == list(range(20))
+        assert (leader.asked, set(leader.fenced)) == ([], {-1})
+
+
+async def test_broker_that_compares_no_logs() -> None:
+    """Before Kafka 2.3 brokers let no consumer ask, though they know epochs: a change of leader stops nothing."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3, {**NEW, 23: (0, 2)}) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch = filled((5, 2), until=old, cut=20), 5
+        await leader.learn()
+        assert await offsets(leader) == list(range(20, 24))
+
+
+async def test_records_without_epochs() -> None:
+    """Where the leader has no epoch for what was read, nothing is claimed."""
+    old = filled((-1, 5))
+    async with reading(old, 10, 3) as leader:
+        assert not await leader.poll()
+        leader.log, leader.epoch = filled((-1, 3), until=old, cut=10), 4
+        await leader.learn()
+        leader.refusal = 0
+        assert await offsets(leader) == list(range(10, 16))
+
+
+async def test_end_of_a_log_where_nothing_was_read() -> None:
+    """A consumer that has waited at the end from the first finds out as well: the leader's epoch is a bound."""
+    old = filled((3, 10))
+    async with reading(old, 20, 3) as leader:
+        while leader.sent < 2:
+            assert not await leader.poll()
+        leader.log, leader.epoch = filled((5, 9), until=old, cut=10), 5
+        await leader.learn()
+        assert await refused(leader) == 20
+        assert leader.epochs.cut(PLACE) == Cut(10, 3)
+
+
+def committed(request: Any, epoch: int) -> Any:
+    """A response with the offset 20, for both ways to ask."""
+    if isinstance(request, FetchStableOffsets):
+        return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, 20, epoch, "", 0, {})], {})])
+    version = request.prepare(NEW).API_VERSION
+    return SimpleNamespace(API_VERSION=version, error_code=0, topics=[("raw", [(0, 20, epoch, "m", 0)])])
+
+
+@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
+async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
+    """The epoch that is committed with it is asked for before the first fetch; aiokafka gets the form that it reads."""
+    async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
+        answered = leader.epochs._watched("b", request_, lambda: answer(committed(request_, 3)))
+        rows = (await answered).topics[0][1]
+        assert isinstance(request_, FetchStableOffsets) or rows == [(0, 20, "m", 0)]
+        assert await refused(leader) == 20
+        assert leader.epochs.cut(PLACE) == Cut(10, 3)
+
+
+async def answer(response: Any) -> Any:
+    """What a broker says."""
+    return response
+
+
+async def test_committed_offset_of_an_old_broker() -> None:
+    """It has no epoch, so there is nothing to compare."""
+    async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
+        request = OffsetFetchRequest("g", [("raw", [0])])
+        response = SimpleNamespace(API_VERSION=3, error_code=0, topics=[("raw", [(0, 20, "m", 0)])])
+        assert (await leader.epochs._watched("b", request, lambda: answer(response))).topics == response.topics
+        assert await offsets(leader) == list(range(20, 28))
+        assert leader.asked == []
+
+
+async def test_what_another_member_has_committed_is_compared() -> None:
+    """A committed offset that comes later than the first records unsettles what was found of the leader."""
+    async with reading(filled((3, 10)), 0, 4) as leader:
+        request = OffsetFetchRequest("g", [("raw", [0])])
+        for count in (1, 2):
+            await offsets(leader)
+            await leader.epochs._watched("b", request, lambda: answer(committed(request, 3)))
+            leader.log = filled((3, 1), until=leader.log, cut=leader.log.end)
+            await offsets(leader)
+            assert len(leader.asked) == count
+
+
+async def test_rebalance_forgets() -> None:
+    """What was read in a former assignment says nothing: another member may have gone on, in another log."""
+    async with reading(filled((3, 10)), 0, 3) as leader:
+        await offsets(leader)
+        assert leader.epochs.before(PLACE, 20) == 3
+        leader.subscription.unsubscribe()
+        leader.subscription.assign_from_user({PLACE})
+        assert leader.epochs.before(PLACE, 20) == -1
+
+
+COMMIT = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])
+IN_TRANSACTION = TxnOffsetCommitRequest("id", "g", 5, 6, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])
+WITH_EPOCHS = [("raw", [(0, 9, 3, "note")]), ("other", [(1, 7, -1, "")])]
+WITHOUT = [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])]
+
+
+@pytest.mark.parametrize(
+    ("request_", "versions", "sent"),
+    [
+        (COMMIT, NEW, (6, ["g", 4, "m", WITH_EPOCHS])),
+        (COMMIT, OLD, (3, ["g", 4, "m", -1, WITHOUT])),
+        (IN_TRANSACTION, NEW, (2, ["id", "g", 5, 6, WITH_EPOCHS])),
+        (IN_TRANSACTION, OLD, (0, ["id", "g", 5, 6, WITHOUT])),
+    ],
+)
+async def test_commits_carry_epochs(request_: Any, versions: Any, sent: tuple[int, list[Any]]) -> None:
+    """In a transaction or not, where the broker knows such a version; others get what aiokafka sends."""
+    async with reading(filled((3, 10)), 0, 3) as leader:
+        await offsets(leader)
+        seen = []
+
+        async def send() -> None:
+            seen.append(request_.prepare(versions))
+
+        await leader.epochs._commit("b", request_, send)
+        (struct_,) = seen
+        assert (struct_.API_VERSION, [getattr(struct_, name) for name in struct_.SCHEMA.names]) == sent
+        assert struct_.encode()
+        assert "prepare" not in vars(request_)
+
+
+async def test_connections_are_watched_once() -> None:
+    """aiokafka gives a connection out again and again; other requests go through as they are."""
+    async with reading(filled((3, 1)), 0, 3) as leader:
+        first = (await leader.client._get_conn(0)).send
+        assert (await leader.client._get_conn(0)).send is first
+        assert (await first(SimpleNamespace(prepare=MetadataRequest([]).prepare))).API_VERSION == 5

@@ -1,0 +1,82 @@
+"""The epochs of what was read of a partition."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transforms.epoch_history import NO_EPOCH, EpochHistory
+
+
+def history(*read: tuple[int, int]) -> EpochHistory:
+    """After these batches: first offset and epoch of each."""
+    made = EpochHistory()
+    for offset, epoch in read:
+        made.read(offset, epoch)
+    return made
+
+
+def test_epoch_of_the_last_record_before_an_offset() -> None:
+    """It is that of the last batch that begins before it; before the first one nothing is known."""
+    made = history((10, 3), (20, 3), (30, 5))
+    assert [made.before(offset) for offset in (0, 10, 11, 29, 30, 31, 99)] == [-1, -1, 3, 3, 3, 5, 5]
+    assert EpochHistory().before(5) == NO_EPOCH
+
+
+def test_batches_without_an_epoch_say_nothing() -> None:
+    """Those of old formats have none."""
+    made = history((0, 4), (10, NO_EPOCH))
+    made.reached(20, NO_EPOCH)
+    assert made.before(99) == 4
+
+
+def test_committed_offset_and_what_is_read_from_there() -> None:
+    """The commit says the epoch of the record before its offset; it may become known after records were read."""
+    made = EpochHistory()
+    made.reached(50, 3)
+    assert (made.before(50), made.before(49)) == (3, NO_EPOCH)
+    made = history((50, 3), (60, 4))
+    made.reached(50, 2)
+    assert [made.before(offset) for offset in (49, 50, 51, 61)] == [NO_EPOCH, 2, 3, 4]
+
+
+def test_what_is_read_again_replaces_what_was_read() -> None:
+    """Records that lie behind those that were read last may be others now."""
+    made = history((0, 3), (10, 4), (20, 5), (5, 3))
+    assert made.before(99) == 3
+    made = history((0, 3), (10, 4), (5, 6))
+    assert [made.before(offset) for offset in (5, 6, 99)] == [3, 6, 6]
+
+
+def test_greater_epochs_before_lower_ones_do_not_stay() -> None:
+    """Where reading began, the epoch of the leader is a bound; records of former leaders may follow."""
+    made = EpochHistory()
+    made.reached(0, 7)
+    made.read(0, 2)
+    made.read(10, 5)
+    assert [made.before(offset) for offset in (0, 1, 11)] == [NO_EPOCH, 2, 5]
+
+
+def test_a_log_is_forgotten_from_where_it_was_cut() -> None:
+    """What was read before stays."""
+    made = history((0, 1), (10, 2), (20, 5))
+    made.forget(15)
+    assert [made.before(offset) for offset in (10, 99)] == [1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=30), st.data())
+def test_committed_records_are_forgotten(steps: list[tuple[int, int]], data: st.DataObject) -> None:
+    """What is asked of the offsets from a commit on is answered as before, and the memory is that of what follows."""
+    offset, epoch, read = 0, 0, []
+    for length, elections in steps:
+        epoch += elections
+        read.append((offset, epoch))
+        offset += length
+    whole, settled = history(*read), history(*read)
+    commit = data.draw(st.integers(0, offset))
+    settled.settle(commit)
+    assert [settled.before(each) for each in range(commit, offset + 2)] == [
+        whole.before(each) for each in range(commit, offset + 2)
+    ]
+    later = {each for first, each in read if first >= commit}
+    assert len(settled._offsets) <= len(later) + 1
