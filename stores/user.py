@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from stores.calls import Calls, HangingError
+from stores.encryption import ENCRYPTION_KEYS
 from stores.keys import read
 from stores.store import (
     COMMON_KEYS,
@@ -38,7 +39,7 @@ from transforms.masking import masked
 __all__ = ["UserStore", "missing_methods"]
 
 _REQUIRED = ("publish", "download")
-_NOT_THEIRS = {key.name for key in SIGNING_KEYS}
+_NOT_THEIRS = {key.name for key in (*SIGNING_KEYS, *ENCRYPTION_KEYS)}
 
 
 def missing_methods(cls: type) -> Sequence[str]:
@@ -73,7 +74,7 @@ class UserStore:
         return made(inner, name, bounded=bounded)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. The instance gets all of `config` but the signing keys."""
+        """See `PayloadStore.configure`. The instance gets all of `config` but the keys of signatures and encryption."""
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)

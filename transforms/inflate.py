@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from transforms.compression import CompressionError
+from transforms.encryption import stored_bytes
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError, TransformError
 from transforms.formats import WIDELOAD, Format
 from transforms.frames import OversizeError
@@ -64,8 +65,8 @@ class Inflate:
     def reserve_bytes(self, record: RecordLike) -> int:
         """The memory that restoring the value may take: the size in the reference, or else the limit.
 
-        It is twice that if the payload is compressed or the value copied, because both are held. Never raises; a
-        malformed reference takes no memory, as nothing is read for it.
+        It is twice that if the payload is compressed or encrypted, or the value copied, because both are held. Never
+        raises; a malformed reference takes no memory, as nothing is read for it.
         """
         if self.format.marks and not self.format.refers(record):
             return len(record.value or b"")  # the mark's removal makes a copy
@@ -73,7 +74,8 @@ class Inflate:
             inflation = self.begin(record)
         except TransformError:
             return 0
-        copies = 2 if self.copied or inflation.reference.codec is not None else 1
+        reference = inflation.reference
+        copies = 2 if self.copied or reference.codec is not None or reference.encryption is not None else 1
         return copies * inflation.stored_limit_bytes
 
     def reserve_key_bytes(self, record: RecordLike) -> int:
@@ -131,11 +133,11 @@ class Inflate:
             return self.max_bytes
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
-        # A writer compresses only if that makes it shorter, so no payload is longer than its value.
-        return reference.size
+        # A writer compresses only if that makes it shorter, so no payload is longer than its value, but for a tag.
+        return stored_bytes(reference, reference.size)
 
     def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
-        """The record as it was before offload.
+        """The record as it was before offload; `stored` is as `restore` takes it.
 
         Raises:
             PayloadCorruptError: size or checksum differ from the reference, or the bytes do not decompress.
@@ -145,7 +147,10 @@ class Inflate:
         return Record(record.key, value, inflation.headers, record.timestamp)
 
     def restore(self, reference: Reference, stored: bytes) -> bytes:
-        """The original value, from the stored payload; raises the same errors as `finish`."""
+        """The original value, from the stored payload; raises the same errors as `finish`.
+
+        Encrypted bytes must have been decrypted, and so compared with the checksum, which is theirs.
+        """
         if len(stored) > self.max_bytes:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
         value = stored
@@ -162,7 +167,7 @@ class Inflate:
             raise PayloadCorruptError(
                 reference.path, "size", expected=f"{reference.size:,} bytes", found=f"{len(value):,} bytes"
             )
-        if reference.checksum is not None:
+        if reference.checksum is not None and reference.encryption is None:
             found = hashlib.sha256(value).hexdigest()
             if found != reference.checksum:
                 raise PayloadCorruptError(reference.path, "checksum", expected=reference.checksum, found=found)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from app.config.settings import PipelineSettings
 from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
+from stores.encryption import open_keyring
 from stores.payload import publish
 from stores.store import PayloadStore, Store
 from transforms import record_format
@@ -54,6 +55,7 @@ class LetterWriter:
         self._store = store
         self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
         self._offload = Offload(0, self._limit, settings.codec, signing=settings.signing)
+        self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
         self._chunking = Chunking(self._limit)
         self._clock = clock
         self._avoid_until_s = 0.0
@@ -109,7 +111,7 @@ class LetterWriter:
                 continue
             try:
                 payload = self._offload.payload(form.value)
-                reference = publish(store, self.topic.name, payload, by_digest=self._by_digest)
+                reference = publish(store, self.topic.name, payload, by_digest=self._by_digest, keyring=self._keyring)
                 letter = self._offload.refer(form, reference)
             except (PayloadStoreError, TransformError) as exc:
                 self._avoid_until_s = self._clock() + _AVOID_S
