@@ -33,6 +33,7 @@ from stores.store import (
     Stat,
     Store,
 )
+from transforms.encryption import TAG_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
 from transforms.masking import masked
 
@@ -78,7 +79,9 @@ class UserStore:
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)
-        self._max_bytes = max_bytes
+        # The tag of an encrypted payload does not count; who has the reference compares exactly (`registry.get`).
+        encrypted = any(key.name in config for key in ENCRYPTION_KEYS)
+        self._max_bytes = max_bytes + (TAG_BYTES if encrypted else 0)
         self._by_digest = values["large.message.id.generator"] == "sha256"
         self._timeout_ms = cast("int", values["large.message.store.timeout.ms"])
         if hasattr(self._inner, "configure"):

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 TYPE_NAME = "large.message.encryption.type"
-KEY_NAME = "large.message.encryption.key"
+KEY_NAME = "large.message.encryption.key.secret"
 KEY_ID_NAME = "large.message.encryption.key.id"
 PREVIOUS_NAME = "large.message.encryption.previous.keys"
 KMS_KEY_NAME = "large.message.encryption.kms.key.id"

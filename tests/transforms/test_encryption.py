@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from transforms.signing import Signing
 
 KEY, OTHER = "0f" * 32, "f0" * 32
 TYPE = {"large.message.encryption.type": "aes-256-gcm"}
-NAMED = {"large.message.encryption.key": KEY, "large.message.encryption.key.id": "new"}
+NAMED = {"large.message.encryption.key.secret": KEY, "large.message.encryption.key.id": "new"}
 ARN = "arn:aws:kms:eu-central-1:123456789012:key/0f0f0f0f-0000-0000-0000-000000000000"
 MASTER = MasterKey("new", bytes.fromhex(KEY))
 
@@ -101,7 +102,10 @@ def test_any_changed_bit_is_refused(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
-        (None, "it was encrypted with key new, and no key is configured here; set large.message.encryption.key and "),
+        (
+            None,
+            "no key is configured here; set large.message.encryption.key.secret and ",
+        ),
         (keyring(old=KEY), "it was encrypted with key new, known here are: old; give the key in large.message.enc"),
         (keyring(new=OTHER), "key new does not open its data key; either the key of this id is another one here, or "),
     ],
@@ -125,9 +129,9 @@ def test_signature_covers_encryption(field: str) -> None:
     signed = signing.signed(reference)
     signing.verify(signed)
     assert signed.encryption is not None
-    changed = {"key_id": "old", "nonce": bytes(12), "data_key": bytes(80)}[field]
+    changed: dict[str, Any] = {"key_id": "old", "nonce": bytes(12), "data_key": bytes(80)}
     with pytest.raises(WideloadError, match="is not right"):
-        signing.verify(replace(signed, encryption=replace(signed.encryption, **{field: changed})))
+        signing.verify(replace(signed, encryption=replace(signed.encryption, **{field: changed[field]})))
     with pytest.raises(WideloadError, match="is not right"):
         signing.verify(replace(signed, encryption=None))
 
@@ -143,11 +147,11 @@ def test_inflate_reserves_for_both() -> None:
 @pytest.mark.parametrize(
     ("config", "key", "said"),
     [
-        (TYPE, "type", "needs a key: large.message.encryption.key and"),
+        (TYPE, "type", "needs a key: large.message.encryption.key.secret and"),
         (TYPE | {"large.message.encryption.previous.keys": [f"old:{KEY}"]}, "type", "needs a key"),
-        ({"large.message.encryption.key": KEY}, "key", "needs large.message.encryption.key.id beside it"),
-        ({"large.message.encryption.key.id": "new"}, "key.id", "needs large.message.encryption.key beside it"),
-        (NAMED | {"large.message.encryption.key": KEY[1:]}, "key", "64 hex digits"),
+        ({"large.message.encryption.key.secret": KEY}, "key.secret", "needs large.message.encryption.key.id beside it"),
+        ({"large.message.encryption.key.id": "new"}, "key.id", "needs large.message.encryption.key.secret beside it"),
+        (NAMED | {"large.message.encryption.key.secret": KEY[1:]}, "key.secret", "64 hex digits"),
         (NAMED | {"large.message.encryption.key.id": "a b"}, "key.id", "1 to 64 characters"),
         (NAMED | {"large.message.encryption.kms.key.id": ARN}, "kms.key.id", "leave one out"),
         ({"large.message.encryption.kms.key.id": "alias/orders"}, "kms.key.id", "arn:aws:kms:REGION"),
