@@ -32,10 +32,11 @@ def encryption_settings(values: Mapping[str, Any]) -> EncryptionSettings | None:
         )
     offloads = "offload" in values["transforms"] and values[_STRATEGY] != "chunk"
     stores_letters = values[STORE_CLASS] is not None and values["errors.tolerance"] == "all"
-    if not offloads and not stores_letters:
+    # Without effect it may stand beside inflate, so that the pipelines of a file can have the same keys.
+    if not offloads and not stores_letters and "inflate" not in values["transforms"]:
         raise ConfigurationError(
             TYPE_NAME,
             f"{found}, and this pipeline writes no payloads to encrypt: chunks and other values stay in Kafka as they "
-            f"are; leave it out (inflate needs only the key), or use offload with {_STRATEGY} other than 'chunk'",
+            f"are; leave it out, or use offload with {_STRATEGY} other than 'chunk'",
         )
     return settings
