@@ -9,14 +9,14 @@ from dataclasses import replace
 from stores.registry import get, put
 from stores.store import PayloadStore
 from stores.user import UserStore
-from transforms.encryption import DATA_KEY_RANDOM_BYTES, DataKey, decrypt, encrypt, unwrapped, wrapped
+from transforms.encryption import DATA_KEY_RANDOM_BYTES, DataKey, check_stored, decrypt, encrypt, unwrapped, wrapped
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError
 from transforms.inflate import Inflate
 from transforms.keyring import Keyring
 from transforms.offload import Payload
 from transforms.reference import Reference
 
-__all__ = ["download", "publish"]
+__all__ = ["download", "publish", "verify"]
 
 
 def publish(
@@ -78,6 +78,21 @@ def download(store: PayloadStore, reference: Reference, inflate: Inflate, keyrin
     data_key = None if reference.encryption is None else unwrapped(reference, keyring)
     stored = _stored(store, reference, inflate)
     return stored if data_key is None else decrypt(reference, stored, data_key)
+
+
+def verify(store: PayloadStore, reference: Reference, inflate: Inflate) -> None:
+    """Reads a payload, and compares it with the reference. Needs no key: of an encrypted one the stored bytes count.
+
+    Raises:
+        PayloadTooLargeError: the payload is larger than `inflate` allows.
+        PayloadCorruptError: it is not the one of the reference.
+        PayloadStoreError: see `PayloadStore.download`.
+    """
+    stored = _stored(store, reference, inflate)
+    if reference.encryption is not None:
+        check_stored(reference, stored)
+    else:
+        inflate.restore(reference, stored)
 
 
 def _stored(store: PayloadStore, reference: Reference, inflate: Inflate) -> bytes:

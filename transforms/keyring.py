@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -155,6 +155,38 @@ class EncryptionSettings:
         if arns:
             kms = KmsSettings(tuple(arns), config.get(KMS_ENDPOINT_NAME), int(config.get(KMS_REUSE_NAME) or 1))
         return cls(writes, None if current is None else str(current), keys, kms)
+
+    @classmethod
+    def together(cls, several: Sequence[EncryptionSettings]) -> dict[str, object]:
+        """A configuration with the keys of all: it encrypts as the first one does, and decrypts what any of them can.
+
+        Raises:
+            ConfigurationError: two have different keys of one id.
+        """
+        if not several:
+            return {}
+        first = several[0]
+        keys: dict[str, bytes] = {}
+        arns: dict[str, None] = {}
+        for each in several:
+            for name, key in each.keys.items():
+                if keys.setdefault(name, key) != key:
+                    raise ConfigurationError(KEY_ID_NAME, f"found {name!r} for two keys; another key needs another id")
+            arns |= dict.fromkeys(() if each.kms is None else each.kms.key_ids)
+        config: dict[str, object] = {TYPE_NAME: CIPHER if first.writes else "none"}
+        if first.current in keys:
+            config |= {KEY_ID_NAME: first.current, KEY_NAME: keys.pop(first.current).hex()}
+        elif first.current is not None:
+            arns.pop(first.current)
+            config[KMS_KEY_NAME] = first.current
+        if keys:
+            config[PREVIOUS_NAME] = [f"{name}:{key.hex()}" for name, key in keys.items()]
+        if arns:
+            config[KMS_PREVIOUS_NAME] = list(arns)
+        kms = next((each.kms for each in several if each.kms is not None), None)
+        if kms is not None:
+            config |= {KMS_REUSE_NAME: kms.reuse} | ({KMS_ENDPOINT_NAME: kms.endpoint} if kms.endpoint else {})
+        return config
 
 
 @dataclass(frozen=True, slots=True)
