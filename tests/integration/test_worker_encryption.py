@@ -7,12 +7,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
 from tests.integration.topics import Found, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
+from tests.kms_server import KmsServer, refusal
 from transforms.offload import Offload
 from transforms.reference import VALUE
 
@@ -146,3 +149,24 @@ def test_worker_without_a_key_says_so(make_way: Callable[..., Way]) -> None:
     assert f"topic {way.orders}, partition 0, offset 0: reference 'file://" in log
     assert "cannot be decrypted: it was encrypted with key orders-1, and no key is configured here; set large." in log
     assert "Traceback" not in log
+
+
+def test_worker_with_keys_of_kms(make_way: Callable[..., Way], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of AWS KMS encrypt and decrypt; while it is away records wait, as with a store that is away, and go on."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    way = make_way(partitions=1)
+    values = {b"%d" % number: os.urandom(THRESHOLD + 1) for number in range(6)}
+    records: list[Sent] = [(0, key, value, [], 5) for key, value in values.items()]
+    with KmsServer() as kms, way.worker(**kms.config(), **{"errors.retry.delay.max.ms": 100}) as worker:
+        send(way.broker, way.raw, records[:3])
+        until(lambda: way.arrived(3), "the first have arrived")
+        kms.trouble = lambda _: refusal("ThrottlingException", "slow down")
+        send(way.broker, way.raw, records[3:])
+        until(lambda: "ThrottlingException" in worker.log.read_text(), "the worker is refused")
+        assert not way.arrived(4)
+        kms.trouble = lambda _: None
+        until(lambda: way.arrived(6), "the others have arrived")
+        assert worker.terminate() == 0
+    assert [(r.key, r.value) for r in read_all(way.broker, way.inflated)[0]] == list(values.items())
+    assert {name for name, _ in kms.calls} == {"GenerateDataKey", "Decrypt"}
