@@ -60,7 +60,7 @@ def test_examples_are_vectors() -> None:
     known = {case.name: case for case in cases()}
     blocks = [block.groupdict() for block in _BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
     examples = {block["name"]: block["text"] for block in blocks if block["language"] != "abnf"}
-    assert len(examples) == 6
+    assert len(examples) == 7
     assert examples == {name: listing(known[name]) for name in examples}
 
 
