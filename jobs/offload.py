@@ -240,7 +240,7 @@ def _referring(place: _Publishing, work: Offload, topic: str | None, found: _Row
     except ReferenceClaimedError as exc:
         raise JobFailedError(f"a row for topic {topic}: {exc}") from exc
     assert record.value is not None
-    payload = work.payload(record.value)
+    payload = work.payload(record.value, hashed=not place.encrypts)
     try:
         if topic is None:
             raise JobFailedError("a row has no topic, which is part of its payload's path")

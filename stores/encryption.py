@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stores.keys import Key
+from transforms.errors import ConfigurationError
 from transforms.keyring import (
     KEY_ID_NAME,
     KEY_NAME,
@@ -101,6 +102,10 @@ def open_keyring(settings: EncryptionSettings | None, timeout_ms: int) -> Keyrin
     local = LocalKeyring(settings)
     if settings.kms is None:
         return local
-    from stores.kms import KmsKeyring
-
+    try:
+        from stores.kms import KmsKeyring
+    except ImportError as exc:
+        raise ConfigurationError(
+            KMS_KEY_NAME, f"AWS KMS needs a package ({exc}); install it: pip install 'wideload[encryption,s3]'"
+        ) from exc
     return KmsKeyring(local, settings.kms, timeout_ms)

@@ -53,8 +53,8 @@ class Field:
 
     @property
     def details(self) -> tuple[str, ...]:
-        """The names of the headers after the flag."""
-        return self.size, self.checksum, self.compression, *self.encryption, self.signature
+        """The names of the headers after the flag; wrappers number them in this order, so new ones come last."""
+        return self.size, self.checksum, self.compression, self.signature, *self.encryption
 
 
 VALUE = Field(

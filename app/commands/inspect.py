@@ -30,7 +30,7 @@ from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, WIDELOAD, Format
 from transforms.record import RecordLike, SourceRecord
-from transforms.reference import KEY, VALUE, Field, is_reference
+from transforms.reference import CIPHER, KEY, VALUE, Field, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
 
@@ -158,6 +158,7 @@ class _Printer:
 
 def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
     reference = check.reference
+    encryption = None if reference is None else reference.encryption
     return {
         "partition": record.partition,
         "offset": record.offset,
@@ -169,6 +170,7 @@ def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str,
         "stored": check.stored,
         "compression": None if reference is None else reference.codec,
         "checksum": None if reference is None else reference.checksum,
+        **({} if encryption is None else {"encryption": CIPHER, "encryption_key": encryption.key_id}),
         **({} if check.detail is None else {"detail": check.detail}),
     }
 

@@ -142,7 +142,7 @@ class OffloadStage:
             return (self._offload.keep(record),)
         self._offload.check(record)
         assert record.value is not None
-        payload = self._offload.payload(record.value)
+        payload = self._offload.payload(record.value, hashed=not self._encrypts)
         with self._stats.store_call("publish"):
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest, keyring=self._keyring)
         return (self._offload.refer(record, reference),)

@@ -129,7 +129,8 @@ class LargeMessageSerializer(_LargeMessage):
         self.small_bytes = min(threshold_bytes, room_bytes)
         self._signing = Signing.of(values)
         self._keyring = keyring_of(values)
-        if is_key and self._keyring is not None and self._keyring.writes:
+        self._encrypts = self._keyring is not None and self._keyring.writes
+        if is_key and self._encrypts:
             raise ConfigurationError(
                 TYPE_NAME,
                 f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted: equal keys need equal references, to meet "
@@ -185,7 +186,7 @@ class LargeMessageSerializer(_LargeMessage):
         if self._cluster is not None and topic not in self._asked:
             self._ask(self._cluster, topic)
         try:
-            reference = self._publish(store, topic, self._offload.payload(data))
+            reference = self._publish(store, topic, self._offload.payload(data, hashed=not self._encrypts))
             value = reference.value()
             if self._signing is not None:
                 reference = self._signing.signed(reference, self._part)

@@ -19,6 +19,7 @@ from transforms.keyring import EncryptionSettings, LocalKeyring, MasterKey
 from transforms.record import Record
 from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
+from transforms.wrapper import OWN_KEYS, Unwrap, Wrap
 
 KEY, OTHER = "0f" * 32, "f0" * 32
 TYPE = {"large.message.encryption.type": "aes-256-gcm"}
@@ -184,3 +185,13 @@ def test_settings() -> None:
     assert writer is not None
     assert writer.writes
     assert LocalKeyring(writer).current() == MASTER
+
+
+def test_reference_goes_through_a_wrapper() -> None:
+    """A wrapper holds the headers of encryption, by numbers of their own; the other numbers have not changed."""
+    reference, _ = made(b"hello")
+    record = Record(b"k", reference.value(), Signing("s" * 32).signed(reference).headers(), 5)
+    assert Unwrap().unwrap(Wrap().wrap(record)) == record
+    assert OWN_KEYS[2_082_004] == "large-message.signature"
+    assert OWN_KEYS[2_082_008] == "large-message.encryption.data-key"
+    assert OWN_KEYS[2_082_014] == "large-message-key.signature"
