@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from app.config.effective import pipeline_values
 from app.config.parsing import parse
 from transforms.errors import ConfigurationError
 
@@ -57,3 +58,15 @@ def test_chunks_beside_stored_letters() -> None:
     """A pipeline of chunks may encrypt the dead letters that it stores."""
     letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead"}
     assert settings(**{"large.message.strategy": "chunk", **letters}) is not None
+
+
+def test_pages_show_no_key() -> None:
+    """What is shown of a pipeline are its keys of the configuration, and nothing that was made of secret ones."""
+    keys = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"], **ENCRYPTED}
+    keys |= {"large.message.payload.store.class": "memory"}
+    (pipeline,) = parse({"bootstrap.servers": "b:1", "pipeline": {"p": keys}}, {"SECRET": "1f" * 32}).pipelines
+    shown = pipeline_values(pipeline)
+    assert "one" not in shown
+    assert "1f1f" not in repr(shown)
+    assert not [value for value in shown.values() if isinstance(value, bytes)]
+    assert shown["large.message.encryption.key.id"] == "one"
