@@ -106,6 +106,7 @@ def test_commands_show_no_secret(way: Way, versitygw: S3Server, tmp_path: Path) 
                 [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config), *more],
                 environ={**os.environ, "TEST_S3_SECRET": versitygw.secret_key},
             )
+            assert "Traceback" not in done.stderr
             _check(done.stdout + done.stderr, versitygw.secret_key)
 
 
