@@ -8,6 +8,7 @@ from typing import Any
 from stores.keys import Key
 from transforms.errors import ConfigurationError
 from transforms.keyring import (
+    CIPHER,
     KEY_ID_NAME,
     KEY_NAME,
     KMS_ENDPOINT_NAME,
@@ -20,7 +21,6 @@ from transforms.keyring import (
     Keyring,
     LocalKeyring,
 )
-from transforms.reference import CIPHER
 
 __all__ = ["ENCRYPTION_KEYS", "keyring_of", "open_keyring"]
 

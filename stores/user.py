@@ -33,8 +33,8 @@ from stores.store import (
     Stat,
     Store,
 )
-from transforms.encryption import TAG_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
+from transforms.keyring import TAG_BYTES
 from transforms.masking import masked
 
 __all__ = ["UserStore", "missing_methods"]

@@ -23,12 +23,11 @@ from dataclasses import dataclass, field, replace
 
 from transforms.compression import Codec, sized_buffer
 from transforms.errors import EncryptionError, PayloadCorruptError
-from transforms.keyring import KEY_ID_NAME, KEY_NAME, KMS_KEY_NAME, Keyring, MasterKey
-from transforms.reference import CIPHER, Encryption, Reference
+from transforms.keyring import CIPHER, KEY_ID_NAME, KEY_NAME, KMS_KEY_NAME, TAG_BYTES, Keyring, MasterKey
+from transforms.reference import Encryption, Reference
 
 __all__ = [
     "DATA_KEY_RANDOM_BYTES",
-    "TAG_BYTES",
     "DataKey",
     "check_stored",
     "decrypt",
@@ -37,9 +36,6 @@ __all__ = [
     "unwrapped",
     "wrapped",
 ]
-
-TAG_BYTES = 16
-"""How much longer the stored bytes are than what was encrypted."""
 
 DATA_KEY_RANDOM_BYTES = 32 + 12 + 32
 """What `DataKey.of` takes."""

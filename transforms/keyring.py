@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from transforms.errors import ConfigurationError, EncryptionError
-from transforms.reference import CIPHER
 
 __all__ = [
+    "CIPHER",
     "KEY_ID_NAME",
     "KEY_NAME",
     "KMS_ENDPOINT_NAME",
@@ -18,6 +18,7 @@ __all__ = [
     "KMS_PREVIOUS_NAME",
     "KMS_REUSE_NAME",
     "PREVIOUS_NAME",
+    "TAG_BYTES",
     "TYPE_NAME",
     "EncryptionSettings",
     "Keyring",
@@ -25,6 +26,12 @@ __all__ = [
     "LocalKeyring",
     "MasterKey",
 ]
+
+CIPHER = "aes-256-gcm"
+"""The one cipher of payloads: AES with 256 bits in Galois/Counter mode (NIST SP 800-38D)."""
+
+TAG_BYTES = 16
+"""How much longer the stored bytes are than what was encrypted."""
 
 TYPE_NAME = "large.message.encryption.type"
 KEY_NAME = "large.message.encryption.key.secret"

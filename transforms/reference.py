@@ -26,9 +26,10 @@ from dataclasses import dataclass
 
 from transforms.compression import CODECS, Codec
 from transforms.errors import MalformedReferenceError
+from transforms.keyring import CIPHER
 from transforms.record import Header, RecordLike
 
-__all__ = ["CIPHER", "KEY", "MAX_PATH_BYTES", "VALUE", "Encryption", "Field", "Reference", "is_reference", "parse_path"]
+__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Encryption", "Field", "Reference", "is_reference", "parse_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,6 @@ KEY = Field(
     signature="large-message-key.signature",
 )
 _TRUE = b"true"
-
-CIPHER = "aes-256-gcm"
-"""The one cipher of payloads: AES with 256 bits in Galois/Counter mode (NIST SP 800-38D)."""
 
 # The longest path that a store of ours can return: PATH_MAX (4,096) percent-encoded would be 12,288.
 MAX_PATH_BYTES = 16_384

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from transforms.errors import ConfigurationError, SignatureError
-from transforms.reference import CIPHER, VALUE, Field, Reference
+from transforms.keyring import CIPHER
+from transforms.reference import VALUE, Field, Reference
 
 __all__ = ["KEY_NAME", "LEAST_KEY_CHARACTERS", "PREVIOUS_NAME", "REQUIRED_NAME", "Signing"]
 

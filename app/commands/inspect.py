@@ -29,8 +29,9 @@ from transforms.assembly import Limits
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, WIDELOAD, Format
+from transforms.keyring import CIPHER
 from transforms.record import RecordLike, SourceRecord
-from transforms.reference import CIPHER, KEY, VALUE, Field, is_reference
+from transforms.reference import KEY, VALUE, Field, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
 

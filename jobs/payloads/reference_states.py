@@ -29,7 +29,6 @@ from jobs.records.schemas import columns, conform
 from stores.payload import verify
 from stores.registry import open_store
 from stores.store import Check, Lifecycle, List, PayloadStore, Store
-from transforms.encryption import TAG_BYTES
 from transforms.errors import (
     ConfigurationError,
     PayloadCorruptError,
@@ -41,6 +40,7 @@ from transforms.errors import (
 )
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
+from transforms.keyring import TAG_BYTES
 from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
 

@@ -26,9 +26,10 @@ from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
 from transforms.formats import FORMATS, FormatName
+from transforms.keyring import CIPHER
 from transforms.letter import MARK, RECORD_FORMS, has_backed_value, has_record
 from transforms.record import Header, Record
-from transforms.reference import CIPHER, KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
+from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
 from transforms.signing import Signing
 from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 

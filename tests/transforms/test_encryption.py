@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transforms.encryption import DATA_KEY_RANDOM_BYTES, TAG_BYTES, DataKey, decrypt, encrypt, unwrapped, wrapped
+from transforms.encryption import DATA_KEY_RANDOM_BYTES, DataKey, decrypt, encrypt, unwrapped, wrapped
 from transforms.errors import ConfigurationError, EncryptionError, PayloadCorruptError, WideloadError
 from transforms.inflate import Inflate
-from transforms.keyring import EncryptionSettings, LocalKeyring, MasterKey
+from transforms.keyring import TAG_BYTES, EncryptionSettings, LocalKeyring, MasterKey
 from transforms.record import Record
 from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
