@@ -29,11 +29,13 @@ class KmsServer:
 
     Attributes:
         calls: the name and the key of each call, in order.
+        contexts: the encryption context of each.
         trouble: gives the answer to a call in place of the right one; None for the right one.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.contexts: list[dict[str, str]] = []
         self.trouble: Callable[[str], _Answer | None] = lambda _: None
         self._keys = {arn: AESGCM(os.urandom(32)) for arn in (ARN, OTHER_ARN)}
         server = self
@@ -75,6 +77,7 @@ class KmsServer:
         """The status and the body of an answer."""
         arn = body["KeyId"]
         self.calls.append((operation, arn))
+        self.contexts.append(body.get("EncryptionContext", {}))
         trouble = self.trouble(operation)
         if trouble is not None:
             return trouble

@@ -62,6 +62,7 @@ def test_payload_comes_back(kms: KmsServer) -> None:
     reader = ring(kms.config())
     assert [read(reader, parsed) for _ in range(3)] == [VALUE] * 3
     assert kms.calls == [("GenerateDataKey", ARN), ("Decrypt", ARN)]
+    assert kms.contexts == [{"wideload": "large-message"}] * 2  # as the documentation says, for policies
 
 
 def test_calls_are_shared_where_that_is_configured(kms: KmsServer) -> None:

@@ -120,8 +120,8 @@ def test_rows_that_work(writer: str, reader: str) -> None:
                 INFLATE + reader,
                 "large.message.encryption.previous.keys: found no such key",
                 (
-                    f"encrypts its payloads with key {key}; inflate would refuse each of its references. Give this one the "
-                    "same key, with the same id"
+                    f"encrypts its payloads with key {key}; inflate would refuse each of its references. Give "
+                    "this one the same key, with the same id"
                 ),
             )
             for writer, reader, key in (
