@@ -195,7 +195,7 @@ lock: setup-demo ## Resolve the requirements and the jars again
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8 && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header pyproject.toml && \
-	"$$folder/bin/uv" "$$@" --extra s3 --extra gcs --extra azure --extra msk -o requirements.lock && \
+	"$$folder/bin/uv" "$$@" --extra s3 --extra gcs --extra azure --extra msk --extra encryption -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.local.jars lock
 

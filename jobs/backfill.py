@@ -29,6 +29,7 @@ from jobs.driver.session import open_session, share_code, stopping
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
 from jobs.reading.source_options import SourceSettings, settings_of
+from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
@@ -158,7 +159,8 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
     plain = arguments.to == "plain"
     has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
     use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
-    signing = None if use is None or plain else Signing.of(store_config(arguments, use, arguments.sink))
+    sink = None if use is None or plain else store_config(arguments, use, arguments.sink)
+    signing = None if sink is None else Signing.of(sink)
     return BackfillSettings(
         source=_source(arguments, use),
         sink=arguments.sink,
@@ -172,6 +174,7 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
         max_bytes=arguments.max_range_bytes,
         partitions_at_a_time=arguments.partitions_at_a_time,
         dry_run=arguments.dry_run,
+        encryption=None if sink is None else {key.name: sink[key.name] for key in ENCRYPTION_KEYS if key.name in sink},
     )
 
 

@@ -25,6 +25,7 @@ from jobs.records.arrow import Gathering, bound_input, record_at, replaced
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS
 from jobs.records.schemas import HEADERS
 from jobs.records.window import Task, in_order
+from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
 from stores.store import PayloadStore, check_topic
@@ -32,6 +33,7 @@ from transforms.claims import CLAIM_PREFIX, ON_REFERENCE, OnReference
 from transforms.compression import CODECS, Codec
 from transforms.errors import ConfigurationError, MalformedReferenceError, PayloadStoreError, ReferenceClaimedError
 from transforms.formats import FORMATS, FormatName
+from transforms.keyring import TYPE_NAME, Keyring
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.record import RecordLike
 from transforms.signing import KEY_NAME, Signing
@@ -120,6 +122,18 @@ def _conformed(rows: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class _Publishing:
+    """Where payloads go, and what encrypts them; None to store them as they are."""
+
+    store: PayloadStore
+    keyring: Keyring | None
+
+    @property
+    def encrypts(self) -> bool:
+        return self.keyring is not None and self.keyring.writes
+
+
+@dataclass(frozen=True, slots=True)
 class _Offloading:
     """One task: batches of rows in, batches of rows out."""
 
@@ -156,6 +170,11 @@ class _Offloading:
             raise ConfigurationError(
                 KEY_NAME, f"stands beside format {self.reference_format!r}, which has no signatures"
             )
+        keyring = keyring_of(self.store)
+        if keyring is not None and keyring.writes and self.reference_format != "wideload":
+            raise ConfigurationError(
+                TYPE_NAME, f"stands beside format {self.reference_format!r}, whose readers cannot decrypt"
+            )
         open_store(self.store).close()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,34 +186,36 @@ class _Offloading:
             signing=Signing.of(self.store),
             on_reference=self.on_reference,
         )
+        keyring = keyring_of(self.store)
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="wideload-offload")
         with closing(open_store(self.store)) as store, pool:
             try:
                 for batch in batches:
-                    yield from self._offloaded(store, pool, work, batch)
+                    yield from self._offloaded(_Publishing(store, keyring), pool, work, batch)
             finally:
                 pool.shutdown(cancel_futures=True)
 
     def _offloaded(
-        self, store: PayloadStore, pool: ThreadPoolExecutor, work: Offload, batch: pa.RecordBatch
+        self, place: _Publishing, pool: ThreadPoolExecutor, work: Offload, batch: pa.RecordBatch
     ) -> Iterator[pa.RecordBatch]:
         gathering = Gathering()
         done = 0
-        for row, record in in_order(self._tasks(store, work, batch), pool, self.held_bytes):
+        for row, record in in_order(self._tasks(place, work, batch), pool, self.held_bytes):
             yield from gathering.add(batch.slice(done, row - done))
             yield from gathering.add(replaced(batch.slice(row, 1), [record]))
             done = row + 1
         yield from gathering.add(batch.slice(done))
         yield from gathering.rest()
 
-    def _tasks(self, store: PayloadStore, work: Offload, batch: pa.RecordBatch) -> Iterator[Task[_Row]]:
+    def _tasks(self, place: _Publishing, work: Offload, batch: pa.RecordBatch) -> Iterator[Task[_Row]]:
         """The rows that change, with the bytes that each holds and its work."""
         for row in self._candidates(work, batch):
             record = record_at(batch, row)
             if work.changes(record):
                 size = len(record.value or b"")
                 topic = self.topic if self.topic is not None else batch.column("topic")[row].as_py()
-                yield size if work.codec is None else 2 * size, (row, record), partial(_referring, store, work, topic)
+                held = size * (1 + int(work.codec is not None) + int(place.encrypts))
+                yield held, (row, record), partial(_referring, place, work, topic)
 
     def _candidates(self, work: Offload, batch: pa.RecordBatch) -> list[int]:
         """The rows that may change; the others never become Python's objects."""
@@ -210,7 +231,7 @@ def _may_hold_claims(headers: pa.Array) -> bool:
     return bool(pc.any(pc.starts_with(headers.flatten().field("key"), CLAIM_PREFIX)).as_py())
 
 
-def _referring(store: PayloadStore, work: Offload, topic: str | None, found: _Row) -> _Row:
+def _referring(place: _Publishing, work: Offload, topic: str | None, found: _Row) -> _Row:
     row, record = found
     if not work.wants(record):
         return row, work.keep(record)
@@ -219,10 +240,11 @@ def _referring(store: PayloadStore, work: Offload, topic: str | None, found: _Ro
     except ReferenceClaimedError as exc:
         raise JobFailedError(f"a row for topic {topic}: {exc}") from exc
     assert record.value is not None
-    payload = work.payload(record.value)
+    payload = work.payload(record.value, hashed=not place.encrypts)
     try:
         if topic is None:
             raise JobFailedError("a row has no topic, which is part of its payload's path")
-        return row, work.refer(record, publish(store, check_topic(topic), payload, by_digest=True))
+        reference = publish(place.store, check_topic(topic), payload, by_digest=True, keyring=place.keyring)
+        return row, work.refer(record, reference)
     except (PayloadStoreError, MalformedReferenceError, ConfigurationError) as exc:
         raise JobFailedError(f"a value of {payload.size:,} bytes for topic {topic} cannot be stored: {exc}") from exc

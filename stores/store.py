@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+from stores.encryption import ENCRYPTION_KEYS
 from stores.keys import Key, Value, read, unknown
 from stores.root import Root, check_object_id
 from transforms.errors import ConfigurationError
@@ -90,6 +91,7 @@ COMMON_KEYS: Sequence[Key] = (
         minimum=1,
     ),
     *SIGNING_KEYS,
+    *ENCRYPTION_KEYS,
 )
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from stores.calls import Calls, HangingError
+from stores.encryption import ENCRYPTION_KEYS
 from stores.keys import read
 from stores.store import (
     COMMON_KEYS,
@@ -33,12 +34,13 @@ from stores.store import (
     Store,
 )
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
+from transforms.keyring import TAG_BYTES
 from transforms.masking import masked
 
 __all__ = ["UserStore", "missing_methods"]
 
 _REQUIRED = ("publish", "download")
-_NOT_THEIRS = {key.name for key in SIGNING_KEYS}
+_NOT_THEIRS = {key.name for key in (*SIGNING_KEYS, *ENCRYPTION_KEYS)}
 
 
 def missing_methods(cls: type) -> Sequence[str]:
@@ -73,11 +75,13 @@ class UserStore:
         return made(inner, name, bounded=bounded)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. The instance gets all of `config` but the signing keys."""
+        """See `PayloadStore.configure`. The instance gets all of `config` but the keys of signatures and encryption."""
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)
-        self._max_bytes = max_bytes
+        # The tag of an encrypted payload does not count; who has the reference compares exactly (`registry.get`).
+        encrypted = any(key.name in config for key in ENCRYPTION_KEYS)
+        self._max_bytes = max_bytes + (TAG_BYTES if encrypted else 0)
         self._by_digest = values["large.message.id.generator"] == "sha256"
         self._timeout_ms = cast("int", values["large.message.store.timeout.ms"])
         if hasattr(self._inner, "configure"):

@@ -40,6 +40,8 @@ def test_page_marks_secrets() -> None:
     """Secret keys are marked, and no others."""
     marked = {line.split("`")[1] for line in page().splitlines() if line.startswith("| `") and "*Secret.*" in line}
     assert marked == {
+        "large.message.encryption.key.secret",
+        "large.message.encryption.previous.keys",
         "large.message.signing.key",
         "large.message.signing.previous.keys",
         "sasl.oauthbearer.client.credentials.client.secret",

@@ -59,8 +59,8 @@ ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 # `local` sets up the machine: it runs before anything is installed, so it knows no store.
 NOT_IN: Mapping[str, tuple[str, ...]] = {"app/local": ("stores",)}
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    "boto3": ("stores/s3",),
-    "botocore": ("stores/s3",),
+    "boto3": ("stores/kms", "stores/s3"),
+    "botocore": ("stores/kms", "stores/s3"),
     "obstore": ("stores/cloud_client", "stores/gcs", "stores/azure"),
     "google": ("stores/gcs_token",),
     "pyspark": ("jobs/",),

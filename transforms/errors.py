@@ -11,6 +11,7 @@ WideloadError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── DiscardedChunkError       the record is a chunk of a message that cannot be assembled
 │   ├── BatchTooLargeError        the batch holds more bytes before compression than the worker may
+│   ├── EncryptionError           the payload is encrypted, and there is no key that opens it
 │   ├── HeaderNameError           the name of a header is not UTF-8
 │   ├── KeyMissingError           the record has no key, and the sink topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
@@ -45,6 +46,7 @@ __all__ = [
     "ChunkError",
     "ConfigurationError",
     "DiscardedChunkError",
+    "EncryptionError",
     "HeaderNameError",
     "KeyMissingError",
     "MalformedChunkError",
@@ -253,6 +255,22 @@ class BatchTooLargeError(TransformError):
 
 
 @dataclass(eq=False, repr=False)
+class EncryptionError(TransformError):
+    """A reference leads to an encrypted payload, and no key that is known opens it.
+
+    Attributes:
+        path: the path in the reference.
+        reason: what is wrong, and what to do.
+    """
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"reference {shown(self.path)} cannot be decrypted: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
 class HeaderNameError(TransformError):
     """The name of a header is not UTF-8. Kafka requires UTF-8, so clients cannot write it.
 
@@ -280,7 +298,7 @@ class PayloadCorruptError(TransformError):
 
     Attributes:
         path: the full path of the payload.
-        what: what differs: "size", "checksum" or "compression".
+        what: what differs: "size", "checksum", "compression" or "encryption".
         expected: the value in the reference.
         found: the value of the payload.
     """

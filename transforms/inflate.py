@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transforms.compression import CompressionError
+from transforms.encryption import stored_bytes
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError, TransformError
 from transforms.formats import WIDELOAD, Format
 from transforms.frames import OversizeError
@@ -78,9 +79,9 @@ class Inflate:
     def reserve_bytes(self, record: RecordLike) -> int:
         """The memory that restoring the value may take: the size in the reference, else as measured, else the limit.
 
-        It is twice that if the value is copied, because both are held. So is a compressed payload beside its value,
-        which may be as long as the limit allows if the reference does not say. Never raises; a malformed reference
-        takes no memory, as nothing is read for it.
+        It is twice that if the value is copied, or the payload encrypted, because both are held. So is a compressed
+        payload beside its value, which may be as long as the limit allows if the reference does not say. Never raises;
+        a malformed reference takes no memory, as nothing is read for it.
         """
         if self.format.marks and not self.format.refers(record):
             return len(record.value or b"")  # the mark's removal makes a copy
@@ -88,10 +89,10 @@ class Inflate:
             inflation = self.begin(record)
         except TransformError:
             return 0
-        stored_bytes, reference = inflation.stored_limit_bytes, inflation.reference
+        stored, reference = inflation.stored_limit_bytes, inflation.reference
         if reference.codec is not None:
-            return stored_bytes + (self.max_bytes if reference.size is None else reference.size)
-        return 2 * stored_bytes if self.copied else stored_bytes
+            return stored + (self.max_bytes if reference.size is None else reference.size)
+        return 2 * stored if self.copied or reference.encryption is not None else stored
 
     def reserve_key_bytes(self, record: RecordLike) -> int:
         """As `reserve_bytes`, for the key; 0 for a key that is no reference."""
@@ -191,11 +192,11 @@ class Inflate:
             return self.max_bytes if measured_bytes is None else min(measured_bytes, self.max_bytes)
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
-        # A writer compresses only if that makes it shorter, so no payload is longer than its value.
-        return reference.size
+        # A writer compresses only if that makes it shorter, so no payload is longer than its value, but for a tag.
+        return stored_bytes(reference, reference.size)
 
     def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
-        """The record as it was before offload.
+        """The record as it was before offload; `stored` is as `restore` takes it.
 
         Raises:
             PayloadCorruptError: size or checksum differ from the reference, or the bytes do not decompress.
@@ -205,7 +206,10 @@ class Inflate:
         return Record(record.key, value, inflation.headers, record.timestamp)
 
     def restore(self, reference: Reference, stored: bytes) -> bytes:
-        """The original value, from the stored payload; raises the same errors as `finish`."""
+        """The original value, from the stored payload; raises the same errors as `finish`.
+
+        Encrypted bytes must have been decrypted, and so compared with the checksum, which is theirs.
+        """
         if len(stored) > self.max_bytes:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
         value = stored
@@ -222,7 +226,7 @@ class Inflate:
             raise PayloadCorruptError(
                 reference.path, "size", expected=f"{reference.size:,} bytes", found=f"{len(value):,} bytes"
             )
-        if reference.checksum is not None:
+        if reference.checksum is not None and reference.encryption is None:
             found = hashlib.sha256(value).hexdigest()
             if found != reference.checksum:
                 raise PayloadCorruptError(reference.path, "checksum", expected=reference.checksum, found=found)

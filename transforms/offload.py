@@ -31,7 +31,7 @@ class Payload:
     Attributes:
         data: the bytes to store: the value, or the compressed value.
         size: bytes of the value.
-        checksum: SHA-256 of the value, hex.
+        checksum: SHA-256 of the value, hex; empty if it was not asked for.
         codec: of `data`; None if it is the value itself.
     """
 
@@ -131,15 +131,19 @@ class Offload:
             return None
         return self.sink_limit_bytes if len(record.value or b"") <= self.threshold_bytes else None
 
-    def payload(self, value: bytes) -> Payload:
+    def payload(self, value: bytes, *, hashed: bool = True) -> Payload:
         """The payload of `value`, compressed if that makes it shorter.
+
+        Args:
+            value: to be stored.
+            hashed: whether it has its checksum. The reference to an encrypted payload has another one.
 
         Raises:
             ValueTooLargeError: the value has more than `max_bytes`.
         """
         if self.max_bytes is not None and len(value) > self.max_bytes:
             raise ValueTooLargeError(len(value), self.max_bytes)
-        checksum = hashlib.sha256(value).hexdigest()
+        checksum = hashlib.sha256(value).hexdigest() if hashed else ""
         if self.codec is not None:
             compressed = self.format.compress(self.codec, value)
             if len(compressed) < len(value):

@@ -5,9 +5,13 @@
     header .size                 length of the original value in bytes, decimal
     header .checksum             "sha256:" and 64 lower-case hex digits, of the original value
     header .compression          gzip, snappy, lz4 or zstd; absent if the stored bytes are the value itself
+    header .encryption           "aes-256-gcm", with three more (`Encryption`); absent if they are not encrypted
     header .signature            see `transforms/signing.py`; absent if references are not signed
 
-An offloaded key has the same headers, named `large-message-key`; a record may have both.
+The checksum of an encrypted payload is that of the stored bytes: "sha256-stored:" and 64 digits. So nobody learns from
+it which values are equal, and readers that know no encryption refuse the reference.
+
+An offloaded key has the same headers, named `large-message-key`, but none of encryption; a record may have both.
 
 Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
 These headers come together after the record's own, `large-message` first. So a reader can distinguish them from headers
@@ -17,14 +21,15 @@ of the same name in the original record, and restores that exactly, even if it w
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transforms.compression import CODECS, Codec
 from transforms.errors import MalformedReferenceError
+from transforms.keyring import CIPHER
 from transforms.record import Header, RecordLike
 
-__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Field", "Reference", "is_reference", "parse_path"]
+__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Encryption", "Field", "Reference", "is_reference", "parse_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Field:
         name: `value` or `key`.
         flag: the header with the value `true`.
         size, checksum, compression, signature: the headers after it.
+        encryption: the four headers of an encrypted payload: cipher, key, nonce and data key; empty if it cannot be
+            encrypted.
     """
 
     name: str
@@ -43,11 +50,12 @@ class Field:
     checksum: str
     compression: str
     signature: str
+    encryption: tuple[str, ...] = ()
 
     @property
     def details(self) -> tuple[str, ...]:
-        """The names of the headers after the flag."""
-        return self.size, self.checksum, self.compression, self.signature
+        """The names of the headers after the flag; wrappers number them in this order, so new ones come last."""
+        return self.size, self.checksum, self.compression, self.signature, *self.encryption
 
 
 VALUE = Field(
@@ -57,6 +65,12 @@ VALUE = Field(
     checksum="large-message.checksum",
     compression="large-message.compression",
     signature="large-message.signature",
+    encryption=(
+        "large-message.encryption",
+        "large-message.encryption.key",
+        "large-message.encryption.nonce",
+        "large-message.encryption.data-key",
+    ),
 )
 KEY = Field(
     "key",
@@ -74,8 +88,16 @@ _PATH_ALLOWED = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
 
 _SIZE_FORM = re.compile(rb"[0-9]{1,19}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
+_STORED_CHECKSUM_FORM = re.compile(rb"sha256-stored:([0-9a-f]{64})", re.ASCII)
+# Salt and wrapped key have 80 bytes; behind them stands what a key service needs, 6,144 bytes at most with AWS KMS.
+_ENCRYPTION_FORMS = (
+    (re.compile(CIPHER.encode(), re.ASCII), CIPHER),
+    (re.compile(rb"[a-zA-Z0-9._:/-]{1,256}", re.ASCII), "1 to 256 characters of [a-zA-Z0-9._:/-]"),
+    (re.compile(rb"[0-9a-f]{24}", re.ASCII), "24 lower-case hex digits"),
+    (re.compile(rb"(?:[0-9a-f]{2}){80,6272}", re.ASCII), "160 to 12,544 lower-case hex digits"),
+)
 _SIGNATURE_FORM = re.compile(rb"[a-z0-9-]{1,20}:[0-9a-f]{8}:[0-9a-f]{64,128}", re.ASCII)
-_SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 71
+_SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 78
 
 
 def is_reference(headers: Sequence[Header], part: Field = VALUE) -> bool:
@@ -87,14 +109,54 @@ def is_reference(headers: Sequence[Header], part: Field = VALUE) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Encryption:
+    """How a payload was encrypted; `transforms/encryption.py` has the meaning of the bytes.
+
+    Attributes:
+        key_id: the name of the key that wraps the data key.
+        nonce: of the payload, 12 bytes.
+        data_key: the wrapped data key, with what it takes to open it.
+    """
+
+    key_id: str
+    nonce: bytes
+    data_key: bytes
+
+    def headers(self, part: Field) -> tuple[Header, ...]:
+        """The headers of a reference for it."""
+        values = CIPHER, self.key_id, self.nonce.hex(), self.data_key.hex()
+        return tuple((name, value.encode()) for name, value in zip(part.encryption, values, strict=True))
+
+    @classmethod
+    def read(cls, headers: Mapping[str, bytes | None], part: Field) -> Encryption | None:
+        """From the headers of a reference; None if none of them is there.
+
+        Raises:
+            MalformedReferenceError: one breaks the format, or one of the others is missing.
+        """
+        if not any(name in headers for name in part.encryption):
+            return None
+        found: list[str] = []
+        for name, (form, allowed) in zip(part.encryption, _ENCRYPTION_FORMS, strict=True):
+            value = headers.get(name)
+            if value is None or not form.fullmatch(value):
+                raise MalformedReferenceError(name, _text(value) if name in headers else "absent", allowed)
+            found.append(value.decode())
+        _, key_id, nonce, data_key = found
+        return cls(key_id, bytes.fromhex(nonce), bytes.fromhex(data_key))
+
+
+@dataclass(frozen=True, slots=True)
 class Reference:
     """The description of a payload in a reference record.
 
     Attributes:
         path: the full path in the store.
         size: bytes of the original value or key; None if there is no header (the seed's own format).
-        checksum: SHA-256 of the original, 64 hex digits; None if there is no header.
-        codec: the compression of the stored bytes; None if they are the original.
+        checksum: SHA-256, 64 hex digits: of the original, or of the stored bytes if they are encrypted; None if there
+            is no header.
+        codec: the compression of the stored bytes, before they were encrypted; None if they are the original.
+        encryption: None if they are not encrypted.
         signature: its header; None if it is not signed. Reading does not verify it.
     """
 
@@ -103,6 +165,7 @@ class Reference:
     checksum: str | None = None
     codec: Codec | None = None
     signature: str | None = None
+    encryption: Encryption | None = None
 
     def headers(self, part: Field = VALUE) -> tuple[Header, ...]:
         """The headers to append to the record's own."""
@@ -110,9 +173,12 @@ class Reference:
         if self.size is not None:
             headers.append((part.size, b"%d" % self.size))
         if self.checksum is not None:
-            headers.append((part.checksum, b"sha256:" + self.checksum.encode()))
+            algorithm = b"sha256:" if self.encryption is None else b"sha256-stored:"
+            headers.append((part.checksum, algorithm + self.checksum.encode()))
         if self.codec is not None:
             headers.append((part.compression, self.codec.encode()))
+        if self.encryption is not None:
+            headers += self.encryption.headers(part)
         if self.signature is not None:
             headers.append((part.signature, self.signature.encode()))
         return tuple(headers)
@@ -156,9 +222,15 @@ class Reference:
         codec = _codec(part.compression, ours[part.compression]) if part.compression in ours else None
         if codec is not None and size is None:
             raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} needs as its bound")
-        checksum = _checksum(part.checksum, ours[part.checksum]) if part.checksum in ours else None
+        encryption = Encryption.read(ours, part)
+        if encryption is not None:
+            for name in (part.size, part.checksum):
+                if name not in ours:
+                    raise MalformedReferenceError(name, "absent", "present, as the payload is encrypted")
+        encrypted = encryption is not None
+        checksum = _checksum(part.checksum, ours[part.checksum], encrypted) if part.checksum in ours else None
         signature = _signature(part.signature, ours[part.signature]) if part.signature in ours else None
-        return cls(parse_path(data, part), size, checksum, codec, signature), own
+        return cls(parse_path(data, part), size, checksum, codec, signature, encryption), own
 
 
 def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
@@ -221,10 +293,12 @@ def _size(name: str, value: bytes | None) -> int:
     return int(value)
 
 
-def _checksum(name: str, value: bytes | None) -> str:
-    match = None if value is None else _CHECKSUM_FORM.fullmatch(value)
+def _checksum(name: str, value: bytes | None, encrypted: bool) -> str:  # noqa: FBT001
+    form = _STORED_CHECKSUM_FORM if encrypted else _CHECKSUM_FORM
+    match = None if value is None else form.fullmatch(value)
     if match is None:
-        raise MalformedReferenceError(name, _text(value), "sha256: and 64 lower-case hex digits")
+        algorithm = "sha256-stored:" if encrypted else "sha256:"
+        raise MalformedReferenceError(name, _text(value), f"{algorithm} and 64 lower-case hex digits")
     return match[1].decode()
 
 

@@ -3,9 +3,10 @@
     header .signature            "hmac-sha256:", 8 hex digits that name the key, ":", and 64 hex digits, the HMAC
 
 The HMAC (RFC 2104) covers the name and version of the format; whether the reference is for a value or a key; path,
-size, checksum and codec. Each has its length before it, so that no two references give the same bytes. It does not
-cover topic, offset or key of the record, since mirrors, replays and compaction change them; so a genuine reference can
-be copied to another record (docs/reference-messages.md, "Signatures").
+size, checksum and codec; and of an encrypted payload cipher, key id, nonce and data key. Each has its length before it,
+so that no two references give the same bytes. It does not cover topic, offset or key of the record, since mirrors,
+replays and compaction change them; so a genuine reference can be copied to another record
+(docs/reference-messages.md, "Signatures").
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from transforms.errors import ConfigurationError, SignatureError
+from transforms.keyring import CIPHER
 from transforms.reference import VALUE, Field, Reference
 
 __all__ = ["KEY_NAME", "LEAST_KEY_CHARACTERS", "PREVIOUS_NAME", "REQUIRED_NAME", "Signing"]
@@ -105,7 +107,7 @@ def _name(key: str) -> str:
 
 
 def _digest(key: bytes, reference: Reference, part: Field) -> str:
-    said = (
+    said: tuple[bytes, ...] = (
         _CONTEXT,
         part.name.encode(),
         reference.path.encode(),
@@ -113,5 +115,7 @@ def _digest(key: bytes, reference: Reference, part: Field) -> str:
         (reference.checksum or "").encode(),
         (reference.codec or "").encode(),
     )
+    if (encryption := reference.encryption) is not None:
+        said += (CIPHER.encode(), encryption.key_id.encode(), encryption.nonce, encryption.data_key)
     message = b"".join(len(each).to_bytes(4) + each for each in said)
     return hmac.digest(key, message, hashlib.sha256).hex()

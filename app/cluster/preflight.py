@@ -24,10 +24,12 @@ from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import Topic, missing_topic, topics
+from stores.encryption import open_keyring
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
+from transforms.keyring import TYPE_NAME
 
 __all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
 
@@ -144,6 +146,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
             if isinstance(store, Check):
                 store.check(writing=pipeline.offloads)
             store.close()
+            _check_keys(pipeline)
             checked.set_result(None)
         except Exception as exc:  # noqa: BLE001  # raised again where the result is awaited
             checked.set_exception(exc)
@@ -158,6 +161,16 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
         ) from exc
     except PayloadStoreError as exc:
         raise ConfigurationError(exc.key or _store_key(pipeline), f"the store cannot be used: {exc}") from exc
+
+
+def _check_keys(pipeline: PipelineSettings) -> None:
+    """Asks the service of the key for one, if payloads are to be encrypted. A reader cannot know its rights before."""
+    keyring = open_keyring(pipeline.encryption, pipeline.store_timeout_ms)
+    if keyring is not None and keyring.writes:
+        try:
+            keyring.current()
+        except PayloadStoreError as exc:
+            raise ConfigurationError(exc.key or TYPE_NAME, f"payloads cannot be encrypted: {exc}") from exc
 
 
 def _store_key(pipeline: PipelineSettings) -> str:

@@ -24,6 +24,7 @@ from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
+from stores.encryption import open_keyring
 from transforms.assembly import Limits
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, WideloadError
@@ -221,7 +222,9 @@ def _restorer(
     settings = pipeline_of(loaded, pipeline)
     store = opened_store(settings, stack)
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    stage = InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
+    scope = reference_scope(settings.reference_scope, store)
+    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
+    stage = InflateStage(inflate, store, PipelineStats(), scope, keyring)
     return Restorer(stage, settings.chunks.limits, unwrap)
 
 

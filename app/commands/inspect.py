@@ -29,6 +29,7 @@ from transforms.assembly import Limits
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, WIDELOAD, Format
+from transforms.keyring import CIPHER
 from transforms.record import RecordLike, SourceRecord
 from transforms.reference import KEY, VALUE, Field, is_reference
 from transforms.signing import Signing
@@ -158,6 +159,7 @@ class _Printer:
 
 def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
     reference = check.reference
+    encryption = None if reference is None else reference.encryption
     return {
         "partition": record.partition,
         "offset": record.offset,
@@ -169,6 +171,7 @@ def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str,
         "stored": check.stored,
         "compression": None if reference is None else reference.codec,
         "checksum": None if reference is None else reference.checksum,
+        **({} if encryption is None else {"encryption": CIPHER, "encryption_key": encryption.key_id}),
         **({} if check.detail is None else {"detail": check.detail}),
     }
 

@@ -24,6 +24,7 @@ from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.fallback import Fallback
 from app.pipeline.stages import ChunkStage, OffloadStage, Stage, wrap_stage
 from app.pipeline.stats import PipelineStats
+from stores.encryption import open_keyring
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WrapError
@@ -142,7 +143,10 @@ class Packing:
             )
             store = opened_store(pipeline, stack)
             by_digest = pipeline.store.get(_GENERATOR, "sha256") == "sha256"
-            stages.append(OffloadStage(offload, store, topic.name, PipelineStats(), by_digest=by_digest))
+            keyring = open_keyring(pipeline.encryption, pipeline.store_timeout_ms)
+            stages.append(
+                OffloadStage(offload, store, topic.name, PipelineStats(), by_digest=by_digest, keyring=keyring)
+            )
         if self.wrap is not None:
             stages.append(wrap_stage(self.wrap))
         if self.splits:
@@ -287,7 +291,14 @@ def _writer(settings: Settings, name: str | None) -> PipelineSettings:
         settings,
         None,
         lambda each: each.offloads,
-        lambda each: (each.threshold_bytes, each.codec, each.signing, each.max_bytes, each.chunks.max_bytes),
+        lambda each: (
+            each.threshold_bytes,
+            each.codec,
+            each.signing,
+            each.encryption,
+            each.max_bytes,
+            each.chunks.max_bytes,
+        ),
         "large.message.… or chunk.… differ",
     )
     return next((each for each in settings.pipelines if each.offloads), any_with_store)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stores.store import Stat
+from transforms.encryption import stored_bytes
 from transforms.errors import (
     MalformedReferenceError,
     PayloadNotFoundError,
@@ -91,7 +92,7 @@ def _look(reference: Reference, store: Stat) -> ReferenceCheck:
         return ReferenceCheck("refused", reference, detail=str(exc))
     except PayloadStoreError as exc:
         return ReferenceCheck("unknown", reference, detail=str(exc))
-    size = reference.size
+    size = None if reference.size is None else stored_bytes(reference, reference.size)
     # A payload is stored compressed only if that makes it smaller.
     wrong = size is not None and (stored != size if reference.codec is None else stored > size)
     if wrong:

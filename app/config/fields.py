@@ -63,7 +63,7 @@ def values_of(settings: object) -> dict[str, object]:
             values |= value
         elif _keys(each):
             values[_keys(each)[0].name] = value
-        elif is_dataclass(value):
+        elif is_dataclass(value) and keys_of(type(value)):  # others were made of several keys, secret ones too
             values |= values_of(value)
     return values
 

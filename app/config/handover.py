@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from app.config.settings import PipelineSettings
 from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from transforms.errors import ConfigurationError
+from transforms.keyring import PREVIOUS_NAME, EncryptionSettings
 from transforms.signing import KEY_NAME, REQUIRED_NAME
 
 __all__ = ["form_errors", "root_errors", "store_doubts"]
@@ -158,6 +159,26 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Ite
             "found another key",
             "signs its references with its own; inflate would refuse each of them. Give both the same key",
         )
+    encryption = writer.encryption
+    if encryption is not None and encryption.writes and not _opens(reader.encryption, encryption):
+        yield _refusal(
+            writer,
+            reader,
+            PREVIOUS_NAME,
+            "found no such key",
+            f"encrypts its payloads with key {encryption.current}; inflate would refuse each of its references. Give "
+            "this one the same key, with the same id",
+        )
+
+
+def _opens(reader: EncryptionSettings | None, writer: EncryptionSettings) -> bool:
+    """Whether a reader has the key with which a writer encrypts."""
+    current = writer.current
+    if reader is None or current is None:
+        return False
+    if current in writer.keys:
+        return reader.keys.get(current) == writer.keys[current]
+    return reader.kms is not None and current in reader.kms.key_ids
 
 
 def _neighbours(pipelines: Sequence[PipelineSettings]) -> Iterator[tuple[PipelineSettings, PipelineSettings]]:

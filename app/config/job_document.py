@@ -2,7 +2,7 @@
 
 It lists the stores. For each one it has the topics whose payloads are in it, and the topics to which pipelines may
 carry references to them. A sweep that overlooks such a topic deletes payloads that are still in use. The keys that sign
-references are there by topic: those of one topic are of no use in another.
+references, and those that encrypt payloads, are there by topic: those of one topic are of no use in another.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import cast
 
 from app.config.settings import PipelineSettings, Settings
+from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import open_store
 from stores.store import Store
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.keyring import EncryptionSettings
 from transforms.retention import LONGEST_HOLD_S
 from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
 
 __all__ = ["document", "reachable_topics", "write"]
 
 _SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
+_KEYS_OF_TOPICS = frozenset({*_SIGNING, *(key.name for key in ENCRYPTION_KEYS)})
 _APART = "apart"
 
 
@@ -104,13 +107,14 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
     # Pipelines of one store may have different limits; a job may read as much as any of them.
     widest = max(group, key=lambda pipeline: pipeline.max_bytes)
     carriers = {topic: reachable_topics(topic, pipelines) for topic in topics}
-    store = {key: value for key, value in widest.store.items() if key not in _SIGNING}
+    store = {key: value for key, value in widest.store.items() if key not in _KEYS_OF_TOPICS}
     return {
         "pipelines": [pipeline.name for pipeline in group],
         "store": {key: _plain(value) for key, value in store.items()},
         "in.flight.ms": max(_in_flight_ms(pipeline) for pipeline in group),
         "carriers": carriers,
         "signing": {topic: _plain(keys) for topic, keys in _signings(group, carriers).items()},
+        "encryption": {topic: _plain(keys) for topic, keys in _encryptions(group, carriers).items()},
         "formats": _formats(group, carriers),
     }
 
@@ -149,6 +153,21 @@ def _signings(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence
         if topic not in own:
             found[topic] = _signing(pipelines, apart=False) | {REQUIRED_NAME: all(map(_requires, pipelines))}
     return {topic: each if KEY_NAME in each or _APART in each else {} for topic, each in found.items()}
+
+
+def _encryptions(
+    group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[str]]
+) -> dict[str, Mapping[str, object]]:
+    """The keys of encryption for each topic: of the pipelines that store or read its payloads, writers first."""
+    of_topic: dict[str, list[PipelineSettings]] = {}
+    for pipeline in sorted(group, key=lambda each: not each.offloads):
+        for topic in _folders(pipeline):
+            for name in (topic, *carriers[topic]):
+                of_topic.setdefault(name, []).append(pipeline)
+    return {
+        topic: EncryptionSettings.together([each.encryption for each in pipelines if each.encryption is not None])
+        for topic, pipelines in of_topic.items()
+    }
 
 
 def _requires(pipeline: PipelineSettings) -> bool:

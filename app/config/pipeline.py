@@ -10,6 +10,7 @@ from typing import Any
 from app.config.chunking import check_order, chunk_settings
 from app.config.defaults import defaults_of
 from app.config.document import check_pipeline_names
+from app.config.encryption import encryption_settings
 from app.config.fields import settings_of
 from app.config.findings import Checked, Findings, WrongValueError
 from app.config.guarantee import guarantee_of
@@ -40,7 +41,7 @@ _STORE_TIMEOUT = "large.message.store.timeout.ms"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _KEYS = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
 _NAMES = tuple(key.name for key in _KEYS)
-_PARTS = 6  # of the settings, made by the checks of `_settings`
+_PARTS = 7  # of the settings, made by the checks of `_settings`
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def _settings(
         parts["guarantee"] = guarantee_of(values)
     with findings.noted():
         parts["signing"] = _signing(values, values["reference.format"])
+    with findings.noted():
+        parts["encryption"] = encryption_settings(values)
     with findings.noted():
         parts["store"] = _store_config(values, handed, findings)
         check_store_paths(values["reference.format"], values["transforms"], parts["store"])

@@ -20,6 +20,7 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.identifiers import LIMIT_KEY
 from transforms.inflate import DEFAULT_MAX_BYTES
+from transforms.keyring import EncryptionSettings
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 from transforms.signing import Signing
 
@@ -68,6 +69,7 @@ class PipelineSettings:
         max_bytes: `large.message.max.bytes`.
         store_timeout_ms: `large.message.store.timeout.ms`.
         signing: how references are signed; None if they are not.
+        encryption: the keys of encrypted payloads; None if there is none.
         consumer: the values of `CONSUMER_KEYS`, by name.
         producer: the values of `PRODUCER_KEYS`, by name.
     """
@@ -192,6 +194,7 @@ class PipelineSettings:
     max_bytes: int
     store_timeout_ms: int
     signing: Signing | None
+    encryption: EncryptionSettings | None
     consumer: Mapping[str, Value | None]
     producer: Mapping[str, Value | None]
 

@@ -20,6 +20,7 @@ from transforms.errors import (
     shown,
 )
 from transforms.inflate import Inflate
+from transforms.keyring import Keyring
 from transforms.letter import (
     Letter,
     batch_letter,
@@ -87,6 +88,7 @@ class LetterReader:
         store: of the pipeline; None if it has none.
         max_bytes: the largest letter that is read.
         signing: the keys of signed references; None if references need no signature.
+        keyring: opens encrypted payloads; None if there is no key.
         topics: the topics whose payloads letters may refer to.
     """
 
@@ -99,9 +101,11 @@ class LetterReader:
         max_bytes: int,
         signing: Signing | None = None,
         *,
+        keyring: Keyring | None = None,
         topics: Collection[str] = (),
     ) -> None:
         self.max_bytes = max_bytes
+        self._keyring = keyring
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
         # A forged letter must not copy payloads of other topics to a source, even if inflate may read these topics.
@@ -171,7 +175,9 @@ class LetterReader:
                     f"letter, and the class of {STORE_CLASS} cannot tell"
                 )
             self._scope.check_letter(inflation.reference.path)
-            record = self._inflate.finish(record, inflation, download(self._store, inflation.reference, self._inflate))
+            record = self._inflate.finish(
+                record, inflation, download(self._store, inflation.reference, self._inflate, self._keyring)
+            )
         return open_letter(record)
 
     def summarize(self, found: FoundLetter) -> LetterSummary:

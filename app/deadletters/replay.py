@@ -25,6 +25,7 @@ from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
+from stores.encryption import open_keyring
 from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
@@ -63,7 +64,8 @@ class _Replayable:
 def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
     """A reader of the letters of a pipeline in a topic."""
     topics = {topic, *settings.reference_scope.topics}
-    return LetterReader(store, settings.max_bytes, settings.signing, topics=topics)
+    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
+    return LetterReader(store, settings.max_bytes, settings.signing, keyring=keyring, topics=topics)
 
 
 @dataclass(slots=True)

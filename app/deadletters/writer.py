@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from app.config.settings import PipelineSettings
 from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
+from stores.encryption import open_keyring
 from stores.payload import publish
 from stores.store import PayloadStore, Store
 from transforms import record_format
@@ -18,7 +19,7 @@ from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError
 from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, may_refer, replays_of
 from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
-from transforms.reference import Reference
+from transforms.reference import Encryption, Reference
 
 __all__ = ["LetterWriter"]
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _AVOID_S = 5.0  # how long letters are sent as chunks after the store has failed
 _LONGEST_PATH = "p" * 1_024  # of S3's keys; if a store has longer paths, its letters are sent as chunks
+_LONGEST_KEY_ID = "k" * 128  # an ARN has some 90 characters
+_DATA_KEY_BYTES = 80 + 512  # with the token of AWS KMS, of some 200 bytes
 
 
 class LetterWriter:
@@ -54,6 +57,9 @@ class LetterWriter:
         self._store = store
         self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
         self._offload = Offload(0, self._limit, settings.codec, signing=settings.signing)
+        self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
+        encrypts = self._keyring is not None and self._keyring.writes
+        self._encryption = Encryption(_LONGEST_KEY_ID, bytes(12), bytes(_DATA_KEY_BYTES)) if encrypts else None
         self._chunking = Chunking(self._limit)
         self._clock = clock
         self._avoid_until_s = 0.0
@@ -104,12 +110,14 @@ class LetterWriter:
             return ()
         for form in forms:
             assert form.value
-            probe = self._offload.refer(form, Reference(_LONGEST_PATH, len(form.value), "0" * 64, "snappy"))
+            probe = self._offload.refer(
+                form, Reference(_LONGEST_PATH, len(form.value), "0" * 64, "snappy", encryption=self._encryption)
+            )
             if batch_of_one_bytes(probe) > self._limit:
                 continue
             try:
                 payload = self._offload.payload(form.value)
-                reference = publish(store, self.topic.name, payload, by_digest=self._by_digest)
+                reference = publish(store, self.topic.name, payload, by_digest=self._by_digest, keyring=self._keyring)
                 letter = self._offload.refer(form, reference)
             except (PayloadStoreError, TransformError) as exc:
                 self._avoid_until_s = self._clock() + _AVOID_S

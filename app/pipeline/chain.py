@@ -20,6 +20,7 @@ from app.pipeline.stages import (
     wrap_stage,
 )
 from app.pipeline.stats import PipelineStats
+from stores.encryption import open_keyring
 from stores.store import PayloadStore
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
@@ -317,6 +318,7 @@ def build(
     form = FORMATS[settings.reference_format]
     chunks = settings.chunks
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
     wrapper = settings.wrapper
     stages: list[Stage] = [] if unfit is None else [unfit]
     if wrapper.unwraps:
@@ -324,7 +326,7 @@ def build(
     if "inflate" in settings.transforms:
         assert store is not None
         inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
-        stages.append(InflateStage(inflate, store, stats, reference_scope(settings.reference_scope, store)))
+        stages.append(InflateStage(inflate, store, stats, reference_scope(settings.reference_scope, store), keyring))
     if settings.offloads:
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
@@ -338,7 +340,8 @@ def build(
             settings.max_bytes,
             settings.on_reference,
         )
-        stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
+        topic = settings.output_topic
+        stages.append(OffloadStage(offload, store, topic, stats, by_digest=by_digest, keyring=keyring))
     if wrapper.wraps:
         stages.append(wrap_stage(wrapper.wrap))
     if chunks.splits:

@@ -15,6 +15,7 @@ from stores.store import PayloadStore, Stat
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordUnfitError
 from transforms.inflate import Inflate, MeasuredRecord, has_large_key
+from transforms.keyring import Keyring
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
@@ -92,7 +93,14 @@ class OffloadStage:
     name = "offload"
 
     def __init__(
-        self, offload: Offload, store: PayloadStore, topic: str, stats: PipelineStats, *, by_digest: bool
+        self,
+        offload: Offload,
+        store: PayloadStore,
+        topic: str,
+        stats: PipelineStats,
+        *,
+        by_digest: bool,
+        keyring: Keyring | None = None,
     ) -> None:
         # Not a method: it is called for every record, and a call within a call would cost as much again.
         self.wants: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
@@ -101,6 +109,8 @@ class OffloadStage:
         self._topic = topic
         self._stats = stats
         self._by_digest = by_digest
+        self._keyring = keyring
+        self._encrypts = keyring is not None and keyring.writes
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         return self._offload.wants_any(batch, whole=whole)
@@ -122,18 +132,19 @@ class OffloadStage:
         return self._offload.keep(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value, if it is compressed or marked."""
+        """A second copy of the value if it is compressed or marked, and another one if it is encrypted."""
         offload = self._offload
-        return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
+        copies = int(offload.codec is not None or offload.format.marks) + int(self._encrypts)
+        return copies * len(record.value or b"")
 
     def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
         if not self.moves(record):
             return (self._offload.keep(record),)
         self._offload.check(record)
         assert record.value is not None
-        payload = self._offload.payload(record.value)
+        payload = self._offload.payload(record.value, hashed=not self._encrypts)
         with self._stats.store_call("publish"):
-            reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
+            reference = publish(self._store, self._topic, payload, by_digest=self._by_digest, keyring=self._keyring)
         return (self._offload.refer(record, reference),)
 
 
@@ -193,18 +204,25 @@ def _place(record: RecordLike) -> tuple[str, int, int]:
 class InflateStage(_NoLimit):
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
-    `reference_scope` refuses paths that the store itself would take; None if there is no need.
+    `reference_scope` refuses paths that the store itself would take; None if there is no need. `keyring` opens
+    encrypted payloads; None if there is no key.
     """
 
     name = "inflate"
 
     def __init__(
-        self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reference_scope: ReferenceScope | None = None
+        self,
+        inflate: Inflate,
+        store: PayloadStore,
+        stats: PipelineStats,
+        reference_scope: ReferenceScope | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self._inflate = inflate
         self._store = store
         self._stats = stats
         self._reference_scope = reference_scope
+        self._keyring = keyring
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         return self._inflate.format.wants_any(batch) or batch.may_hold(_KEY_FLAG)
@@ -260,7 +278,7 @@ class InflateStage(_NoLimit):
         if self._reference_scope is not None:
             self._reference_scope.check(reference.path, source)
         with self._stats.store_call("download"):
-            return download(self._store, reference, self._inflate, measured_bytes=measured_bytes)
+            return download(self._store, reference, self._inflate, self._keyring, measured_bytes=measured_bytes)
 
 
 class ChunkStage:

@@ -24,6 +24,7 @@ from app.serializers.options import (
 )
 from app.serializers.pieces import refused_piece
 from app.serializers.stage import Headers, shared_headers, with_appended
+from stores.encryption import keyring_of
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
@@ -32,6 +33,7 @@ from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
+from transforms.keyring import TYPE_NAME
 from transforms.offload import Offload, Payload
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
@@ -126,6 +128,14 @@ class LargeMessageSerializer(_LargeMessage):
         room_bytes = threshold_bytes if limit_bytes is None else limit_bytes - HEADERLESS_OVERHEAD_BYTES
         self.small_bytes = min(threshold_bytes, room_bytes)
         self._signing = Signing.of(values)
+        self._keyring = keyring_of(values)
+        self._encrypts = self._keyring is not None and self._keyring.writes
+        if is_key and self._encrypts:
+            raise ConfigurationError(
+                TYPE_NAME,
+                f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted: equal keys need equal references, to meet "
+                "in one partition and to be compacted; take LargeMessageSerializer out of the serializers of keys",
+            )
         self._by_digest = generator == "sha256"
         self._store = open_store({**store, GENERATOR: generator}, bounded=True)
         self._to_prove = is_key and not isinstance(self._store, Put)
@@ -176,7 +186,7 @@ class LargeMessageSerializer(_LargeMessage):
         if self._cluster is not None and topic not in self._asked:
             self._ask(self._cluster, topic)
         try:
-            reference = self._publish(store, topic, self._offload.payload(data))
+            reference = self._publish(store, topic, self._offload.payload(data, hashed=not self._encrypts))
             value = reference.value()
             if self._signing is not None:
                 reference = self._signing.signed(reference, self._part)
@@ -227,7 +237,7 @@ class LargeMessageSerializer(_LargeMessage):
             thread.start()
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
-        reference = publish(store, topic, payload, by_digest=self._by_digest)
+        reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)
         if self._to_prove:
             # The first key is published twice if the store names payloads: equal keys must give equal references.
             again = publish(store, topic, payload, by_digest=self._by_digest)
@@ -259,6 +269,7 @@ class LargeMessageDeserializer(_LargeMessage):
         values, store = read_options(config, CONSUMER_KEYS, MAX_POLL_INTERVAL)
         self.store_timeout_ms: int = values[TIMEOUT]
         self._inflate = Inflate(values["large.message.max.bytes"], signing=Signing.of(values))
+        self._keyring = keyring_of(values)
         self._store = open_store(store, bounded=True)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
@@ -285,7 +296,7 @@ class LargeMessageDeserializer(_LargeMessage):
         try:
             reference, own = Reference.read(data, headers, self._part)
             self._inflate.verify(reference, self._part)
-            stored = download(store, reference, self._inflate)
+            stored = download(store, reference, self._inflate, self._keyring)
             restored = self._inflate.restore(reference, stored)
         except WideloadError as exc:
             raise SerializationError(

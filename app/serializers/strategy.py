@@ -21,6 +21,7 @@ from app.serializers.large_message import LargeMessageSerializer
 from stores.keys import read
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
+from transforms.keyring import TYPE_NAME
 from transforms.record import Header, Record
 from transforms.reference import VALUE, is_reference
 from transforms.wrapper import MessageWrapper
@@ -51,9 +52,16 @@ def strategy_of(config: Mapping[str, object]) -> Strategy:
     """The value of `large.message.strategy`.
 
     Raises:
-        ConfigurationError: it is none of the three.
+        ConfigurationError: it is none of the three; or it is `chunk`, and payloads are to be encrypted.
     """
-    return cast("Strategy", read([STRATEGY], coerced([STRATEGY], config))[STRATEGY.name])
+    strategy = cast("Strategy", read([STRATEGY], coerced([STRATEGY], config))[STRATEGY.name])
+    if strategy == "chunk" and config.get(TYPE_NAME) not in (None, "none"):
+        raise ConfigurationError(
+            TYPE_NAME,
+            f"found {config[TYPE_NAME]!r} beside {STRATEGY.name} = 'chunk': chunks stay in Kafka, and are not "
+            "encrypted; leave one of the two out",
+        )
+    return strategy
 
 
 def large_serializer(

@@ -8,7 +8,7 @@ ends the transaction of the task before it, and writes the same records again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from jobs.reading.source_options import SourceSettings
 from jobs.records.inflater import Inflater
 from jobs.records.problems import Problem
 from jobs.records.window import Task, in_order
+from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -59,6 +60,7 @@ class BackfillSettings:
         checkpoint: the folder that remembers how far the job is; None for a dry run without one.
         offload: which values become references; None if none do. The job sets its `sink_limit_bytes`, and signs as the
             source is signed, unless it has keys for the sink.
+        encryption: the keys `large.message.encryption.…` for the sink; None for those of the source.
         by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
         keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
         keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.
@@ -81,6 +83,7 @@ class BackfillSettings:
     max_bytes: int = 256 * 2**20
     partitions_at_a_time: int | None = None
     dry_run: bool = False
+    encryption: Mapping[str, object] | None = field(default=None, repr=False)
 
     def check(self) -> None:
         """Makes sure that the settings fit together. Makes no request.
@@ -254,6 +257,7 @@ class _Copy:
         self._cursor = _Cursor(self._log, settings, range_, tally)
         self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
         self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))
+        self._keyring = keyring_of(source.inflater.store if settings.encryption is None else settings.encryption)
         self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
         stack.callback(self._pool.shutdown, cancel_futures=True)
         self.writer = stack.enter_context(closing(self._writer()))
@@ -360,14 +364,15 @@ class _Copy:
         for ready in found:
             size = len(ready.record.value or b"")
             if ready.problem is None and not ready.place.own and offload.wants(ready.record):
-                yield size if offload.codec is None else 2 * size, ready, partial(self._published, offload)
+                copies = 1 + int(offload.codec is not None) + int(self._keyring is not None)
+                yield copies * size, ready, partial(self._published, offload)
             else:
                 yield size, ready, None
 
     def _published(self, offload: Offload, ready: _Ready) -> _Ready:
         assert ready.record.value is not None
         payload = offload.payload(ready.record.value)
-        reference = publish(self._store, self._sink.name, payload, by_digest=True)
+        reference = publish(self._store, self._sink.name, payload, by_digest=True, keyring=self._keyring)
         return _Ready(ready.place, offload.refer(ready.record, reference), None, payload.size)
 
     # --- to the sink --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from contextlib import closing
 
 from jobs.driver.command_line import pairs, properties
 from jobs.driver.worker_config import StoreUse, WorkerConfig
+from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.errors import ConfigurationError
@@ -54,7 +55,8 @@ def store_config(
     Args:
         arguments: of the command line, after `jobs.driver.command_line.configure`.
         use: the store in the worker's configuration.
-        topic: whose references are to be verified; None leaves their keys out, unless the command line has them.
+        topic: whose references are to be verified, and whose payloads decrypted; None leaves the keys for it out,
+            unless the command line has them.
 
     Raises:
         ConfigurationError: an option is not KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong;
@@ -67,6 +69,8 @@ def store_config(
     base = {} if use is None else dict(use.store)
     if use is not None and topic is not None and KEY_NAME not in given:
         base |= use.signing_of(topic)
+    if use is not None and topic is not None and not any(key.name in given for key in ENCRYPTION_KEYS):
+        base |= use.encryption_of(topic)
     name = given.get(STORE_CLASS, base.get(STORE_CLASS))
     if not isinstance(name, str):
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")

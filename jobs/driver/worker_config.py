@@ -16,6 +16,7 @@ from typing import Any, cast
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.keyring import PREVIOUS_NAME
 from transforms.signing import KEY_NAME
 from transforms.text import did_you_mean
 
@@ -42,6 +43,7 @@ class StoreUse:
         formats: the reference format of each of these topics.
         signing: by topic, the keys `large.message.signing.…`; none where references are not signed. `apart` names the
             pipelines of a topic that share no key.
+        encryption: by topic, the keys `large.message.encryption.…`; none where no payload is encrypted.
     """
 
     pipelines: tuple[str, ...]
@@ -50,6 +52,7 @@ class StoreUse:
     carriers: Mapping[str, tuple[str, ...]]
     formats: Mapping[str, FormatName]
     signing: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
+    encryption: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
 
     def signing_of(self, topic: str) -> Mapping[str, object]:
         """The keys that sign and verify references in a topic.
@@ -76,6 +79,25 @@ class StoreUse:
                 f"has no {KEY_NAME} that holds for topic {topic}: pipelines {', '.join(map(str, apart))} share no key; "
                 "leave the topic out, or give the keys with --store",
             )
+        return found
+
+    def encryption_of(self, topic: str) -> Mapping[str, object]:
+        """The keys that encrypt and decrypt the payloads of a topic.
+
+        A topic that no pipeline has may be a copy of any other one: it has the keys that all topics have.
+
+        Raises:
+            ConfigurationError: no pipeline has the topic, and the topics of the others differ.
+        """
+        found = self.encryption.get(topic)
+        if found is None:
+            found, *others = self.encryption.values() or ({},)
+            if any(each != found for each in others):
+                raise ConfigurationError(
+                    "-c",
+                    f"has no pipeline of topic {topic}, and those of the store have different keys of encryption; give "
+                    f"the keys of the topic with --store {PREVIOUS_NAME}=…",
+                )
         return found
 
     @property
@@ -198,6 +220,7 @@ def _use(found: Mapping[str, Any]) -> StoreUse:
         carriers={topic: tuple(names) for topic, names in found["carriers"].items()},
         formats=cast("Mapping[str, FormatName]", dict(found["formats"])),
         signing={topic: dict(keys) for topic, keys in found["signing"].items()},
+        encryption={topic: dict(keys) for topic, keys in found.get("encryption", {}).items()},
     )
 
 

@@ -27,7 +27,7 @@ from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import columns, conform
-from stores.payload import download
+from stores.payload import verify
 from stores.registry import open_store
 from stores.store import Check, Lifecycle, List, PayloadStore, Store
 from transforms.errors import (
@@ -41,7 +41,8 @@ from transforms.errors import (
 )
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
-from transforms.reference import Reference
+from transforms.keyring import TAG_BYTES
+from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
 
 __all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
@@ -76,8 +77,8 @@ EXPIRY = columns("folder string, days long, date string, rule string")
 RETAINED = columns("topic string, retention_ms long")
 """How long a topic keeps its records; null for ever."""
 
-_VERIFIED = StructType([*REFERENCE.fields[6:11], *columns("wrong string, why string")])
-_VERIFIED_BY = [field.name for field in _VERIFIED.fields[:5]]
+_VERIFIED = StructType([*REFERENCE.fields[6:12], *columns("wrong string, why string")])
+_VERIFIED_BY = [field.name for field in _VERIFIED.fields[:6]]
 _MAX_BYTES = "large.message.max.bytes"
 _EXAMPLES = 10
 _LONGEST_DAYS = 1_000_000  # Spark's timestamps do not go much further than 290,000 years
@@ -175,10 +176,12 @@ def findings(
         .withColumn("record_until", F.timestamp_millis(F.unix_millis("timestamp") + F.col("retention_ms")))
     )
     compressed = F.col("compression").isNotNull()
-    wrong_size = F.when(compressed, F.col("stored") > F.col("size")).otherwise(F.col("stored") != F.col("size"))
+    tag = F.when(F.col("encryption").isNotNull(), TAG_BYTES).otherwise(0)
+    said = F.col("size") + tag
+    wrong_size = F.when(compressed, F.col("stored") > said).otherwise(F.col("stored") != said)
     early = F.col("expires").isNotNull() & (F.col("record_until").isNull() | (F.col("expires") < F.col("record_until")))
-    size_detail = F.format_string("the store has %d bytes, the reference says %d", "stored", "size")
-    largest = F.greatest("stored", "size")  # ignores null
+    size_detail = F.format_string("the store has %d bytes, the reference says %d", F.col("stored"), said)
+    largest = F.greatest(F.col("stored") - tag, F.col("size"))  # ignores null
     limit_detail = F.concat(
         F.format_string("%d bytes are more", largest), F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}")
     )
@@ -348,9 +351,10 @@ def _verify(config: Mapping[str, object], max_bytes: int, rows: Iterable[Row]) -
 
 
 def _wrong(store: PayloadStore, inflate: Inflate, row: Row) -> tuple[str | None, str | None]:
-    reference = Reference(row.path, row["size"], row.checksum, row.compression)
+    encryption = None if row.encryption is None else Encryption("-", b"", b"")  # stored bytes are verified without it
+    reference = Reference(row.path, row["size"], row.checksum, row.compression, encryption=encryption)
     try:
-        inflate.restore(reference, download(store, reference, inflate))
+        verify(store, reference, inflate)
     except PayloadCorruptError as exc:
         return exc.what, str(exc)
     except PayloadTooLargeError as exc:

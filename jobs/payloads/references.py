@@ -26,6 +26,7 @@ from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
 from transforms.formats import FORMATS, FormatName
+from transforms.keyring import CIPHER
 from transforms.letter import MARK, RECORD_FORMS, has_backed_value, has_record
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
@@ -36,13 +37,14 @@ __all__ = ["REFERENCE", "newest", "references"]
 
 REFERENCE = columns(
     "topic string, partition int, offset long, timestamp timestamp, key binary, which string, format string, "
-    "path string, size long, checksum string, compression string, error string"
+    "path string, size long, checksum string, compression string, encryption string, error string"
 )
 """One reference: to the record's value, or to its key, as `which` says.
 
-`key` is the record's key as in the log. `size`, `checksum` (64 hex digits) and `compression` are null if the record
-does not say them. If `error` is not null, the record says that it is a reference but cannot be read as one; then
-`format`, `path` and the three are null. A reference with a missing or wrong signature has both an error and a path.
+`key` is the record's key as in the log. `size`, `checksum` (64 hex digits), `compression` and `encryption` (the cipher)
+are null if the record does not say them; the checksum is that of the stored bytes if they are encrypted. If `error` is
+not null, the record says that it is a reference but cannot be read as one; then `format`, `path` and the four are null.
+A reference with a missing or wrong signature has both an error and a path.
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
@@ -70,7 +72,7 @@ HIDDEN = ("is a dead letter", "is a wrapper", "is a chunk of a wrapper")
 """So the errors begin of records in which there may be a sound reference."""
 
 _PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
-_Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None]
+_Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str | None]
 _Found = tuple[_Parsed, Reference | None]
 
 
@@ -293,11 +295,12 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
 def _fields(which: str, name: FormatName, reference: Reference) -> _Found:
     # No payload has a size that is too large for Spark's numbers.
     size = None if reference.size is None else min(reference.size, _LARGEST)
-    return (which, name, reference.path, size, reference.checksum, reference.codec, None), reference
+    cipher = None if reference.encryption is None else CIPHER
+    return (which, name, reference.path, size, reference.checksum, reference.codec, cipher, None), reference
 
 
 def _wrong(which: str, error: str) -> _Found:
-    return (which, None, None, None, None, None, error), None
+    return (which, None, None, None, None, None, None, error), None
 
 
 def _judged(found: _Found, signing: Signing | None) -> _Parsed:

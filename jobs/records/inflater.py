@@ -15,12 +15,14 @@ from typing import Generic, TypeVar
 
 from jobs.records.problems import Problem
 from jobs.records.window import Task, in_order
+from stores.encryption import keyring_of
 from stores.payload import download
 from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.chunk import is_chunk
 from transforms.errors import (
     ConfigurationError,
+    EncryptionError,
     MalformedWrapperError,
     PayloadCorruptError,
     PayloadNotFoundError,
@@ -74,6 +76,7 @@ class InflaterSettings:
             if number < 1:
                 raise ConfigurationError(name, f"found {number}, allowed is 1 or more")
         Signing.of(self.store)
+        keyring_of(self.store)
         open_store(self.store).close()
 
     def check_signatures(self) -> None:
@@ -146,6 +149,7 @@ class Inflater:
         self._unwrap = settings.unwrap
         self._held_bytes = settings.held_bytes
         self._store: PayloadStore = open_store(settings.store)
+        self._keyring = keyring_of(settings.store)
         limit = settings.store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
         assert isinstance(limit, int)
         share = max(1, settings.held_bytes // (2 * settings.threads))
@@ -220,7 +224,7 @@ class Inflater:
 
     def _bytes(self, reference: Reference) -> int:
         size = self._probe.max_bytes if reference.size is None else reference.size
-        return size if reference.codec is None else 2 * size
+        return size if reference.codec is None and reference.encryption is None else 2 * size
 
     def _finished(self, entry: _Entry[Place]) -> Inflated[Place]:
         outcome = entry.outcome
@@ -258,7 +262,7 @@ class Inflater:
     def _download(self, reference: Reference, unsized: Inflate) -> bytes:
         inflate = self._inflate if reference.size is not None else unsized
         try:
-            return inflate.restore(reference, download(self._store, reference, inflate))
+            return inflate.restore(reference, download(self._store, reference, inflate, self._keyring))
         except PayloadTooLargeError as exc:
             if inflate.max_bytes < self._inflate.max_bytes:
                 raise _ShareError from exc
@@ -282,7 +286,7 @@ def _part(which: str) -> Iterator[None]:
         yield
     except PayloadNotFoundError as exc:
         raise _PartError(Problem(which, "missing", str(exc))) from exc
-    except (ReferenceRefusedError, SignatureError) as exc:
+    except (EncryptionError, ReferenceRefusedError, SignatureError) as exc:
         raise _PartError(Problem(which, "refused", str(exc))) from exc
     except PayloadCorruptError as exc:
         raise _PartError(Problem(which, exc.what, str(exc))) from exc

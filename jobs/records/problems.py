@@ -34,7 +34,8 @@ class Problem:
 
     Attributes:
         which: `value` or `key`.
-        state: `malformed`, `refused`, `missing`, `too-large`, or what differs: `size`, `checksum`, `compression`.
+        state: `malformed`, `refused`, `missing`, `too-large`, or what differs: `size`, `checksum`, `compression`,
+            `encryption`.
         detail: for people.
     """
 

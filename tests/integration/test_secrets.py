@@ -26,6 +26,7 @@ from transforms.reference import Reference
 
 TOKEN = "token-of-a-session-that-nobody-may-see"  # of this test
 SIGNING, PREVIOUS = "signing-key-that-nobody-may-see-1", "signing-key-that-nobody-may-see-2"
+ENCRYPTING, OLDER = b"encryption-key-nobody-may-see-01", b"encryption-key-nobody-may-see-02"
 PAGES = ("/", "/health", "/health/live", "/health/ready", "/pipelines", "/metrics", "/connectors?expand=info")
 
 
@@ -55,13 +56,18 @@ def way(make_way: Callable[..., Way], versitygw: S3Server) -> Way:
         "s3.secret.key": "${env:TEST_S3_SECRET}",
         "large.message.signing.key": SIGNING,
         "large.message.signing.previous.keys": [PREVIOUS],
+        "large.message.encryption.type": "aes-256-gcm",
+        "large.message.encryption.key.id": "one",
+        "large.message.encryption.key.secret": ENCRYPTING.hex(),
+        "large.message.encryption.previous.keys": [f"older:{OLDER.hex()}"],
     }
     return made
 
 
 def _check(text: str, *secrets: str) -> None:
     assert text
-    for secret in (*secrets, TOKEN, SIGNING, PREVIOUS):
+    keys = (each for key in (ENCRYPTING, OLDER) for each in (key.hex(), key.decode()))
+    for secret in (*secrets, TOKEN, SIGNING, PREVIOUS, *keys):
         assert secret not in text
 
 
@@ -100,6 +106,7 @@ def test_commands_show_no_secret(way: Way, versitygw: S3Server, tmp_path: Path) 
                 [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config), *more],
                 environ={**os.environ, "TEST_S3_SECRET": versitygw.secret_key},
             )
+            assert "Traceback" not in done.stderr
             _check(done.stdout + done.stderr, versitygw.secret_key)
 
 

@@ -311,6 +311,25 @@ def test_references_are_published_anew_or_kept(place: Place, make_topic: MakeTop
 
 
 @pytest.mark.usefixtures("in_session")
+def test_references_are_encrypted_and_back(place: Place, make_topic: MakeTopic) -> None:
+    """References without encryption become encrypted ones, and plain values again; without the key the job ends."""
+    source, sink, plain = make_topic(), make_topic(), make_topic()
+    values = [Record(b"%d" % number, large(number), (), STARTED_MS) for number in range(3)]
+    place.send(source, [place.referring(source, record) for record in values])
+    kept = place.config
+    keys = {"large.message.encryption.key.id": "one", "large.message.encryption.key.secret": "1f" * 32}
+    place.config = {**kept, **keys, "large.message.encryption.type": "aes-256-gcm"}
+    assert place.run(source, sink, "references") == 0
+    found = place.rows(sink)[0]
+    assert [dict(headers)["large-message.encryption.key"] for _, _, headers, _ in found] == [b"one"] * 3
+    place.config = {**kept, **keys}
+    assert place.run(sink, plain, "plain") == 0
+    assert place.rows(plain)[0] == [row(record) for record in values]
+    place.config = kept
+    assert place.run(sink, make_topic(), "plain") == 1
+
+
+@pytest.mark.usefixtures("in_session")
 def test_partition_by_key(place: Place, make_topic: MakeTopic) -> None:
     """By key, each key's records are in one partition of the sink, in order, where Kafka's own clients put them."""
     source, sink = make_topic(3), make_topic(2)

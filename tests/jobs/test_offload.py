@@ -165,6 +165,29 @@ def test_offload_signs(spark: SparkSession, store: dict[str, object]) -> None:
         )
 
 
+@pytest.mark.usefixtures("compiled")
+def test_offload_encrypts(spark: SparkSession, store: dict[str, object]) -> None:
+    """With a key, payloads are encrypted; who has another one, or none, gets no value, and is told why."""
+    rows = spark.createDataFrame([(b"k", b"large" * 99), (b"j", b"small")], "key binary, value binary")
+    named = {"large.message.encryption.key.id": "one", "large.message.encryption.key.secret": "1f" * 32}
+    writer = {**store, **named, "large.message.encryption.type": "aes-256-gcm"}
+    made = offload(rows, writer, 100, topic="t", compression="zstd").selectExpr(
+        "*", "0 AS partition", "0L AS offset", "'t' AS topic"
+    )
+    once = made.cache()
+    assert "large-message.encryption" in {header.key for header in once.collect()[0].headers}
+    back = inflate(once, {**store, **named}).collect()
+    assert [(bytes(row.value), row.headers) for row in back] == [(b"large" * 99, None), (b"small", None)]
+    others = {**named, "large.message.encryption.key.secret": "2e" * 32}
+    for keys, said in (({}, "no key is configured here"), (others, "does not open its data key")):
+        (refused, plain) = inflate(once, {**store, **keys}, on_error="null").collect()
+        assert (refused.value, refused.inflate_error.state) == (None, "refused")
+        assert said in refused.inflate_error.detail
+        assert bytes(plain.value) == b"small"
+    with pytest.raises(ConfigurationError, match="whose readers cannot decrypt"):
+        offload(rows, writer, 100, topic="t", reference_format="bakdata-headers")
+
+
 def test_offload_of_rows_that_are_references(spark: SparkSession, store: dict[str, object]) -> None:
     """However small it is, such a row comes back as it was, and nobody follows it; a chunk fails."""
     schema = "key string, value binary, headers array<struct<key: string, value: binary>>"

@@ -9,8 +9,10 @@ import pytest
 
 from tests.vectors.case import Case, cases
 from transforms.compression import CODECS
+from transforms.encryption import decrypt, unwrapped
 from transforms.errors import TransformError
 from transforms.inflate import Inflate
+from transforms.keyring import EncryptionSettings, LocalKeyring
 from transforms.offload import Offload
 from transforms.record import Record
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
@@ -43,6 +45,10 @@ def read(case: Case) -> Record:
     assert case.payload is not None
     path, stored = case.payload
     assert reference.path == path
+    if reference.encryption is not None:
+        settings = EncryptionSettings(False, None, {name: bytes.fromhex(key) for name, key in case.keys.items()})
+        keyring = LocalKeyring(settings) if settings.keys else None
+        stored = decrypt(reference, stored, unwrapped(reference, keyring))
     return with_data(Record(case.wire.key, case.wire.value, own), part, inflate.restore(reference, stored))
 
 
@@ -115,7 +121,7 @@ def test_vector_is_right(case: Case) -> None:
 def test_vectors_cover_every_error() -> None:
     """Each failure that a reader can have for good, and each codec, has its vectors, which have names of their own."""
     assert {case.error for case in CASES} == {
-        None, *OF_STORES, "MalformedReferenceError", "PayloadCorruptError", "PayloadTooLargeError",
+        None, *OF_STORES, "EncryptionError", "MalformedReferenceError", "PayloadCorruptError", "PayloadTooLargeError",
     }  # fmt: skip
     assert {case.compression for case in CASES} == {"none", *CODECS}
     assert len({case.name for case in CASES}) == len(CASES)

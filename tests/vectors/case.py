@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transforms.record import Header, Record
 
-VECTORS = Path(__file__).with_name("reference.json")
+VECTORS = [Path(__file__).with_name(name) for name in ("reference.json", "encryption.json")]
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,13 @@ class Case:
     plain: Record | None = None
     payload: tuple[str, bytes] | None = None
     error: str | None = None
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 def cases() -> list[Case]:
-    """All vectors, in the order of the file."""
-    whole = json.loads(VECTORS.read_text(encoding="utf-8"))
-    return [_case({**whole["defaults"], **each}) for each in whole["cases"]]
+    """All vectors, in the order of the files."""
+    wholes = [json.loads(file.read_text(encoding="utf-8")) for file in VECTORS]
+    return [_case({**whole["defaults"], **each}) for whole in wholes for each in whole["cases"]]
 
 
 def _case(found: dict[str, Any]) -> Case:

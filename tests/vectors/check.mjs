@@ -17,7 +17,7 @@ const record = (it) => ({
 
 const summary = { read: 0, skipped: [], failed: [] };
 cases.forEach((each, i) => {
-  const { name, part, root, max_bytes: maxBytes, wire, plain, payload, error } = { ...defaults, ...each };
+  const { name, part, root, max_bytes: maxBytes, keys, wire, plain, payload, error } = { ...defaults, ...each };
   const given = record(wire === "plain" ? plain : wire);
   const needs = given.headers.map(([, value]) => value?.toString()).find((it) => ["snappy", "lz4", "zstd"].includes(it));
   if (needs && !codecs[needs]) return summary.skipped.push(name);
@@ -30,7 +30,7 @@ cases.forEach((each, i) => {
   let found;
   try {
     const flag = part === "key" ? "large-message-key" : "large-message";
-    const { data, headers } = read(given[part], given.headers, { root, folder, maxBytes }, flag);
+    const { data, headers } = read(given[part], given.headers, { root, folder, maxBytes, keys }, flag);
     found = { ...given, [part]: data, headers };
   } catch (exc) {
     found = exc.name;

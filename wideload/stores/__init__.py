@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stores.encryption import ENCRYPTION_KEYS
 from stores.keys import REQUIRED, Key, Value
 from stores.registry import STORE_CLASS, STORE_NAMES, open_store
 from stores.store import (
@@ -28,6 +29,7 @@ from stores.store import (
 
 __all__ = [
     "COMMON_KEYS",
+    "ENCRYPTION_KEYS",
     "REQUIRED",
     "SIGNING_KEYS",
     "STORE_CLASS",

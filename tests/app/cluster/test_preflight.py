@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from app.cluster.preflight import check_stores
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from stores.store import Check
+from tests.kms_server import ARN, KmsServer, refusal
 from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.keyring import EncryptionSettings
 
 
 class Checked(Check):
@@ -84,3 +87,23 @@ def test_store_that_hangs(pipeline: PipelineSettings) -> None:
         if thread.name == "check-p":
             assert thread.daemon
             thread.join(10)
+
+
+def test_key_that_cannot_be_had(pipeline: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer asks AWS KMS for a key before it reads a record, and is told of a refusal; a reader asks nothing."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    with KmsServer() as kms:
+        writer = replace(pipeline, encryption=EncryptionSettings.of(kms.config()))
+        asyncio.run(check_stores([writer]))
+        assert kms.calls == [("GenerateDataKey", ARN)]
+        kms.trouble = lambda _: refusal("AccessDeniedException", "not yours")
+        said = (
+            f"payloads cannot be encrypted: GenerateDataKey of key {ARN} failed: AccessDeniedException .* it needs kms:"
+        )
+        with pytest.raises(ConfigurationError, match=said) as raised:
+            asyncio.run(check_stores([writer]))
+        assert (raised.value.pipeline, raised.value.key) == ("p", "large.message.encryption.kms.key.id")
+        reading = EncryptionSettings.of(kms.config() | {"large.message.encryption.type": "none"})
+        asyncio.run(check_stores([replace(pipeline, encryption=reading)]))
+        assert len(kms.calls) == 2

@@ -27,6 +27,19 @@ INFLATE = "transforms = ['inflate']\n"
 AUTO = OFFLOAD + "large.message.strategy = 'auto'\n"
 
 
+def encrypting(key_id: str, secret: str) -> str:
+    """The lines of a pipeline that encrypts with a key of the configuration."""
+    name = "large.message.encryption"
+    return f"{name}.type = 'aes-256-gcm'\n{name}.key.id = '{key_id}'\n{name}.key.secret = '{secret * 32}'\n"
+
+
+def encrypting_by_kms(key: str) -> str:
+    """The same with a key of AWS KMS."""
+    arn = f"arn:aws:kms:eu-west-1:111122223333:key/{key}"
+    name = "large.message.encryption"
+    return f"{name}.type = 'aes-256-gcm'\n{name}.kms.key.id = '{arn}'\n"
+
+
 @pytest.mark.parametrize(
     ("writer", "reader"),
     [
@@ -42,6 +55,13 @@ AUTO = OFFLOAD + "large.message.strategy = 'auto'\n"
         ),
         (OFFLOAD, f"{INFLATE}large.message.signing.key = '{KEY}'\nlarge.message.signing.required = false\n"),
         (OFFLOAD, f"{INFLATE}large.message.max.bytes = 400_000_000\n"),
+        (OFFLOAD, INFLATE + encrypting("one", "1f")),
+        (OFFLOAD + encrypting("one", "1f"), INFLATE + encrypting("one", "1f")),
+        (
+            OFFLOAD + encrypting("one", "1f"),
+            f"{INFLATE}large.message.encryption.previous.keys = ['one:{'1f' * 32}']\n",
+        ),
+        (OFFLOAD + encrypting_by_kms("aa"), INFLATE + encrypting_by_kms("aa")),
     ],
 )
 def test_rows_that_work(writer: str, reader: str) -> None:
@@ -93,6 +113,23 @@ def test_rows_that_work(writer: str, reader: str) -> None:
             f"{INFLATE}large.message.signing.key = '{KEY}'\n",
             "large.message.signing.key: found another key",
             "signs its references with its own; inflate would refuse each of them. Give both the same key",
+        ),
+        *(
+            (
+                OFFLOAD + writer,
+                INFLATE + reader,
+                "large.message.encryption.previous.keys: found no such key",
+                (
+                    f"encrypts its payloads with key {key}; inflate would refuse each of its references. Give "
+                    "this one the same key, with the same id"
+                ),
+            )
+            for writer, reader, key in (
+                (encrypting("one", "1f"), "", "one"),
+                (encrypting("one", "1f"), encrypting("one", "2e"), "one"),
+                (encrypting("one", "1f"), encrypting("two", "1f"), "one"),
+                (encrypting_by_kms("aa"), encrypting_by_kms("bb"), "arn:aws:kms:eu-west-1:111122223333:key/aa"),
+            )
         ),
     ],
 )

@@ -15,6 +15,7 @@ from app.cli import cli
 from app.config.job_document import document, reachable_topics, write
 from tests.app.configurations import settings_of
 from transforms.errors import ConfigurationError
+from transforms.keyring import EncryptionSettings
 
 S3 = 'large.message.payload.store.class = "s3"\ns3.bucket = "payloads"'
 HEAD = 'bootstrap.servers = "b:9092"\n'
@@ -97,6 +98,7 @@ def test_document_formats() -> None:
 
 KEYS, PREVIOUS, REQUIRED = (f"large.message.signing.{name}" for name in ("key", "previous.keys", "required"))
 OLD, NEW = "o" * 32, "n" * 32
+ONE = "1f" * 32
 
 
 def signed(key: str, *previous: str) -> list[str]:
@@ -119,6 +121,35 @@ def test_document_has_the_signing_keys_of_each_topic() -> None:
     assert only["signing"] == {
         "a": old, "a-dlq": old, "a-plain": old, "b": new, "c": {}, "c-plain": {},
     }  # fmt: skip
+
+
+def test_document_has_the_keys_of_encryption_of_each_topic() -> None:
+    """A job encrypts as the writer of a topic does, and decrypts what any of its pipelines can; no other topic's."""
+    name = "large.message.encryption"
+
+    def keys(key_id: str, secret: str, *more: str) -> list[str]:
+        return [f'{name}.key.id = "{key_id}"', f'{name}.key.secret = "{secret * 32}"', *more]
+
+    found = said(
+        table("a-out", ["a"], "a-plain", ["inflate"], S3, *keys("two", "2e", f'{name}.previous.keys = ["one:{ONE}"]'))
+        + table("a-in", ["a-raw"], "a", ["offload"], S3, *keys("one", "1f", f'{name}.type = "aes-256-gcm"'))
+        + table("b-in", ["b-raw"], "b", ["offload"], S3)
+    )
+    (only,) = found["stores"]
+    assert not [key for key in only["store"] if key.startswith(name)]
+    assert only["encryption"] == {
+        "a": {
+            f"{name}.type": "aes-256-gcm",
+            f"{name}.key.id": "one",
+            f"{name}.key.secret": ONE,
+            f"{name}.previous.keys": ["two:" + "2e" * 32],
+        },
+        "a-plain": only["encryption"]["a"],
+        "b": {},
+    }
+    again = EncryptionSettings.of(only["encryption"]["a"])
+    assert again is not None
+    assert (again.writes, again.current, [*again.keys]) == (True, "one", ["one", "two"])
 
 
 def test_document_in_the_middle_of_a_change_of_keys() -> None:

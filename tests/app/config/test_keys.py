@@ -112,6 +112,13 @@ def test_names_are_unique_and_dotted() -> None:
     assert [name for name in counts if not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", name)] == []
 
 
+def test_names_are_no_tables_of_others() -> None:
+    """No key is the beginning of another one: TOML would take it for a table, and refuse the two beside each other."""
+    with_quotes = {"large.message.root", "s3.sse"}  # need quotes beside the keys that begin with them
+    names = {key.name for key in ALL_KEYS} - with_quotes
+    assert [name for name in names for other in names if other.startswith(f"{name}.")] == []
+
+
 def test_passwords_are_secret() -> None:
     """Whatever is called password, secret or token does not print."""
     told = [key.name for key in ALL_KEYS if re.search("password|secret$|token$", key.name) and not key.secret]

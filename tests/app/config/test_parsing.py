@@ -56,6 +56,7 @@ def test_defaults_are_those_of_the_design() -> None:
         max_bytes=268_435_456,
         reference_scope=ReferenceScopeSettings(root="store", topics=()),
         signing=None,
+        encryption=None,
         store_timeout_ms=60_000,
         errors_tolerance="none",
         dead_letter_topic=None,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.deadletters.reader import FoundLetter, LetterReader
+from app.deadletters.replay import letter_reader
 from app.deadletters.writer import LetterWriter
 from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
@@ -22,12 +23,14 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import (
     BatchTooLargeError,
+    EncryptionError,
     MalformedError,
     PayloadStoreError,
     RecordTooLargeError,
     ReferenceRefusedError,
 )
 from transforms.formats import FORMATS, FormatName
+from transforms.keyring import EncryptionSettings
 from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause, has_record
 from transforms.record import Header, Record
 from transforms.reference import Reference
@@ -335,3 +338,31 @@ def test_letter_of_anothers_payload_is_refused() -> None:
     forged = desk.found([Source(b"k", path.encode(), headers, topic="dlq", offset=100)])
     with pytest.raises(ReferenceRefusedError, match=r"the payload of a dead letter is below .*/dlq/"):
         desk.reader.open(forged)
+
+
+def test_letter_in_a_store_is_encrypted() -> None:
+    """A letter in the store is encrypted as payloads are, and a replay with the key reads it.
+
+    If the topic has no room for the headers of encryption, the letter goes as chunks, and leaves nothing in the store.
+    """
+    desk = Desk(5_000)
+    named = {"large.message.encryption.key.id": "one", "large.message.encryption.key.secret": "1f" * 32}
+    encryption = EncryptionSettings.of(named | {"large.message.encryption.type": "aes-256-gcm"})
+    encrypting = replace(desk.settings, encryption=encryption)
+    desk.letters = LetterWriter(encrypting, desk.topic, desk.store)
+    source = Source(value=b"top secret " * 1_000)
+    (written,) = desk.write(source)
+    assert "large-message.encryption" in dict(written.headers)
+    assert isinstance(desk.store, MemoryStore)
+    assert b"top secret" not in desk.store.get((written.value or b"").decode(), 1_000_000)
+    assert isinstance(desk.found([written]), FoundLetter)
+    with pytest.raises(EncryptionError, match="encrypted with key one, and no key is configured here"):
+        desk.reader.open(desk.found([written]))
+    reader = letter_reader(desk.store, encrypting, "dlq")
+    assert reader.open(desk.found([written])).record.value == source.value
+    MemoryStore.clear()
+    narrow = Desk(2_500)
+    narrow.letters = LetterWriter(encrypting, narrow.topic, narrow.store)
+    assert all(is_chunk(record.headers) for record in narrow.write(source))
+    assert isinstance(narrow.store, MemoryStore)
+    assert list(narrow.store.list()) == []

@@ -18,6 +18,7 @@ from app.serializers import (
     LargeMessageDeserializer,
     LargeMessageSerializer,
 )
+from app.serializers.strategy import strategy_of
 from stores.memory import MemoryStore
 from tests import strategies
 from tests.app.serializers.conftest import Config
@@ -25,6 +26,7 @@ from transforms.chunk import Chunking
 from transforms.compression import CODECS
 from transforms.errors import (
     ConfigurationError,
+    EncryptionError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
@@ -475,3 +477,41 @@ def test_a_class_of_ones_own_is_not_handed_the_key(config_of: Config) -> None:
     LargeMessageSerializer(config_of(**{STORE: f"{HERE}.SeedStore", "large.message.signing.key": "s" * 32}))
     assert "large.message.signing.key" not in SeedStore.configs[0]
     assert "large.message.threshold.bytes" not in SeedStore.configs[0]
+
+
+# --- encryption -------------------------------------------------------------------------------------------------------
+
+ENCRYPTED = {
+    "large.message.encryption.type": "aes-256-gcm",
+    "large.message.encryption.key.id": "one",
+    "large.message.encryption.key.secret": "1f" * 32,
+}
+
+
+def test_an_encrypted_payload_is_read_with_the_key_alone(config_of: Config) -> None:
+    """A reader needs no type, and takes the headers off; without the key it says what is missing."""
+    value, headers = sent(config_of(**ENCRYPTED), LARGE)
+    again, others = sent(config_of(**ENCRYPTED), LARGE)
+    assert value != again
+    key = {name: ENCRYPTED[name] for name in [*ENCRYPTED][1:]}
+    assert LargeMessageDeserializer(config_of(**key)).deserialize("orders", headers, value) == LARGE
+    assert headers == [("own", b"1")]
+    with pytest.raises(SerializationError, match="encrypted with key one, and no key is configured here") as caught:
+        LargeMessageDeserializer(config_of()).deserialize("orders", others, again)
+    assert isinstance(caught.value.__cause__, EncryptionError)
+    assert not caught.value.retriable
+    assert len(others) == 8
+
+
+def test_keys_are_not_encrypted(config_of: Config) -> None:
+    """Equal keys need equal references, which encryption would not give."""
+    with pytest.raises(ConfigurationError, match="keys cannot be encrypted: equal keys need equal references"):
+        LargeMessageSerializer(config_of(**ENCRYPTED), is_key=True)
+    LargeMessageDeserializer(config_of(**ENCRYPTED), is_key=True)
+
+
+def test_chunks_are_not_encrypted() -> None:
+    """Who asks for encryption and sends chunks is told that they stay readable."""
+    with pytest.raises(ConfigurationError, match="chunks stay in Kafka, and are not encrypted"):
+        strategy_of({"large.message.strategy": "chunk", **ENCRYPTED})
+    assert strategy_of({"large.message.strategy": "offload", **ENCRYPTED}) == "offload"

@@ -20,6 +20,7 @@ CASES = cases()
 
 def config(case: Case, folder: Path) -> dict[str, object]:
     """The configuration that the case asks for, with its payloads in `folder`."""
+    keys = [f"{name}:{key}" for name, key in case.keys.items()]
     return {
         "large.message.payload.store.class": "filesystem",
         "filesystem.root": str(folder),
@@ -28,6 +29,7 @@ def config(case: Case, folder: Path) -> dict[str, object]:
         "large.message.compression.type": case.compression,
         "large.message.max.bytes": case.max_bytes,
         "large.message.id.generator": "sha256",
+        **({"large.message.encryption.previous.keys": keys} if keys else {}),
     }
 
 

@@ -235,6 +235,32 @@ def test_backfill_has_the_keys_of_its_topics() -> None:
         settings("--source", "mixed", "--sink", "plain")
 
 
+def test_jobs_have_the_keys_of_encryption_of_their_topics() -> None:
+    """A backfill decrypts as readers of the source do, and encrypts as writers of the sink do; an audit has no key."""
+    name = "large.message.encryption"
+    one = {f"{name}.type": "aes-256-gcm", f"{name}.key.id": "one", f"{name}.key.secret": "1f" * 32}
+    described = signing_document()
+    described["stores"][0] |= {"signing": {}, "encryption": {"orders": one, "returns": {}, "plain": {}, "mixed": {}}}
+
+    def settings(*given: str) -> BackfillSettings:
+        parsed = backfill._parser().parse_args(["--checkpoint", "c", "--to", "references", *given])
+        configure(parsed, described)
+        return backfill._settings(parsed)
+
+    found = settings("--source", "returns", "--sink", "orders")
+    assert found.encryption == one
+    assert "1f1f" not in repr(found)
+    assert not [key for key in found.source.inflater.store if key.startswith(name)]
+    found = settings("--source", "orders", "--sink", "returns")
+    assert found.encryption == {}
+    assert found.source.inflater.store[f"{name}.key.id"] == "one"
+    with pytest.raises(ConfigurationError, match="different keys of encryption; give the keys of the topic with"):
+        settings("--source", "new", "--sink", "orders")
+    parsed = audit_parser().parse_args(["--topic", "orders"])
+    configure(parsed, described)
+    assert not [key for key in audit_settings(parsed).store if key.startswith(name)]
+
+
 def test_a_copy_has_the_keys_that_all_topics_have() -> None:
     """A topic that no pipeline has is verified too, where there is only one way to do so."""
     one = signing_document()

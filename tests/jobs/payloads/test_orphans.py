@@ -121,7 +121,7 @@ def test_marked(spark: SparkSession) -> None:
         LISTED,
     )
     paths = ["live", "shared", "shared", "elsewhere", None]
-    rows = [("t", 0, 0, cutoff, b"k", "value", None, path, None, None, None, None) for path in paths]
+    rows = [("t", 0, 0, cutoff, b"k", "value", None, path, None, None, None, None, None) for path in paths]
     found = marked(listing, spark.createDataFrame(rows, REFERENCE), cutoff)
     assert {row.path: row.state for row in found.collect()} == {
         "live": "live",

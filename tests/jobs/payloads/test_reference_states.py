@@ -20,6 +20,7 @@ from jobs.payloads.inventory import STATED
 from jobs.payloads.reference_states import EXPIRY, FINDING, RETAINED, AuditSettings, findings, run
 from jobs.payloads.references import REFERENCE
 from jobs.reading.topics import Kafka
+from stores.payload import publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, Lifecycle, Put
 from tests.integration.topics import send
@@ -28,6 +29,7 @@ from tests.vectors.bakdata import bakdata_cases
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError
 from transforms.formats import WIDELOAD, FormatName
+from transforms.keyring import EncryptionSettings, LocalKeyring
 from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
@@ -87,6 +89,10 @@ def at(day: int) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day)
 
 
+def cipher_of(path: str | None) -> str | None:
+    return "aes-256-gcm" if "sealed" in (path or "") else None
+
+
 def test_findings_of_each_kind(spark: SparkSession) -> None:
     """Each reference has one state, the first that is wrong, with its reason and times."""
     day_us = 86_400_000_000
@@ -98,6 +104,10 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
         ("t", "r/a/packed", 4, "zstd", None, "there", 3, 0, "ok", None, 7),
         ("t", "r/a/long", 4, "zstd", None, "there", 5, 0, "size", None, 7),
         ("t", "r/a/huge", 2_000, "zstd", None, "there", 5, 0, "size", None, 7),
+        ("t", "r/a/sealed", 4, None, None, "there", 20, 0, "ok", None, 7),
+        ("t", "r/a/sealed and packed", 400, "zstd", None, "there", 99, 0, "ok", None, 7),
+        ("t", "r/a/sealed at the limit", 1_999, None, None, "there", 2_015, 0, "ok", None, 7),
+        ("t", "r/a/sealed wrong", 4, None, None, "there", 4, 0, "size", None, 7),
         ("t", "r/a/gone", 4, None, None, "missing", None, None, "missing", None, 7),
         ("t", "elsewhere", 4, None, None, "refused", None, None, "refused", None, 7),
         ("t", None, None, None, "why", None, None, None, "malformed", None, 7),
@@ -111,7 +121,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
     ]
     found = spark.createDataFrame(
         [
-            (topic, 0, number, at(0), b"k", "value", "wideload", path, size, None, codec, error)
+            (topic, 0, number, at(0), b"k", "value", "wideload", path, size, None, codec, cipher_of(path), error)
             for number, (topic, path, size, codec, error, *_) in enumerate(cases)
         ],
         REFERENCE,
@@ -127,8 +137,9 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
     expiry = spark.createDataFrame([("b", 5, None, "rule b"), ("c", None, "2026-01-04", "rule c")], EXPIRY)
     retained = spark.createDataFrame([("t", 7 * 86_400_000), ("u", None)], RETAINED)
     verified = spark.createDataFrame(
-        [("wideload", "r/a/checksum", 3, None, None, "checksum", "another")],
-        "format string, path string, size long, checksum string, compression string, wrong string, why string",
+        [("wideload", "r/a/checksum", 3, None, None, None, "checksum", "another")],
+        "format string, path string, size long, checksum string, compression string, encryption string, wrong string, "
+        "why string",
     )
     result = findings(found, payloads, expiry, retained, verified, max_bytes=1_999)
     assert result.columns == FINDING.fieldNames()
@@ -141,6 +152,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
     details = {row.path: row.detail for row in rows}
     assert details["r/a/ok"] is None
     assert details["r/a/size"] == "the store has 3 bytes, the reference says 4"
+    assert details["r/a/sealed wrong"] == "the store has 4 bytes, the reference says 20"
     assert details["r/a/huge"] == "2000 bytes are more than large.message.max.bytes allows readers, which is 1999"
     assert (details["r/a/gone"], details[None], details["r/a/checksum"]) == ("missing!", "why", "another")
     assert (details["r/b/early"], details["r/c/date"]) == ("rule b", "rule c")
@@ -215,6 +227,25 @@ def test_audit_of_what_is_not_signed(spark: SparkSession, place: Place, make_top
     assert audit.states == {topic: {"ok": 2, "refused": 2}}
     assert [(row.offset, row.path) for row in audit.examples] == [(1, reference.path), (2, reference.path)]
     assert ["it has no signature" in row.detail for row in audit.examples] == [True, False]
+
+
+def test_audit_of_encrypted_payloads(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """An audit needs no key: it finds a payload that was cut or changed, and lets those that are whole be."""
+    topic = make_topic()
+    keyring = LocalKeyring(EncryptionSettings(True, "one", {"one": b"k" * 32}))
+    with closing(open_store(place.config)) as store:
+        references = [
+            publish(store, topic, Offload(codec=codec).payload(b"line\n" * 99), by_digest=True, keyring=keyring)
+            for codec in (None, "zstd", None, None, "zstd")
+        ]
+    _, _, cut, changed, changed_too = references
+    place.replace(cut, b"x" * 99 * 5)
+    place.replace(changed, b"x" * (99 * 5 + 16))
+    place.replace(changed_too, b"x")
+    place.send(topic, *map(refers, references))
+    assert run(spark, place.settings(topic)).states == {topic: {"ok": 4, "size": 1}}
+    audit = run(spark, place.settings(topic, verify=True))
+    assert audit.states == {topic: {"ok": 2, "size": 1, "checksum": 2}}
 
 
 def test_audit_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
