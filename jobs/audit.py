@@ -23,6 +23,7 @@ from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
+from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
         require_broker(settings.kafka.servers)
+        require_topics(settings.kafka, {"--topic": settings.topics})
         with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)

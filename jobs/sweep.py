@@ -34,6 +34,7 @@ from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
 from jobs.payloads.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME
+from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from stores.store import check_topic
 from transforms.errors import ConfigurationError
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
         require_broker(settings.kafka.servers)
+        require_topics(settings.kafka, {"--topic": settings.topics, "--carrier": settings.carriers})
         with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)

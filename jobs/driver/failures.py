@@ -82,7 +82,10 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
         )
     for pattern, key, reason in _MEANINGS:
         if re.search(pattern, text):
-            return ConfigurationError(key, reason.format(servers=servers, source=source))
+            told = reason.format(servers=servers, source=source)
+            if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
+                return ConfigurationError("topics", f"one of {told}")
+            return ConfigurationError(key, told)
     if "OutOfMemoryError" in text:
         return JobFailedError(
             "a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), "
