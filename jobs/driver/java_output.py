@@ -21,8 +21,11 @@ _KEPT_BYTES = 2**18
 _PIECE_BYTES = 2**16
 # Ivy: `[unresolved dependency: org#module;revision: not found]`, `[download failed: org#module;revision!module.jar]`.
 _NOT_FETCHED = re.compile(r"(?:unresolved dependency|download failed): ([^#\s]+)#([^;\s]+);([^:!\s\]]+)")
-_REASON = re.compile(r"^(?:Exception in thread \S+ |Caused by: )?((?:[a-z]\w*\.)+\w*(?:Error|Exception)\b.*|Error: (?!Could not create|A fatal).*|"
-                     r"Invalid .*|Unrecognized .*)$", re.MULTILINE)  # fmt: skip
+_REASON = re.compile(
+    r"^(?:Exception in thread \S+ |Caused by: )?((?:[a-z]\w*\.)+\w*(?:Error|Exception)\b.*"
+    r"|Error: (?!Could not create|A fatal).*|Invalid .*|Unrecognized .*)$",
+    re.MULTILINE,
+)
 
 
 class JavaOutput:
