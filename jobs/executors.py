@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any, cast
 
 from pyspark import cloudpickle
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.driver.failures import executor_error
+from jobs.driver.failures import SPARK_ERRORS, executor_error
 from transforms.errors import ConfigurationError
 
 __all__ = ["NEEDS", "require_executors"]
@@ -55,7 +54,7 @@ def require_executors(spark: SparkSession, *uses: str, packages: Sequence[str] =
     try:
         look = F.udf(cast("Callable[..., object]", partial(_look, tuple(needed))), "string", useArrow=False)
         rows = spark.range(0, tasks, 1, tasks).select(look(F.col("id")).alias("found")).distinct().collect()
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise executor_error(str(error)) or error from error
     finally:
         pickling.unregister_pickle_by_value(module)
@@ -64,7 +63,7 @@ def require_executors(spark: SparkSession, *uses: str, packages: Sequence[str] =
         for name, why in found["missing"].items():
             what = name if name != __name__ else "the code of wideload"
             raise ConfigurationError(
-                "executors", f"on {found['host']}, {found['python']} has no {what} ({why}); {_advice(name)}"
+                "executors", f"on {found['host']}, {found['python']} lacks {what} ({why}); {_advice(name)}"
             )
 
 

@@ -41,6 +41,7 @@ _OTHER_PYTHON = re.compile(
     r"PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)"
 )
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
+_NO_WORKER = re.compile(r"^ *(\w*Error: .*|.* (?:requires|needs) Python .*)$", re.MULTILINE)
 _OWN_CODE = ("wideload", "jobs", "transforms", "stores")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
@@ -81,6 +82,14 @@ def executor_error(text: str) -> ConfigurationError | None:
     if none := _NO_PYTHON.search(text):
         return ConfigurationError(
             "PYSPARK_PYTHON", f"executors have no {none[1]}; set it (or spark.pyspark.python) to a Python that is there"
+        )
+    if "reading the port number from pyspark.daemon" in text:
+        found = _NO_WORKER.search(text)
+        reason = f" ({found[1].strip()})" if found else ""
+        return ConfigurationError(
+            "PYSPARK_PYTHON",
+            f"the Python of executors cannot run PySpark{reason}; set it (or spark.pyspark.python) to one of the same "
+            "minor version as the driver's",
         )
     if missing := _NO_MODULE.search(text) or _NO_ARROW.search(text):
         name = missing[1].partition(".")[0]

@@ -150,6 +150,12 @@ def connect_server(folder: Path) -> Iterator[str]:
         server.wait()
 
 
+def test_page_has_the_program() -> None:
+    """What the page prints is the program that the tests run."""
+    page = (REPOSITORY / "docs" / "spark-program.md").read_text(encoding="utf-8")
+    assert f"```python\n{PROGRAM.read_text(encoding='utf-8')}```\n" in page
+
+
 def test_program_runs_as_printed(place: tuple[str, str, str, Path]) -> None:
     """The example runs with the jars that `wideload job jars` prints, on a session of its own."""
     listed = subprocess.run(
