@@ -36,6 +36,7 @@ QUICK = {
     # To make Java code of a plan that runs once takes longer than to run it without.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.daemon.module": "tests.spark_daemon",
 }
 
 pytestmark = pytest.mark.slow

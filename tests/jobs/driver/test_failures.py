@@ -46,6 +46,10 @@ def test_explained_what_a_python_worker_raised(raised: str, message: str) -> Non
         ),
         ("[PACKAGE_NOT_INSTALLED] PyArrow >= 11.0.0 must be installed; however, it was not found.", "have no PyArrow"),
         (
+            "  SyntaxError: invalid syntax\nEOFException occurred while reading the port number from pyspark.daemon's",
+            "the Python of executors cannot run PySpark (SyntaxError: invalid syntax); set it",
+        ),
+        (
             'java.io.IOException: Cannot run program "python9": error=2',
             "PYSPARK_PYTHON: executors have no python9; set",
         ),
