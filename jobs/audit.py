@@ -23,6 +23,7 @@ from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
+from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
         require_broker(settings.kafka.servers)
+        require_topics(settings.kafka, {"--topic": settings.topics})
         with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)
@@ -120,7 +122,7 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
         reference_format=arguments.format or "wideload",
         formats={} if use is None or arguments.format is not None else use.formats,
         signing={} if configured is None else {name: Signing.of(configured.signing_of(name)) for name in topics},
-        overwritten=arguments.overwritten,
+        newest_only=arguments.newest_only,
         verify=arguments.verify,
         report=arguments.report,
     )
@@ -143,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
         "payloads of the store")
     source.add_argument("--format", choices=list(FORMATS),
         help="the worker's reference.format (default: from the configuration, else wideload)")
-    source.add_argument("--overwritten", action="store_true",
-        help="check overwritten records of compacted topics too; a sweep removes their payloads")
+    source.add_argument("--newest-only", action="store_true",
+        help="of a compacted topic, check the newest record of each key alone, as after a sweep with this option. "
+        "A reader that begins at the beginning may meet others, which Kafka has not removed yet")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to do")
     what.add_argument("--verify", action="store_true", help="read every payload, and compare size and checksum")

@@ -28,6 +28,7 @@ from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import open_session, share_code, stopping
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
+from jobs.reading.named_topics import require_topics
 from jobs.reading.source_options import SourceSettings, settings_of
 from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
         require_broker(settings.source.client.servers)
+        require_topics(settings.source.client, {"--source": settings.source.topics, "--sink": [settings.sink]})
         # No connector, which Spark would fetch.
         session = replace(session, conf={"spark.jars.packages": "", **session.conf})
         with open_session(session) as spark, stopping() as stop:

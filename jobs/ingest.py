@@ -32,6 +32,8 @@ from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
 from jobs.ingesting.table import write
 from jobs.ingesting.values import parsed
+from jobs.reading.named_topics import require_topics
+from jobs.reading.topics import Kafka
 from jobs.records.schemas import RECORD, conform
 from transforms.errors import ConfigurationError
 
@@ -119,6 +121,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
             arguments, "wideload-ingest", packages=packages, delta=settings.delta, lasting=not settings.once
         )
         require_broker(settings.bootstrap_servers)
+        require_topics(Kafka(settings.bootstrap_servers, settings.kafka_options), {"--topic": settings.topics})
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError) as error:

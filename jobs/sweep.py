@@ -18,13 +18,23 @@ from typing import Any, cast
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_options, pairs, session_settings
+from jobs.driver.command_line import (
+    add_kafka,
+    add_spark,
+    at_least,
+    configure,
+    kafka_options,
+    pairs,
+    session_settings,
+)
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
 from jobs.payloads.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
+from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME
+from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from stores.store import check_topic
 from transforms.errors import ConfigurationError
@@ -60,6 +70,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
         require_broker(settings.kafka.servers)
+        require_topics(settings.kafka, {"--topic": settings.topics, "--carrier": settings.carriers})
         with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)
@@ -126,6 +137,16 @@ def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]
         "topics": topics,
         "left_alone": sweep.left_alone,
         "quarantined": dict(sweep.quarantined),
+        "refer": {
+            topic: {
+                "references": each.references,
+                "unclear": each.unclear,
+                "partition": each.partition,
+                "offset": each.offset,
+            }
+            for topic, each in sweep.search.found.items()
+        },
+        "not_searched": dict(sweep.search.unread),
         "outcomes": {name: {"payloads": number, "bytes": size} for name, (number, size) in sweep.outcomes.items()},
         "seconds": sweep.seconds,
     }
@@ -178,6 +199,9 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
         other_roots=_other_roots(arguments.other_root),
         delete=arguments.delete,
         quarantined=_quarantined(arguments),
+        ignored=_ignored(arguments),
+        search_records=arguments.search_records,
+        search_time=arguments.search_time,
     )
 
 
@@ -218,6 +242,13 @@ def _quarantined(arguments: argparse.Namespace) -> tuple[str, ...]:
     if {*arguments.topic, *arguments.deleted_topic} <= {*given}:
         raise ConfigurationError("--quarantine", "has each topic that is to be swept, so nothing would be left to do")
     return given
+
+
+def _ignored(arguments: argparse.Namespace) -> tuple[str, ...]:
+    for topic in arguments.ignore_topic:
+        if topic in {*arguments.topic, *arguments.carrier}:
+            raise ConfigurationError("--ignore-topic", f"{topic} is --topic or --carrier too, so it is read")
+    return tuple(dict.fromkeys(arguments.ignore_topic))
 
 
 def _formats(arguments: argparse.Namespace) -> dict[str, FormatName]:
@@ -286,6 +317,15 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--quarantine", action="append", default=[], metavar="NAME",
         help="a --topic or --carrier in which somebody has written references that cannot be read: its payloads are "
         "left alone, and such records are no reason to refuse. No dead-letter topic: its letters may be references")
+    source.add_argument("--ignore-topic", action="append", default=[], metavar="NAME",
+        help="a topic that is neither --topic nor --carrier, and whose references do not count: payloads go that "
+        "only it refers to. Without this, and without --carrier, such a topic is a reason to refuse. A pattern as "
+        "'team-b-*' is for many")
+    source.add_argument("--search-records", type=at_least(1), default=DEFAULT_RECORDS, metavar="N",
+        help="how many of the newest records of each partition of all other topics are searched for references to the "
+        "payloads (default: 1,000)")
+    source.add_argument("--search-time", type=_duration, default=DEFAULT_TIME, metavar="TIME",
+        help="how long that may last; topics that are left then are a reason to refuse (default: 10m)")
     source.add_argument("--newest-only", action="store_true",
         help="of a compacted topic, count the newest record of each key, and what was overwritten during the grace. A "
         "reader that begins before the others, which Kafka has not removed yet, may meet them without a payload")

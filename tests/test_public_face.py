@@ -32,7 +32,18 @@ WHOLE = {
     **{f"wideload.stores.{name}": f"stores.{name}" for name in ("azure", "filesystem", "gcs", "memory", "s3")},
     **{
         f"wideload.jobs.{name}": f"jobs.{name}"
-        for name in ("audit", "backfill", "chunks", "inflate", "ingest", "offload", "references", "source", "sweep")
+        for name in (
+            "audit",
+            "backfill",
+            "chunks",
+            "executors",
+            "inflate",
+            "ingest",
+            "offload",
+            "references",
+            "source",
+            "sweep",
+        )
     },
 }
 HEAVY = (

@@ -26,6 +26,8 @@ JOBS: Mapping[str, str] = {
 }
 """The jobs by name; each is a module of `jobs` with a `main`."""
 
+_JARS = "jars"
+
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
@@ -37,6 +39,8 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
 
     Each job has its own options: `wideload job NAME --help`. It runs in this process, on the cores of this machine
     unless --master says otherwise; on a cluster use spark-submit (docs/spark.md). The exit status is that of the job.
+
+    `wideload job jars` prints the files of the connector for programs of your own: --jars "$(wideload job jars)".
 
     After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. Together with
     --write-options FILE, no job runs: the command writes a file for the option --options of a job under spark-submit.
@@ -56,8 +60,13 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
         click.echo(context.get_help())
         _list()
         return 0
+    if name == _JARS:
+        if rest:
+            context.fail(f"{_JARS} takes no options")
+        click.echo(",".join(map(str, jars.ensure("spark", lambda line: click.echo(line, err=True)))))
+        return 0
     if name not in JOBS:
-        near = difflib.get_close_matches(name, JOBS, n=1)
+        near = difflib.get_close_matches(name, [*JOBS, _JARS], n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
         context.fail(f"there is no job {name!r}{hint}")
     config, rest = _taken(rest, "-c", "--config")

@@ -13,7 +13,15 @@ from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["NO_CONNECTOR", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
+__all__ = [
+    "NO_CONNECTOR",
+    "SPARK_ERRORS",
+    "JobFailedError",
+    "executor_error",
+    "explained",
+    "records_lost",
+    "require_broker",
+]
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
@@ -27,6 +35,14 @@ _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
 _RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
 _BAD_VALUE = re.compile(r"\[USER_RAISED_EXCEPTION\] (topic \S+ partition \d+ offset \d+: the value, .*?) SQLSTATE")
+_NO_MODULE = re.compile(r"^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'", re.MULTILINE)
+_NO_ARROW = re.compile(r"PACKAGE_NOT_INSTALLED\] (\w+)")
+_OTHER_PYTHON = re.compile(
+    r"PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)"
+)
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
+_NO_WORKER = re.compile(r"^ *(\w*Error: .*|.* (?:requires|needs) Python .*)$", re.MULTILINE)
+_OWN_CODE = ("wideload", "jobs", "transforms", "stores")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
 
@@ -55,6 +71,42 @@ def require_broker(servers: str) -> None:
     raise ConfigurationError("--bootstrap-servers", f"no broker answers: {found}")
 
 
+def executor_error(text: str) -> ConfigurationError | None:
+    """What an error of Spark says of the Python of executors, in a sentence; None if it is about something else."""
+    if other := _OTHER_PYTHON.search(text):
+        return ConfigurationError(
+            "PYSPARK_PYTHON",
+            f"executors run Python {other[1]}, and the driver runs {other[2]}; both need the same minor version: set "
+            "PYSPARK_PYTHON (or spark.pyspark.python) to such a one on executors",
+        )
+    if none := _NO_PYTHON.search(text):
+        return ConfigurationError(
+            "PYSPARK_PYTHON", f"executors have no {none[1]}; set it (or spark.pyspark.python) to a Python that is there"
+        )
+    if "reading the port number from pyspark.daemon" in text:
+        found = _NO_WORKER.search(text)
+        reason = f" ({found[1].strip()})" if found else ""
+        return ConfigurationError(
+            "PYSPARK_PYTHON",
+            f"the Python of executors cannot run PySpark{reason}; set it (or spark.pyspark.python) to one of the same "
+            "minor version as the driver's",
+        )
+    if missing := _NO_MODULE.search(text) or _NO_ARROW.search(text):
+        name = missing[1].partition(".")[0]
+        if name in _OWN_CODE:
+            return ConfigurationError(
+                "executors",
+                f"have not the code of wideload (no module {name}); give it with --py-files jobs.zip "
+                "(`python -m wideload.jobs.archive jobs.zip` makes it), or install the same wideload there",
+            )
+        return ConfigurationError(
+            "executors",
+            f"have no {name}; install it there, or name a Python that has it with PYSPARK_PYTHON or "
+            "spark.pyspark.python",
+        )
+    return None
+
+
 def records_lost(error: Exception) -> bool:
     """Whether Spark could not read records because Kafka had deleted them."""
     return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
@@ -80,15 +132,27 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
         return JobFailedError(
             f"{bad[1]}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
         )
+    return executor_error(text) or _meaning(text, servers, source) or JobFailedError(_said(text, options))
+
+
+def _meaning(text: str, servers: str, source: str) -> WideloadError | None:
+    """What the user can set right, or knows best; None if there is no such thing."""
     for pattern, key, reason in _MEANINGS:
         if re.search(pattern, text):
-            return ConfigurationError(key, reason.format(servers=servers, source=source))
+            told = reason.format(servers=servers, source=source)
+            if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
+                return ConfigurationError("topics", f"one of {told}")
+            return ConfigurationError(key, told)
     if "OutOfMemoryError" in text:
         return JobFailedError(
             "a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), "
             "or fewer cores, each of which holds a row group and some copies of its largest record"
         )
-    return JobFailedError(_without_secrets(_cause(text), options))
+    return None
+
+
+def _said(text: str, options: Mapping[str, str]) -> str:
+    return _without_secrets(_cause(text), options)
 
 
 # What Spark says, the option to blame, and the reason for people.

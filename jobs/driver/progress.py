@@ -49,10 +49,12 @@ class Steps:
 
     Attributes:
         seconds: how long each step took, by its name.
+        note: how far the step has come, in words, where tasks do not tell; the step may set it while it runs.
     """
 
     def __init__(self, spark: SparkSession, screen: TextIO | None) -> None:
         self.seconds: dict[str, float] = {}
+        self.note = ""
         self._context = spark.sparkContext
         self._screen = screen
 
@@ -60,6 +62,7 @@ class Steps:
     def step(self, name: str) -> Iterator[None]:
         """One step, for the length of a `with` block; all of Spark's work in it is counted."""
         started = time.monotonic()
+        self.note = ""
         self._context.setJobDescription(name)
         stop = Event()
         painter = Thread(target=self._paint, args=(name, started, stop), name="wideload-progress", daemon=True)
@@ -82,7 +85,8 @@ class Steps:
         while not stop.wait(_POLL_SECONDS):
             done, tasks = _tasks(self._context)
             counted = f"{done:,} of {tasks:,} tasks, " if tasks else ""  # the driver's own work has none
-            repaint(self._screen, f"{bar(done, tasks)} {name}: {counted}{time.monotonic() - started:.0f} s")
+            note = f"{self.note}, " if self.note else ""
+            repaint(self._screen, f"{bar(done, tasks)} {name}: {note}{counted}{time.monotonic() - started:.0f} s")
 
 
 def _tasks(context: SparkContext) -> tuple[int, int]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -21,9 +20,11 @@ from types import MappingProxyType
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from jobs.driver.java import require_java
+from jobs.driver.java_output import captured, start_error
 from jobs.driver.jvm import java_packages
 from transforms.errors import ConfigurationError
 
@@ -126,7 +127,7 @@ class SessionSettings:
         conf: more Spark settings, which win over all others.
         packages: what the job needs beside the connector, as `--packages` takes it.
         delta: whether the session can use Delta tables; `DELTA` is then among `packages`, or `jars`.
-        verbose: leave Spark's log as it is.
+        verbose: leave Spark's log as it is; else nothing of it is shown.
         lasting: whether the job goes on until it is stopped, so that Spark's pages are worth their cost.
     """
 
@@ -180,22 +181,21 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
         ConfigurationError: there is no Java, or Spark's JVM did not start.
     """
     if not submitted():
-        _require_java()
+        require_java()
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if _runs_here(settings):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark's pages are open to the network
     with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
-        try:
-            spark = _builder(settings, Path(folder)).getOrCreate()
-        except PySparkRuntimeError as error:
-            raise ConfigurationError(
-                "spark", f"Spark's Java process did not start ({error.getCondition()}); what it said is above"
-            ) from error
+        with nullcontext() if settings.verbose or submitted() else captured() as output:
+            try:
+                spark = _builder(settings, Path(folder)).getOrCreate()
+            except (PySparkException, Py4JError) as error:
+                raise start_error(output, error) from error
         if not submitted() and _runs_here(settings):
             share_code(spark)  # `_DAEMON` is part of it
         if submitted() and not settings.verbose:
-            spark.sparkContext.setLogLevel("ERROR")
+            spark.sparkContext.setLogLevel("FATAL")
         if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
             print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
         try:
@@ -355,13 +355,3 @@ def _runs_here(settings: SessionSettings) -> bool:
     told = (settings.conf.get("spark.master"), settings.master, os.environ.get("MASTER"), found and found[1])
     master = next(filter(None, told), "local[*]")
     return re.fullmatch(r"local(\[.*\])?", master) is not None
-
-
-def _require_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    if home and not (Path(home) / "bin" / "java").is_file():
-        raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a Java of 17 to 22, or unset it")
-    if not home and shutil.which("java") is None:
-        raise ConfigurationError(
-            "java", "not found, and Spark runs on it; install Java 17 to 22 (Debian: openjdk-17-jre-headless)"
-        )

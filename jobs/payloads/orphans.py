@@ -24,6 +24,7 @@ from jobs.driver.progress import Steps
 from jobs.driver.report import age
 from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
+from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME, Search, SearchSettings, search
 from jobs.payloads.references import HIDDEN, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
@@ -72,6 +73,10 @@ class SweepSettings:
         delete: whether to delete; else the job only tells what it would delete.
         quarantined: some of the topics that are read. Their payloads are left alone, and those of their records that
             say that they are references, and cannot be read, are no reason to refuse.
+        ignored: names of topics, or patterns of them (`team-b-*`), whose references do not count.
+        search_records: how many of the newest records of each partition of all other topics are searched for
+            references.
+        search_time: how long that may last.
     """
 
     kafka: Kafka
@@ -90,6 +95,9 @@ class SweepSettings:
     other_roots: tuple[str, ...] = ()
     delete: bool = False
     quarantined: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    search_records: int = DEFAULT_RECORDS
+    search_time: timedelta = DEFAULT_TIME
 
     @property
     def read_topics(self) -> list[str]:
@@ -140,6 +148,7 @@ class Sweep:
         error: the store's error for a payload that it did not remove.
         refusal: why nothing was deleted, or would be; None if there is no reason.
         quarantined: how many records of each quarantined topic cannot be read.
+        search: the other topics whose records refer to the payloads.
         seconds: how long each step took.
     """
 
@@ -151,6 +160,7 @@ class Sweep:
     error: str | None = None
     refusal: str | None = None
     quarantined: Mapping[str, int] = field(default_factory=dict)
+    search: Search = field(default_factory=Search)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -241,6 +251,10 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
 def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, steps: Steps) -> Sweep:
     cutoff = datetime.now(UTC) - settings.grace
     sweep = Sweep(cutoff, seconds=steps.seconds)
+    sweep.search = search(spark, settings.kafka, _search_settings(settings, store), steps)
+    sweep.refusal = sweep.search.refusal
+    if sweep.refusal:
+        return sweep
     if isinstance(store, ListTopics):
         sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
     listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
@@ -275,6 +289,18 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
         listing.unpersist()
         if found is not None:
             found.unpersist()
+
+
+def _search_settings(settings: SweepSettings, store: PayloadStore) -> SearchSettings:
+    return SearchSettings(
+        folders=settings.swept_topics,
+        known=settings.read_topics,
+        ignored=settings.ignored,
+        root=store.root.uri if isinstance(store, Store) else None,
+        other_roots=settings.other_roots,
+        records=settings.search_records,
+        limit=settings.search_time,
+    )
 
 
 def _references(

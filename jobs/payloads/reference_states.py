@@ -97,8 +97,8 @@ class AuditSettings:
         formats: the formats of single topics, by name.
         signing: verifies the references of single topics, by name; None for no verification. Other topics have the keys
             of `store`.
-        overwritten: whether to check records of compacted topics that a later one has overwritten; a sweep removes
-            their payloads.
+        newest_only: whether to leave out the records of compacted topics that a later one has overwritten; a new
+            group reads those that are still in the log.
         verify: whether to read every payload.
         report: a folder for the result, as Parquet; None for none.
     """
@@ -109,7 +109,7 @@ class AuditSettings:
     reference_format: FormatName = "wideload"
     formats: Mapping[str, FormatName] = field(default_factory=dict)
     signing: Mapping[str, Signing | None] = field(default_factory=dict, repr=False)
-    overwritten: bool = False
+    newest_only: bool = False
     verify: bool = False
     report: str | None = None
 
@@ -257,6 +257,7 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
         with steps.step("comparing"):
             kept.append(result.persist(StorageLevel.DISK_ONLY))
             _tell(result, settings, audit)
+        _note_overwritten(topics, settings, audit)
         return audit
     finally:
         for frame in kept:
@@ -272,7 +273,7 @@ def _references(
     for topic in topics:
         rows = read(spark, settings.kafka, [topic], end=lambda span: span.stable, committed=True)
         if rows is not None:
-            rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
+            rows = newest(rows, root=root) if topic.compacted and settings.newest_only else rows
             name = settings.formats.get(topic.name, settings.reference_format)
             frames.append(references(rows, name, root, settings.signing.get(topic.name, signing)))
     nothing = spark.createDataFrame([], REFERENCE)
@@ -336,6 +337,17 @@ def _tell(result: DataFrame, settings: AuditSettings, audit: Audit) -> None:
     audit.examples = wrong.orderBy("topic", "partition", "offset").limit(_EXAMPLES).collect() if audit.wrong else []
     if settings.report is not None:
         result.write.mode("errorifexists").parquet(settings.report)
+
+
+def _note_overwritten(topics: Sequence[Topic], settings: AuditSettings, audit: Audit) -> None:
+    for topic in topics:
+        missing = audit.states[topic.name].get("missing", 0)
+        if topic.compacted and missing and not settings.newest_only:
+            audit.notes.append(
+                f"topic {topic.name} is compacted, and a reader that begins at the beginning meets {missing:,} records "
+                "without a payload; those that were overwritten go when Kafka compacts the log, and --newest-only "
+                "leaves them out"
+            )
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------

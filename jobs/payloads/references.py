@@ -33,7 +33,7 @@ from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_refer
 from transforms.signing import Signing
 from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
-__all__ = ["REFERENCE", "newest", "references"]
+__all__ = ["BEGINS", "HIDDEN", "REFERENCE", "newest", "references"]
 
 REFERENCE = columns(
     "topic string, partition int, offset long, timestamp timestamp, key binary, which string, format string, "
@@ -70,6 +70,9 @@ _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp
 
 HIDDEN = ("is a dead letter", "is a wrapper", "is a chunk of a wrapper")
 """So the errors begin of records in which there may be a sound reference."""
+
+BEGINS = "begins with "
+"""So the error begins of a path that is not marked as a reference; the folder of its payload comes next, and a `/`."""
 
 _PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
 _Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str | None]
@@ -257,7 +260,7 @@ def _parsed_key(record: Record, root: str | None) -> Iterator[_Found]:
         except MalformedReferenceError as exc:
             yield _wrong("key", str(exc))
     elif _leads(record.key, root):
-        yield _wrong("key", f"begins with {root} and is not marked as a reference")
+        yield _wrong("key", f"{BEGINS}{_folder(record.key)}/ and is not marked as a reference")
 
 
 def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Found]:
@@ -289,7 +292,9 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
     if errors:
         yield _wrong("value", errors[0])
     elif _leads(record.value, root) and not FORMATS[reference_format].wants(record):
-        yield _wrong("value", f"begins with {root} and is not marked as a reference: not {reference_format}?")
+        yield _wrong(
+            "value", f"{BEGINS}{_folder(record.value)}/ and is not marked as a reference: not {reference_format}?"
+        )
 
 
 def _fields(which: str, name: FormatName, reference: Reference) -> _Found:
@@ -323,6 +328,10 @@ def _begins_wrapped_reference(record: Record) -> bool:
         return False
     rest = chunk.size - _HEAD_BYTES - int.from_bytes(record.value[1:5], signed=True)
     return chunk.id == 0 and 0 <= rest <= _CUT_BYTES
+
+
+def _folder(path: bytes) -> str:
+    return path.removeprefix(_BACKED).rpartition(b"/")[0].decode(errors="replace")
 
 
 def _leads(data: bytes, root: str | None) -> bool:

@@ -12,7 +12,7 @@ from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.ranges import Offsets, parse_offsets
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterSettings
 from jobs.records.problems import OnError
-from stores.keys import REQUIRED, Key, Value, read, unknown
+from stores.keys import REQUIRED, Key, Value, nearest, read, unknown
 from stores.registry import STORE_CLASS, STORE_NAMES
 from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
@@ -56,6 +56,8 @@ KEYS: Sequence[Key] = (
         default=_LIMITS.pending_bytes, minimum=1),
 )  # fmt: skip
 """The source's own options. Spark ignores the case of their names."""
+
+_OWN = {key.name.lower(): key.name for key in (*KEYS, *KAFKA_KEYS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +148,25 @@ def _unwrap(own: Mapping[str, Any], table: Mapping[str, str]) -> Unwrap | None:
 
 def _store(given: Mapping[str, str]) -> dict[str, object]:
     """The configuration of the store: all other options."""
+    builtin = given.get(STORE_CLASS) in STORE_NAMES
+    for each in given:
+        # A store of another class may have keys of any name.
+        if not each.startswith(_OF_STORES) and "." not in each and (builtin or nearest(each, _OWN) is not None):
+            raise _unknown(each)
     name = given.get(STORE_CLASS)
     if name is None:
-        own = [key.name for key in KEYS]
         near = next((each for each in given if not each.startswith(_OF_STORES)), None)
         if near is not None:
-            raise unknown(near, own)
+            raise _unknown(near)
         raise ConfigurationError(STORE_CLASS, "is missing; give the keys of the worker's pipeline as options")
     return coerced(name, given)
+
+
+def _unknown(name: str) -> ConfigurationError:
+    """The error for an option that is nobody's; Spark hands over all names in small letters."""
+    near = nearest(name, _OWN)
+    return (
+        unknown(name, [])
+        if near is None
+        else ConfigurationError(name, f"is not a key that is known here; did you mean {_OWN[near]}?")
+    )

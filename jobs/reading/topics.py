@@ -24,11 +24,14 @@ from transforms.retention import FOREVER, Retention
 
 __all__ = [
     "Kafka",
+    "Listed",
     "Span",
     "Topic",
     "describe",
     "difference",
+    "newest_offsets",
     "offsets_since",
+    "others",
     "read",
     "read_between",
     "spans",
@@ -87,6 +90,20 @@ class Topic:
         return "compact" in self.retention.cleanup_policy
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A topic of the cluster's list.
+
+    Attributes:
+        partitions: how many it has.
+        readable: whether these credentials may read it, as far as the cluster tells.
+    """
+
+    name: str
+    partitions: int
+    readable: bool
+
+
 def describe(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[Topic]:
     """The topics as they are now, in the order of `names`.
 
@@ -130,6 +147,53 @@ def still_there(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list
             else:
                 there.append(name)
     return there
+
+
+def others(spark: SparkSession, kafka: Kafka, known: Iterable[str]) -> list[Listed]:
+    """Every topic of the cluster that these credentials may see, but Kafka's own and the known ones, by name.
+
+    Raises:
+        ConfigurationError: there is no Kafka connector.
+        py4j.protocol.Py4JError: the cluster does not answer.
+    """
+    with _admin(spark, kafka) as (jvm, admin):
+        names = sorted({*admin.listTopics().names().get()} - {*known})
+        options = jvm.org.apache.kafka.clients.admin.DescribeTopicsOptions().includeAuthorizedOperations(True)
+        answers = admin.describeTopics(names, options).topicNameValues()
+        found = []
+        for name in names:
+            try:
+                topic = answers.get(name).get()
+            except Py4JJavaError as error:
+                if "UnknownTopicOrPartitionException" not in str(error):  # deleted since
+                    raise
+                continue
+            allowed = topic.authorizedOperations()  # None from brokers that do not tell
+            readable = allowed is None or "READ" in allowed.toString()
+            found.append(Listed(name, topic.partitions().size(), readable))
+        return found
+
+
+def newest_offsets(
+    spark: SparkSession, kafka: Kafka, topics: Sequence[Listed], most: int
+) -> tuple[Positions, Positions]:
+    """By partition, where the newest `most` offsets begin and end; partitions without records are left out.
+
+    Raises:
+        ConfigurationError: there is no Kafka connector.
+        py4j.protocol.Py4JError: the cluster does not answer, or a topic is gone.
+    """
+    with _admin(spark, kafka) as (jvm, admin):
+        specs, level = (
+            jvm.org.apache.kafka.clients.admin.OffsetSpec,
+            jvm.org.apache.kafka.common.IsolationLevel.READ_UNCOMMITTED,
+        )
+        partitions = {topic.name: range(topic.partitions) for topic in topics}
+        first = _asked(jvm, admin, partitions, specs.earliest, level)
+        end = {
+            place: at for place, at in _asked(jvm, admin, partitions, specs.latest, level).items() if first[place] < at
+        }
+        return {place: max(first[place], at - most) for place, at in end.items()}, end
 
 
 def offsets_since(

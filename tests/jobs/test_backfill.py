@@ -449,7 +449,7 @@ def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFix
     assert refused(one).startswith(f"--sink: topic {one} has 1 partitions, the source has 2; make it with as many, or")
     assert refused(clock).startswith(f"--sink: topic {clock} has message.timestamp.type=LogAppendTime")
     assert refused(source).startswith(f"--sink: found {source}, which is the source")
-    assert refused("nowhere").startswith("--sink: topic nowhere cannot be written to: UnknownTopicOrPartitionError")
+    assert refused("nowhere").startswith("--sink: nowhere is not on the broker")
     assert f"is new, and topic {two} has had records already" in refused(two)
     assert refused(two, "--conf", "x").startswith("--conf: is KEY=VALUE")
     assert end_offsets(place.broker, clock) == {0: 0, 1: 0}
@@ -462,7 +462,7 @@ def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFix
     assert "belongs to to references, this is to plain" in capsys.readouterr().err
     missing = [a for a in place.arguments("nowhere", two, "plain") if "checkpoint" not in a] + ["--dry-run"]
     assert main(missing) == 2
-    assert capsys.readouterr().err.startswith("backfill: --source: topic nowhere cannot be read")
+    assert capsys.readouterr().err.startswith("backfill: --source: nowhere is not on the broker")
 
 
 @pytest.mark.usefixtures("in_session")

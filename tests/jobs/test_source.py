@@ -109,7 +109,8 @@ OPTIONS = {
     [
         ({"subscribe": ""}, "subscribe: names no topic"),
         ({"kafka.sasl.mechanisms": "PLAIN"}, r"did you mean kafka\.sasl\.mechanism\?"),
-        ({"startingOffset": "earliest"}, "startingoffset: is not a key"),
+        ({"startingOffset": "earliest"}, r"startingoffset: is not a key .*; did you mean startingOffsets\?"),
+        ({"onErorr": "null"}, r"did you mean onError\?"),
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
         ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),

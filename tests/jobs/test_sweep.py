@@ -234,7 +234,12 @@ def test_main_payloads_that_stay(
 @pytest.mark.usefixtures("in_session")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_main_signal(
-    broker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+    broker: str,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
 ) -> None:
     """A signal ends the job with one sentence and a status of its own, and not with a traceback."""
 
@@ -247,7 +252,7 @@ def test_main_signal(
     monkeypatch.setattr("jobs.sweep.fit_shuffles", lambda _: signal.signal(signal.SIGINT, signal.default_int_handler))
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert main(options(broker, tmp_path, "t")) == 130
+        assert main(options(broker, tmp_path, make_topic())) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == ("sweep: interrupted; only orphans were removed, if any; run it again\n")

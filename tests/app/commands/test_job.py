@@ -85,6 +85,21 @@ def test_job_uses_the_jars_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert taken == [locked, ["--jars", "mine"], ["--jars=mine"], ["--help"], []]
 
 
+def test_job_jars_prints_the_files_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For programs of the user: one line for --jars, and what is fetched meanwhile on stderr."""
+
+    def ensure(name: str, say: Callable[[str], None]) -> tuple[Path, ...]:
+        say(f"fetching {name}")
+        return tmp_path / "a.jar", tmp_path / "b.jar"
+
+    monkeypatch.setattr("app.local.jars.ensure", ensure)
+    result = CliRunner().invoke(cli, ["job", "jars"])
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/a.jar,{tmp_path}/b.jar\n")
+    assert result.stderr == "fetching spark\n"
+    result = CliRunner().invoke(cli, ["job", "jars", "--all"])
+    assert (result.exit_code, "jars takes no options" in result.output) == (2, True)
+
+
 def test_job_whose_jars_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No registry: one sentence, and Spark is not left to look for others."""
     settings = tmp_path / "ivy.xml"

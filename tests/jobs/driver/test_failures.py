@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import PySparkException
 
-from jobs.driver.failures import JobFailedError, explained
+from jobs.driver.failures import JobFailedError, executor_error, explained
 
 TRACEBACK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -22,7 +22,6 @@ Traceback (most recent call last):
     ("raised", "message"),
     [
         ("transforms.errors.PayloadStoreError: ListObjectsV2 s3://b/ failed: no", "ListObjectsV2 s3://b/ failed: no"),
-        ("ModuleNotFoundError: No module named 'cramjam'", "ModuleNotFoundError: No module named 'cramjam'"),
         ("stores.other.OddError: *** is wrong", "OddError: *** is wrong"),
     ],
 )
@@ -31,3 +30,34 @@ def test_explained_what_a_python_worker_raised(raised: str, message: str) -> Non
     error = PySparkException(TRACEBACK.replace("{raised}", raised))
     found = explained(error, servers="b:1", source="t", options={})
     assert (type(found), str(found)) == (JobFailedError, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            TRACEBACK.format(raised="ModuleNotFoundError: No module named 'cramjam'"),
+            "executors: have no cramjam; install",
+        ),
+        (TRACEBACK.format(raised="ModuleNotFoundError: No module named 'jobs'"), "have not the code of wideload (no"),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, PySpark",
+            "PYSPARK_PYTHON: executors run Python 3.9, and the driver runs 3.11; both need the same minor version",
+        ),
+        ("[PACKAGE_NOT_INSTALLED] PyArrow >= 11.0.0 must be installed; however, it was not found.", "have no PyArrow"),
+        (
+            "  SyntaxError: invalid syntax\nEOFException occurred while reading the port number from pyspark.daemon's",
+            "the Python of executors cannot run PySpark (SyntaxError: invalid syntax); set it",
+        ),
+        (
+            'java.io.IOException: Cannot run program "python9": error=2',
+            "PYSPARK_PYTHON: executors have no python9; set",
+        ),
+    ],
+)
+def test_what_executors_lack(text: str, words: str) -> None:
+    """What is missing on executors is told by its name, with what to do."""
+    error = executor_error(text)
+    assert words in str(error)
+    assert str(explained(PySparkException(text), servers="h:1", source="t", options={})) == str(error)
+    assert executor_error("anything else") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,18 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from app.config.job_document import document
+from app.config.settings import ClientSettings
+from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
+from jobs.driver.progress import Steps
 from jobs.driver.worker_config import WorkerConfig
+from jobs.payloads.other_topics import SearchSettings, search
 from jobs.reading.client import bounds
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
-from jobs.reading.topics import Kafka, describe, read
+from jobs.reading.topics import Kafka, Listed, describe, others, read
 from tests.app import configurations
+from tests.integration.names import Names
 from tests.integration.topics import send
 from transforms.errors import WideloadError
 
@@ -48,6 +53,8 @@ def cluster(files: Path) -> Iterator[EmbeddedBroker]:
     properties = {
         "sasl.enabled.mechanisms": "PLAIN",
         f"{LISTENER}.plain.sasl.jaas.config": login,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
         f"{LISTENER}.ssl.client.auth": "required",
         f"{LISTENER}.ssl.keystore.type": "PEM",
         f"{LISTENER}.ssl.keystore.location": str(files / "both"),
@@ -63,18 +70,31 @@ def cluster(files: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-async def create(bootstrap: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
+async def create(bootstrap: str, topics: Sequence[str]) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
     try:
-        await admin.create_topics([NewTopic(topic, 1, 1)])
+        await client.create_topics([NewTopic(topic, 1, 1) for topic in topics])
     finally:
-        await admin.close()
+        await client.close()
+
+
+async def allow(bootstrap: str, rights: Mapping[str, Sequence[int]]) -> None:
+    """Gives ann these rights: 3 Read, 8 Describe, 10 DescribeConfigs."""
+    async with admin(ClientSettings(bootstrap)) as connection:
+        names = Names(bootstrap, connection)
+        for topic, operations in rights.items():
+            for operation in operations:
+                await names.acl("User:ann", "*", topic, type_number=2, operation=operation)
 
 
 def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files: Path) -> None:
-    """What the worker's file says of security lets in Kafka's own client, which Spark has, and aiokafka as well."""
-    asyncio.run(create(cluster.bootstrap_servers, "orders"))
+    """What the worker's file says of security lets in Kafka's own client, which Spark has, and aiokafka as well.
+
+    A search of other topics names those that this user may see and not read.
+    """
+    asyncio.run(create(cluster.bootstrap_servers, ["orders", "readable", "shut", "unseen"]))
+    asyncio.run(allow(cluster.bootstrap_servers, {"orders": (3, 8, 10), "readable": (3,), "shut": (8,)}))
     send(cluster.bootstrap_servers, "orders", [(0, b"k", b"%d" % number, [], 1) for number in range(3)])
     settings = configurations.settings_of(
         f'bootstrap.servers = "{cluster.address("SASL_SSL")}"\nsecurity.protocol = "SASL_SSL"\n'
@@ -83,13 +103,19 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
         f'ssl.key.location = "{files}/key"\n' + configurations.ORDERS,
         {"PASSWORD": PASSWORD},
     )
-    found = WorkerConfig.of(document(settings))
-    kafka = Kafka(found.servers, {name: value for name, value in found.java_options().items() if "limit" not in name})
+    config = WorkerConfig.of(document(settings))
+    kafka = Kafka(config.servers, {name: value for name, value in config.java_options().items() if "limit" not in name})
     (topic,) = describe(spark, kafka, ["orders"])
     rows = read(spark, kafka, [topic])
     assert rows is not None
     assert rows.count() == 3
-    client = {name: value for name, value in found.client_options().items() if "limit" not in name}
+    client = {name: value for name, value in config.client_options().items() if "limit" not in name}
     store = {"large.message.payload.store.class": "memory"}
-    source = settings_of({"kafka.bootstrap.servers": found.servers, "subscribe": "orders", **store, **client})
+    source = settings_of({"kafka.bootstrap.servers": config.servers, "subscribe": "orders", **store, **client})
     assert bounds(source.client, ["orders"]) == {("orders", 0): Bounds(0, 3)}
+
+    assert others(spark, kafka, ["orders"]) == [Listed("readable", 1, readable=True), Listed("shut", 1, readable=False)]
+    found = search(spark, kafka, SearchSettings(["orders"], ["orders"]), Steps(spark, None))
+    assert found.unread == {"shut": "may not be read"}
+    assert "refer to them: shut (may not be read); give each with --carrier" in str(found.refusal)
+    assert search(spark, kafka, SearchSettings(["orders"], ["orders"], ["shut"]), Steps(spark, None)).refusal is None

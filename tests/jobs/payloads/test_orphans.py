@@ -212,6 +212,42 @@ def test_sweep_of_a_topic_whose_records_go_by_age(spark: SparkSession, place: Pl
     assert outcomes(run(spark, place.settings(topic))) == {}
 
 
+def test_sweep_finds_the_carriers_that_were_forgotten(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """A topic that refers to the payloads and is not given is a reason to refuse, until it is a carrier or ignored."""
+    topic, copies, flagged, odd, plain, apart = (make_topic(2) for _ in range(6))
+    carried, orphan = place.publish(topic, b"carried", b"orphan")
+    (theirs,) = place.publish(apart, b"of another topic")
+    copied = refers(carried)
+    place.send(copies, Record(b"k", b"plain"), copied, refers(theirs), partition=1)
+    place.send(flagged, Record(None, b"\x01" + carried.encode()), refers(carried, name="bakdata-flag"))
+    place.send(odd, Record(b"k", b"\xff", copied.headers))
+    place.send(plain, Record(b"k", b"plain"), refers("s3://elsewhere/x/1"), refers(theirs))
+    settings = place.settings(topic)
+    refused = run(spark, settings)
+    assert place.there() == {carried, orphan, theirs}
+    assert {name: (each.references, each.unclear, each.partition) for name, each in refused.search.found.items()} == {
+        copies: (1, 0, 1),
+        flagged: (2, 0, 0),
+        odd: (0, 1, 0),
+    }
+    assert f"refer to these payloads: {copies} (1 of its newest, the first in partition 1 offset 1)" in str(
+        refused.refusal
+    )
+    assert "give each with --carrier, or with --ignore-topic" in str(refused.refusal)
+    # Of each partition only the newest records are looked at.
+    place.send(copies, refers(theirs), partition=1)
+    assert set(run(spark, dataclasses.replace(settings, search_records=1)).search.found) == {flagged, odd}
+    # What there was no time for is as good as found.
+    late = run(spark, dataclasses.replace(settings, search_time=timedelta(0)))
+    assert {copies, flagged, odd, plain} <= set(late.search.unread)
+    assert f"{plain} (no time was left; --search-time gives more)" in str(late.refusal)
+
+    ignored = (flagged, f"{odd[:-1]}?", f"{plain}*")
+    given = dataclasses.replace(settings, carriers=(copies,), ignored=ignored)
+    assert outcomes(run(spark, given)) == {"deleted": 1}
+    assert place.there() == {carried, theirs}
+
+
 def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """What Kafka has not removed keeps its payload. With `newest_only`, what was overwritten or deleted goes."""
     topic = make_topic(2, **{"cleanup.policy": "compact"})
@@ -319,7 +355,7 @@ def test_sweep_of_a_deleted_topic(spark: SparkSession, place: Place, make_topic:
     settings = place.settings(carriers=(carrier,), deleted_topics=(gone,))
     assert outcomes(run(spark, settings)) == {"deleted": 2}
     assert place.there() == {carried, young, other}
-    assert outcomes(run(spark, dataclasses.replace(settings, carriers=()))) == {"deleted": 1}
+    assert outcomes(run(spark, dataclasses.replace(settings, carriers=(), ignored=(carrier,)))) == {"deleted": 1}
 
 
 def test_sweep_leaves_what_is_published_while_it_runs(

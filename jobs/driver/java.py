@@ -1,0 +1,74 @@
+"""The Java that Spark will run on, looked at before Spark starts: from the wrong one Spark ends with a stack trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["require_java"]
+
+# Spark 4.0 is compiled for 17. Its Hadoop 3.4 calls `Subject.getSubject`, which 23 took away.
+_OLDEST, _NEWEST = 17, 22
+_ALLOWED = f"Java {_OLDEST} to {_NEWEST}"
+_ANSWER_SECONDS = 30
+_VERSION = re.compile(r'(?:version "|JAVA_VERSION=")(?:1\.)?(\d+)')
+
+
+def require_java() -> None:
+    """Looks at the Java of `JAVA_HOME`, else at the first of `PATH`, as Spark does; at most 0.1 s.
+
+    Raises:
+        ConfigurationError: there is none, or Spark does not run on it.
+    """
+    home = os.environ.get("JAVA_HOME")
+    name = "JAVA_HOME" if home else "java"
+    if home:
+        command = Path(home) / "bin" / "java"
+        if not command.is_file():
+            raise ConfigurationError(name, f"{home} holds no bin/java; set it to a {_ALLOWED}, or unset it")
+    else:
+        found = shutil.which("java")
+        if found is None:
+            raise ConfigurationError(
+                name, f"not found, and Spark runs on it; install {_ALLOWED} (Debian: openjdk-17-jre-headless)"
+            )
+        command = Path(found)
+    said = _said(command)
+    version = _VERSION.search(said)
+    if version is None:
+        # macOS has a `java` that only says that there is none.
+        first = said.strip().partition("\n")[0] or "nothing"
+        raise ConfigurationError(name, f"{command} says no version, but: {first}; install {_ALLOWED}")
+    if not _OLDEST <= int(version[1]) <= _NEWEST:
+        raise ConfigurationError(
+            name,
+            f"{command} is Java {version[1]}, and Spark 4.0 runs on {_ALLOWED}; set JAVA_HOME to such a one (Debian: "
+            "apt-get install openjdk-17-jre-headless)",
+        )
+
+
+def _said(command: Path) -> str:
+    """What Java says of its version: in its file `release`, or when it is run."""
+    try:
+        release = command.resolve().parents[1] / "release"
+        if release.is_file():
+            text = release.read_text("utf-8", errors="replace")
+            if _VERSION.search(text):
+                return text
+        answer = subprocess.run(
+            [command, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigurationError("java", f"{command} cannot be run: {exc}; install {_ALLOWED}") from exc
+    return answer.stderr + answer.stdout
