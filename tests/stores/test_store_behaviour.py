@@ -215,11 +215,12 @@ def test_concurrent_publishes_of_one_payload(store: Store) -> None:
     assert len(listed(store)) == 1
 
 
-def test_concurrent_puts_under_one_name_are_atomic(store: Store) -> None:
+def test_concurrent_puts_under_one_name_are_atomic(store: Store, request: pytest.FixtureRequest) -> None:
     """While an object is rewritten a reader sees one of the writers' payloads whole, and a listing nothing else.
 
-    But versitygw lists, for a moment, the file that it is about to rename.
+    But versitygw lists, for a moment, the file that it is about to rename, and rclone the object twice.
     """
+    most = 2 if "[rclone" in request.node.name else 1
     payloads = [bytes([i]) * (256 * 1024 + i) for i in range(8)]
     path = store.put("orders", "contended", payloads[0])
 
@@ -232,7 +233,9 @@ def test_concurrent_puts_under_one_name_are_atomic(store: Store) -> None:
         seen = [store.download(path)]
         while not all(writer.done() for writer in writers):
             seen.append(store.download(path))
-            assert [info.path for info in listed(store) if ".sgwtmp." not in info.path] == [path]
+            paths = [info.path for info in listed(store) if ".sgwtmp." not in info.path]
+            assert set(paths) == {path}
+            assert len(paths) <= most
         for writer in writers:
             writer.result()
     assert all(data in payloads for data in seen)
