@@ -122,13 +122,12 @@ class LeaderEpochs:
         return self._at(partition).cut
 
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
-        """Forgets what was read of a partition; all of it, or that behind a cut."""
+        """Takes in that a partition is read again, in a log that is another one altogether, or was cut."""
         found = self._at(partition)
         found.leader, found.cut = None, None
         if at is None:
             found.history = EpochHistory()
         else:
-            found.history.forget(at.offset)
             found.history.reached(at.offset, at.epoch)
 
     def before(self, partition: TopicPartition, offset: int) -> int:
