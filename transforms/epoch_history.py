@@ -32,7 +32,8 @@ class EpochHistory:
     def read(self, offset: int, epoch: int) -> None:
         """Takes in that the record at `offset` was read last. What was known of later ones counts no more."""
         if epoch != NO_EPOCH and (self.before(offset + 1) != epoch or self._offsets[-1] > offset):
-            self.forget(offset + 1)
+            at = bisect_left(self._offsets, offset + 1)
+            del self._offsets[at:], self._epochs[at:]
             self._put(offset, epoch)
 
     def reached(self, offset: int, epoch: int) -> None:
@@ -49,11 +50,6 @@ class EpochHistory:
         while begin and self._epochs[begin - 1] > epoch:
             begin -= 1
         self._offsets[begin:end], self._epochs[begin:end] = [offset], [epoch]
-
-    def forget(self, offset: int) -> None:
-        """Forgets the records from `offset` on."""
-        at = bisect_left(self._offsets, offset)
-        del self._offsets[at:], self._epochs[at:]
 
     def settle(self, offset: int) -> None:
         """Forgets what only `before` of lower offsets needs."""

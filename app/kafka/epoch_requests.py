@@ -156,13 +156,17 @@ def take_leader_epochs(response: Any) -> Mapping[TopicPartition, int]:
     return epochs
 
 
-def fetching_from(struct: Any, leaders: Mapping[TopicPartition, int]) -> bool:
-    """Lets a fetch be answered only by the leaders of these epochs; False if the version of the request has none."""
+def fetching_from(struct: Any, leaders: Iterable[int]) -> bool:
+    """Lets a fetch be answered only by the leaders of these epochs, one for each of its partitions, in order.
+
+    Returns:
+        False if the version of the request has no epochs.
+    """
     if struct.API_VERSION < _FETCH_WITH_EPOCH:
         return False
+    epochs = iter(leaders)
     struct.topics = [
-        (topic, [(at, leaders.get(TopicPartition(topic, at), epoch), *more) for at, epoch, *more in partitions])
-        for topic, partitions in struct.topics
+        (topic, [(row[0], next(epochs), *row[2:]) for row in partitions]) for topic, partitions in struct.topics
     ]
     return True
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class LeaderEpochs:
         self._pause_s = pause_s
         self._leaders: dict[TopicPartition, int] = {}
         self._of: object = None
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: defaultdict[TopicPartition, _Partition] = defaultdict(_Partition)
         watch_connections(client, self._connected)
         watch_requests(client, self._watched)
         self.carry(client)
@@ -122,13 +122,12 @@ class LeaderEpochs:
         return self._at(partition).cut
 
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
-        """Forgets what was read of a partition; all of it, or that behind a cut."""
+        """Takes in that a partition is read again, in a log that is another one altogether, or was cut."""
         found = self._at(partition)
         found.leader, found.cut = None, None
         if at is None:
             found.history = EpochHistory()
         else:
-            found.history.forget(at.offset)
             found.history.reached(at.offset, at.epoch)
 
     def before(self, partition: TopicPartition, offset: int) -> int:
@@ -136,13 +135,13 @@ class LeaderEpochs:
         return self._at(partition).history.before(offset)
 
     def _at(self, partition: TopicPartition) -> _Partition:
+        return self._assigned()[partition]
+
+    def _assigned(self) -> defaultdict[TopicPartition, _Partition]:
         of = self._assignment()
         if of is not self._of:
-            self._of, self._partitions = of, {}
-        found = self._partitions.get(partition)
-        if found is None:
-            found = self._partitions[partition] = _Partition()
-        return found
+            self._of, self._partitions = of, defaultdict(_Partition)
+        return self._partitions
 
     # --- commits and metadata ----------------------------------------------------------------------------------------
 
@@ -186,60 +185,58 @@ class LeaderEpochs:
         return response
 
     async def _fetch(self, request: FetchRequest, send: Send) -> Any:
-        of = self._assignment()
+        # Each fetch comes through here, with all partitions of a broker.
+        of, assigned = self._assignment(), self._assigned()
         offsets = {
             TopicPartition(topic, number): offset for topic, wanted in request.topics for number, offset, _ in wanted
         }
-        leaders = {partition: self._leader_of(partition, offset) for partition, offset in offsets.items()}
-        refused = await self._compare(offsets, leaders)
+        leaders: dict[TopicPartition, int] = {}
+        changed: list[tuple[TopicPartition, int, int]] = []
+        unknown: list[TopicPartition] = []
+        for partition, offset in offsets.items():
+            found, leader = assigned[partition], self._leaders.get(partition, NO_EPOCH)
+            epoch = found.history.before(offset)
+            if leader < epoch:
+                # Metadata is older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
+                leader = NO_EPOCH
+            leaders[partition] = leader
+            if epoch == NO_EPOCH:
+                unknown.append(partition)
+            elif epoch < leader != found.leader:
+                # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
+                changed.append((partition, leader, epoch))
+        refused = await self._compare(changed, offsets) if changed else {}
         fenced: list[bool] = []
-
-        with prepared(request, lambda struct: fenced.append(fetching_from(struct, leaders))):
+        with prepared(request, lambda struct: fenced.append(fetching_from(struct, leaders.values()))):
             response = await send()
-        if of is not self._assignment():
-            return response  # which is of no use any more
-        for topic, partitions in response.topics:
-            for at, (number, code, *rest) in enumerate(partitions):
-                partition = TopicPartition(topic, number)
-                if code in (_FENCED, _UNKNOWN):
-                    partitions[at] = number, NotLeaderForPartitionError.errno, *rest
-                elif code == _NONE and partition in refused:
-                    partitions[at] = number, refused[partition], *rest
-                elif code == _NONE and fenced[-1:] == [True] and leaders[partition] != NO_EPOCH:
-                    self._followed(partition, offsets[partition], leaders[partition])
+        if of is self._assignment():  # else it is of no use any more
+            answered = _answered(response, refused, unknown)
+            for partition in unknown if fenced[-1:] == [True] else ():
+                # The epoch of the last record is not known, but it is not above that of the leader which has it.
+                if partition in answered and assigned[partition].history.before(offsets[partition]) == NO_EPOCH:
+                    assigned[partition].history.reached(offsets[partition], leaders[partition])
+                    assigned[partition].leader = leaders[partition]
         if NotLeaderForPartitionError.errno in refused.values():
             await asyncio.sleep(self._pause_s)
         return response
 
-    def _leader_of(self, partition: TopicPartition, offset: int) -> int:
-        """The epoch of the leader, which a fetch has to come to; `NO_EPOCH` if it can come to any."""
-        leader = self._leaders.get(partition, NO_EPOCH)
-        # Metadata may be older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
-        return leader if leader >= self.before(partition, offset) else NO_EPOCH
-
-    def _followed(self, partition: TopicPartition, offset: int, leader: int) -> None:
-        """A leader has answered. If it is not known which epoch the last record has, it is not above the leader's."""
-        found = self._at(partition)
-        if found.history.before(offset) == NO_EPOCH:
-            found.history.reached(offset, leader)
-            found.leader = leader
-
     async def _compare(
-        self, offsets: Mapping[TopicPartition, int], leaders: Mapping[TopicPartition, int]
+        self, changed: Iterable[tuple[TopicPartition, int, int]], offsets: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Compares the logs of leaders that were not asked yet with what was read; returns errors by partition.
+        """Compares the logs of leaders with what was read; returns the errors of partitions that must not be read.
+
+        Args:
+            changed: of each partition the epoch of its leader, and that of the last record.
+            offsets: from which reading is to go on.
 
         Raises:
             KafkaError: a leader does not answer.
         """
         asked: dict[int, list[tuple[TopicPartition, int, int]]] = defaultdict(list)
-        for partition, leader in leaders.items():
-            epoch, same = self.before(partition, offsets[partition]), self._at(partition).leader
-            node = self._client.cluster.leader_for_partition(partition)
-            # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
-            if NO_EPOCH < epoch < leader != same and node not in (None, -1):
-                asked[node].append((partition, leader, epoch))
-        refused: dict[TopicPartition, int] = {}
+        for each in changed:
+            node = self._client.cluster.leader_for_partition(each[0])
+            asked[-1 if node is None else node].append(each)
+        refused = {partition: NotLeaderForPartitionError.errno for partition, _, _ in asked.pop(-1, ())}
         for node, wanted in asked.items():
             try:
                 ends = FetchEpochEnds.ends(await self._client.send(node, FetchEpochEnds(wanted)))
@@ -247,10 +244,10 @@ class LeaderEpochs:
                 ends = {partition: EpochEnd(_NONE, NO_EPOCH, -1) for partition, _, _ in wanted}
             for partition, leader, _ in wanted:
                 end = ends.get(partition)
-                code = NotLeaderForPartitionError.errno if end is None else end.code
-                if end is None or code != _NONE:
-                    allowed = code != TopicAuthorizationFailedError.errno
-                    refused[partition] = NotLeaderForPartitionError.errno if allowed else code
+                if end is None or end.code != _NONE:
+                    forbidden = end is not None and end.code == TopicAuthorizationFailedError.errno
+                    error = TopicAuthorizationFailedError if forbidden else NotLeaderForPartitionError
+                    refused[partition] = error.errno
                     continue
                 found = self._at(partition)
                 found.cut = _parting(offsets[partition], end)
@@ -259,6 +256,30 @@ class LeaderEpochs:
                 else:
                     refused[partition] = OffsetOutOfRangeError.errno
         return refused
+
+
+def _answered(
+    response: Any, refused: Mapping[TopicPartition, int], unknown: Collection[TopicPartition]
+) -> Collection[TopicPartition]:
+    """Puts errors in the place of records, and those that aiokafka knows in the place of others.
+
+    Returns:
+        The partitions that were answered without an error; perhaps none of those that are not `unknown`.
+    """
+    answered: set[TopicPartition] = set()
+    looks = bool(refused or unknown)
+    for topic, partitions in response.topics:
+        for at, row in enumerate(partitions):
+            number, code, *_ = row
+            if code in (_FENCED, _UNKNOWN):
+                partitions[at] = number, NotLeaderForPartitionError.errno, *row[2:]
+            elif looks and code == _NONE:
+                partition = TopicPartition(topic, number)
+                if partition in refused:
+                    partitions[at] = number, refused[partition], *row[2:]
+                else:
+                    answered.add(partition)
+    return answered
 
 
 def _parting(offset: int, end: EpochEnd) -> Cut | None:

@@ -153,7 +153,8 @@ class PollLoop:
         try:
             polled = await self._consumer.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
-            if self._delivery.offsets.may_read:
+            # Else a look-up that has begun before could bring back what was delivered of a log that is lost.
+            if self._delivery.offsets.may_admit:
                 await self._unless_ended(self._offset_reset.find(exc))
             return False
         return self._take(polled)

@@ -90,6 +90,7 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
             lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
             "each record has arrived, in order",
         )
+        assert all(page["truncated_records"] == 0 for page in worker.get("/pipelines")[1])
         assert worker.terminate() == 0
 
 

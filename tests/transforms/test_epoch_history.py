@@ -57,13 +57,6 @@ def test_greater_epochs_before_lower_ones_do_not_stay() -> None:
     assert [made.before(offset) for offset in (0, 1, 11)] == [NO_EPOCH, 2, 5]
 
 
-def test_a_log_is_forgotten_from_where_it_was_cut() -> None:
-    """What was read before stays."""
-    made = history((0, 1), (10, 2), (20, 5))
-    made.forget(15)
-    assert [made.before(offset) for offset in (10, 99)] == [1, 2]
-
-
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 1)), min_size=1, max_size=30), st.data())
 def test_committed_records_are_forgotten(steps: list[tuple[int, int]], data: st.DataObject) -> None:
     """What is asked of the offsets from a commit on is answered as before, and the memory is that of what follows."""

@@ -239,6 +239,8 @@ async def test_log_of_a_new_topic() -> None:
     """A leader of the same epoch cannot have lost records: the log is out of range as a whole, and not cut."""
     async with reading(filled((0, 10)), 0, 0) as leader:
         await offsets(leader)
+        request = OffsetFetchRequest("g", [("raw", [0])])
+        await leader.epochs._watched("b", request, lambda: answer(committed(request, 0)))
         leader.log = filled((0, 4))
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) is None
@@ -277,6 +279,14 @@ async def test_old_brokers() -> None:
         await leader.learn()
         assert await offsets(leader) == list(range(20))
         assert (leader.asked, set(leader.fenced)) == ([], {-1})
+
+
+async def test_broker_that_any_leader_may_answer() -> None:
+    """Where a fetch has no epoch, its answer says nothing of the leader's, and no bound is taken from it."""
+    async with reading(filled((3, 10)), 20, 3, {**NEW, 1: (4, 8)}) as leader:
+        while leader.sent < 2:
+            assert not await leader.poll()
+        assert leader.epochs.before(PLACE, 20) == -1
 
 
 async def test_broker_that_compares_no_logs() -> None:
@@ -329,11 +339,25 @@ async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
         assert isinstance(request_, FetchStableOffsets) or rows == [(0, 20, "m", 0)]
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) == Cut(10, 3)
+        go_on(leader, Cut(10, 3))
+        assert leader.epochs.before(PLACE, 10) == 3  # which is committed with this offset
+        assert await offsets(leader) == list(range(10, 28))
 
 
 async def answer(response: Any) -> Any:
     """What a broker says."""
     return response
+
+
+async def test_committed_offsets_that_there_are_not() -> None:
+    """A partition without one, and one with an error that was the whole response's, say nothing."""
+    async with reading(filled((3, 5)), 0, 3) as leader:
+        request = OffsetFetchRequest("g", [("raw", [0, 1])])
+        found = [("raw", [(0, -1, -1, "", 0), (1, -1, "", 16)])]
+        response = SimpleNamespace(API_VERSION=5, error_code=0, topics=found)
+        answered = await leader.epochs._watched("b", request, lambda: answer(response))
+        assert answered.topics == [("raw", [(0, -1, "", 0), (1, -1, "", 16)])]
+        assert leader.epochs.before(PLACE, 0) == -1
 
 
 async def test_committed_offset_of_an_old_broker() -> None:

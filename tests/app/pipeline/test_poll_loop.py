@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
 
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lanes import Lanes
@@ -49,14 +50,21 @@ class Bench:
                 ),
             ),
             delivery=cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
-            offset_reset=cast(Any, SimpleNamespace(fresh=fresh)),
+            offset_reset=cast(Any, SimpleNamespace(fresh=fresh, find=self._find)),
             termination=Termination("p", lambda: None),
             changed=asyncio.Event(),
         )
         self.polled = asyncio.Event()
+        self.error: Exception | None = None
+        self.found: list[Exception] = []
+
+    async def _find(self, error: Exception) -> None:
+        self.found.append(error)
 
     async def _poll(self, *_: object) -> dict[TopicPartition, list[Read]]:
         await self.polled.wait()
+        if self.error is not None:
+            raise self.error
         return {PARTITION: [Read()]}
 
     def _expire(self, *, reading: bool) -> bool:
@@ -124,6 +132,16 @@ async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa
     polled = [{PARTITION: [Read()]}]
     assert (bench.unread, bench.added) == ((polled, []) if overtaken else ([], polled))
     assert bench.read == [True]
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_position_is_found_once_the_committed_offsets_are_known(known: bool) -> None:  # noqa: FBT001
+    """They would bring back what was delivered of a log that is lost, if they came behind the new beginning."""
+    bench = Bench(may_admit=known)
+    bench.error = OffsetOutOfRangeError({PARTITION: 30})
+    bench.polled.set()
+    await asyncio.wait_for(bench.loop.turn(), 10)
+    assert bench.found == ([bench.error] if known else [])
 
 
 @pytest.mark.parametrize("paused", [0, 1])

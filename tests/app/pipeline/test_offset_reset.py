@@ -1,0 +1,148 @@
+"""Where reading goes on in a log that was cut; brokers that cut one are in `tests/integration/cut_log.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
+
+from app.kafka.clients import ClusterError
+from app.kafka.leader_epochs import Cut
+from app.pipeline.budget import Budget, Share
+from app.pipeline.lanes import Lanes
+from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.stats import PipelineStats
+
+FIRST, SECOND = TopicPartition("raw", 0), TopicPartition("raw", 1)
+OUT_OF_RANGE = OffsetOutOfRangeError({FIRST: 30})
+
+
+class Consumer:
+    """A member of a group, whose logs were cut.
+
+    Attributes:
+        cuts: by partition.
+        begun: the offsets from which partitions were begun again.
+        committed: the offsets that were committed.
+        first: the first offset of each log.
+        refuses: whether the group takes no commit.
+        meanwhile: called while the brokers are asked.
+    """
+
+    def __init__(self, **cuts: int) -> None:
+        self.cuts = {TopicPartition("raw", int(name[1:])): Cut(offset, 3) for name, offset in cuts.items()}
+        self.begun: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, int] = {}
+        self.first = 0
+        self.refuses = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def cut(self, partition: TopicPartition) -> Cut | None:
+        return self.cuts.get(partition)
+
+    def position(self, partition: TopicPartition) -> int:
+        return 30
+
+    async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
+        self.meanwhile()
+        return self.first, 50
+
+    def begin(self, partition: TopicPartition, offset: int) -> bool:
+        self.begun[partition] = offset
+        return True
+
+    async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
+        if self.refuses:
+            raise CommitFailedError("the group has moved on")
+        self.committed |= {partition: offset for partition, (offset, _) in offsets.items()}
+
+
+class Flow:
+    """The parts of a flow with two partitions, and its offset reset."""
+
+    def __init__(
+        self, consumer: Consumer, policy: str = "earliest", committed: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        self.consumer = consumer
+        self.stats = PipelineStats()
+        self.lanes = Lanes(Share(Budget(1_000)), None)
+        for partition in (FIRST, SECOND):
+            self.lanes.open(partition, 0)
+        for partition, offset in (committed or {}).items():
+            lane = self.lanes.get(partition)
+            assert lane is not None
+            lane.tracked(offset).released = 30
+        settings = SimpleNamespace(name="p", consumer={"consumer.auto.offset.reset": policy})
+        self.reset = OffsetReset(cast(Any, consumer), cast(Any, settings), self.lanes, stats=self.stats, renewed=())
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+@pytest.mark.parametrize(("first", "begins"), [(0, 10), (12, 12)])
+async def test_cut_below_a_committed_offset(policy: str, first: int, begins: int) -> None:
+    """Nothing was read yet: reading begins where the logs part, or at the first record behind; that is committed."""
+    consumer = Consumer(p0=10)
+    consumer.first = first
+    flow = Flow(consumer, policy)
+    await flow.reset.find(OUT_OF_RANGE)
+    assert consumer.begun == consumer.committed == {FIRST: begins}
+    assert flow.stats.truncated_records == 20
+    lane = flow.lanes.get(FIRST)
+    assert lane is not None
+    assert lane.committed == begins
+
+
+async def test_cut_below_what_is_in_flight() -> None:
+    """The flow ends, and commits nothing of the lost log; all partitions that are known to be cut are told."""
+    consumer = Consumer(p0=10, p1=25)
+    flow = Flow(consumer, committed={FIRST: 20, SECOND: 5})
+    with pytest.raises(
+        ClusterError, match=r"topic raw, partition \d: .* up to offset 30, and parts .* at \d+$"
+    ) as caught:
+        await flow.reset.find(OUT_OF_RANGE)
+    assert caught.value.retriable
+    assert consumer.committed == {FIRST: 10}  # of the other one nothing was committed behind the cut
+    assert not len(flow.lanes)
+    assert flow.stats.truncated_records == 25
+
+
+async def test_cut_with_none() -> None:
+    """The pipeline stops, for good, and says where the logs part; nothing is committed."""
+    consumer = Consumer(p0=10)
+    flow = Flow(consumer, "none", {FIRST: 20})
+    with pytest.raises(
+        ClusterError, match=r"parts from what was read at 10; consumer\.auto\.offset\.reset is none"
+    ) as caught:
+        await flow.reset.find(OUT_OF_RANGE)
+    assert not caught.value.retriable
+    assert consumer.begun == {}
+
+
+@pytest.mark.parametrize("tracked", [{}, {FIRST: 20}])
+async def test_cut_of_a_partition_that_goes_meanwhile(tracked: dict[TopicPartition, int]) -> None:
+    """Its new owner finds out by itself: nothing is committed over what that one commits."""
+    consumer = Consumer(p0=10)
+    flow = Flow(consumer, committed=tracked)
+    consumer.meanwhile = flow.lanes.discard_all
+    await flow.reset.find(OUT_OF_RANGE)
+    assert consumer.begun == {}
+
+
+async def test_cut_that_the_group_does_not_take() -> None:
+    """A commit that is refused ends the flow all the same, whose records in flight are of the lost log."""
+    consumer = Consumer(p0=10)
+    consumer.refuses = True
+    flow = Flow(consumer, committed={FIRST: 20})
+    with pytest.raises(ClusterError):
+        await flow.reset.find(OUT_OF_RANGE)
+    assert flow.stats.truncated_records == 0
+
+
+async def test_offset_out_of_range_below_a_cut() -> None:
+    """A cut behind the offset has nothing to do with it: `none` lets it be the error that it was."""
+    flow = Flow(Consumer(p0=30), "none")
+    with pytest.raises(OffsetOutOfRangeError):
+        await flow.reset.find(OUT_OF_RANGE)
