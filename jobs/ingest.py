@@ -30,6 +30,7 @@ from jobs.driver.session import AVRO, DELTA, open_session, require_class, stoppi
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
+from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
 from jobs.ingesting.values import parsed
 from jobs.records.schemas import RECORD, conform
@@ -70,15 +71,9 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     try:
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
-        bind(
-            spark,
-            settings.checkpoint,
-            settings.output,
-            job="ingest",
-            source=settings.source,
-            form=settings.form,
-            delta=settings.delta,
-        )
+        bind(spark, settings)
+        if settings.rebuild:
+            print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:

@@ -109,6 +109,11 @@ class Files:
         files, location = self._locate(path)
         files.delete(location, False)
 
+    def delete_folder(self, path: str) -> None:
+        """Deletes a folder with all that is in it, if there is one."""
+        files, location = self._locate(path)
+        files.delete(location, True)
+
     def _locate(self, path: str) -> tuple[Any, Any]:
         location = self._path(path)
         return location.getFileSystem(self._configuration), location

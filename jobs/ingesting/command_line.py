@@ -63,6 +63,7 @@ class IngestSettings:
         format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
         value: the format of the values.
+        rebuild: forget what an earlier run wrote, if the output has no rows any more, and begin anew.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.
         kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
@@ -82,6 +83,7 @@ class IngestSettings:
     format: TableFormat = "parquet"
     partition_by: tuple[Partitioned, ...] = ()
     value: ValueForm = field(default_factory=ValueForm)
+    rebuild: bool = False
     fail_on_data_loss: bool = True
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -163,6 +165,7 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         format=arguments.format,
         partition_by=tuple(dict.fromkeys(arguments.partition_by)),
         value=value,
+        rebuild=arguments.rebuild,
         fail_on_data_loss=arguments.fail_on_data_loss,
         kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
     )
@@ -223,6 +226,9 @@ def parser() -> argparse.ArgumentParser:
         help="folder of the Parquet files or the Delta table")
     sink.add_argument("--checkpoint", required=True, metavar="FOLDER",
         help="folder that remembers how far the job is; belongs to this output and these topics alone")
+    sink.add_argument("--rebuild", action="store_true",
+        help="the output is gone: forget the checkpoint, say what the topics still have, and read it all again; "
+        "refused if the output has rows")
     sink.add_argument("--format", choices=get_args(TableFormat), default="parquet",
         help="what the output is (default %(default)s)")
     sink.add_argument("--partition-by", action="append", default=[], type=_column, metavar="COLUMN",
