@@ -29,10 +29,13 @@ from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
+from jobs.ingesting.json_fault import fault
+from jobs.ingesting.kept_schema import keep
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
 from jobs.ingesting.values import parsed
+from jobs.reading.early import require_topics
 from jobs.records.schemas import RECORD, conform
 from transforms.errors import ConfigurationError
 
@@ -74,6 +77,8 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         bind(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
+        if settings.value.schema is not None:
+            keep(spark, settings.checkpoint, "--value-schema", _rows(spark, settings).schema["value"].dataType)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
@@ -83,7 +88,11 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             follow_planned(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
     except SPARK_ERRORS as error:
         raise explained(
-            error, servers=settings.bootstrap_servers, source=settings.source, options=settings.kafka_options
+            error,
+            servers=settings.bootstrap_servers,
+            source=settings.source,
+            options=settings.kafka_options,
+            fault=fault(spark, settings, error),
         ) from error
     finally:
         if screen is not None:
@@ -92,8 +101,14 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
     """Starts the query; with more `options` for its source, it does one micro-batch that is planned already."""
-    rows = measured(records(read(spark, settings, options or {})))
-    return write(parsed(rows, settings.value), settings, planned=options is not None)
+    return write(_rows(spark, settings, options or {}), settings, planned=options is not None)
+
+
+def _rows(
+    spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})
+) -> DataFrame:
+    """What is written: the records, with their values as `settings.value` says."""
+    return parsed(measured(records(read(spark, settings, options))), settings.value)
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
@@ -112,6 +127,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         packages = (*([DELTA] if settings.delta else ()), *([AVRO] if settings.value.format == "avro" else ()))
         session = session_settings(arguments, "wideload-ingest", packages=packages, delta=settings.delta)
         require_broker(settings.bootstrap_servers)
+        require_topics(settings.bootstrap_servers, settings.topics, settings.kafka_options)
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError) as error:

@@ -13,7 +13,7 @@ from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["NO_CONNECTOR", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
+__all__ = ["NO_CONNECTOR", "NO_TOPIC", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
@@ -22,6 +22,8 @@ NO_CONNECTOR = (
     "Spark has no Kafka connector; give its jars, or to spark-submit: "
     "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 )
+
+NO_TOPIC = "{source} is not on the broker at {servers}; create it, or check its name"
 
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
@@ -60,7 +62,9 @@ def records_lost(error: Exception) -> bool:
     return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
 
 
-def explained(error: Exception, *, servers: str, source: str, options: Mapping[str, str]) -> WideloadError:
+def explained(
+    error: Exception, *, servers: str, source: str, options: Mapping[str, str], fault: str | None = None
+) -> WideloadError:
     """`error` as a sentence: a `ConfigurationError` if the user can set it right, else a `JobFailedError`.
 
     Args:
@@ -68,6 +72,7 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
         servers: the bootstrap servers.
         source: the topics or the pattern that the job reads.
         options: the options of the Kafka source; the message shows no secret among their values.
+        fault: what is wrong with a value that `error` names, if somebody has looked.
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return JobFailedError(
@@ -77,8 +82,9 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
     text = str(error)
     bad = _BAD_VALUE.search(text)
     if bad:
+        what = f"{bad[1]}: {fault}" if fault else bad[1]
         return JobFailedError(
-            f"{bad[1]}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+            f"{what}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
         )
     for pattern, key, reason in _MEANINGS:
         if re.search(pattern, text):
@@ -95,8 +101,7 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
 # fmt: off
 _MEANINGS = (
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
-    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
-        "{source} is not on the broker at {servers}; create it, or check its name"),
+    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
     (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
         ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
         "give this option to go on without them, or a new --checkpoint and --output")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ _PLANNED_BY_SPARK = {
 TableFormat = Literal["parquet", "delta"]
 Partitioned = Literal["topic", "partition", "date", "hour"]
 
+_DDL = re.compile(r"\s*(\w+|`[^`]+`)(\s+|\s*:\s*)[A-Za-z]")
 _COLUMNS = get_args(Partitioned)
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
@@ -144,7 +146,7 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
     """
     value = ValueForm(
         format=arguments.value_format,
-        schema=_text(arguments.value_schema) if arguments.value_schema else None,
+        schema=_schema(arguments.value_schema) if arguments.value_schema else None,
         framing=arguments.avro_framing,
         on_bad=arguments.on_bad_value,
     )
@@ -185,11 +187,17 @@ def _check_bounded(settings: IngestSettings) -> None:
             )
 
 
-def _text(file: str) -> str:
+def _schema(given: str) -> str:
+    """The schema in a file, or `given` itself if it is one."""
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError("--value-schema", f"{file} cannot be read: {error}") from error
+        file = Path(given).expanduser()
+        # A column of DDL is a name and a type, apart by a space or a colon. JSON begins with a brace.
+        if not file.is_file() and (given.lstrip()[:1] == "{" or _DDL.match(given)):
+            return given
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError("--value-schema", f"{given[:200]} cannot be read: {reason}") from error
 
 
 def _column(text: str) -> str:
@@ -240,8 +248,9 @@ def parser() -> argparse.ArgumentParser:
     values = parser.add_argument_group("what the values are")
     values.add_argument("--value-format", choices=get_args(ValueFormat), default="binary",
         help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro")
-    values.add_argument("--value-schema", metavar="FILE",
-        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer")
+    values.add_argument("--value-schema", metavar="SCHEMA",
+        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer; the text "
+        "itself, or a file with it")
     values.add_argument("--avro-framing", choices=get_args(Framing), default="none",
         help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped")
     values.add_argument("--on-bad-value", choices=get_args(OnBad), default="fail",

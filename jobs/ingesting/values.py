@@ -15,12 +15,22 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    CharType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+)
 
 from jobs.driver.session import AVRO, require_class
 from transforms.errors import ConfigurationError
 
-__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "parsed"]
+__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "fits", "parsed"]
 
 ValueFormat = Literal["binary", "string", "json", "avro"]
 Framing = Literal["none", "confluent"]
@@ -148,14 +158,44 @@ def _text(rows: DataFrame, _: ValueForm) -> tuple[DataFrame, Column, Column]:
 
 def _object(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
     schema = form.json_schema()
-    # If a value does not fit, Spark fills in the fields that it can read, and puts the text into this field.
+    text = F.col("value").cast("string")
+    taken = rows.withColumn(_PARSED, _from_json(text, schema))
+    whole = F.col(_PARSED)
+    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & _strings_fit(text, schema)
+    return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
+
+
+def fits(text: Column, schema: StructType) -> Column:
+    """Whether a text is a JSON object with fields of this schema; fields that the schema does not have may be there."""
+    whole = _from_json(text, schema)
+    return F.coalesce(whole.isNotNull() & whole.getField(_MARK).isNull() & _strings_fit(text, schema), F.lit(False))
+
+
+def _from_json(text: Column, schema: StructType) -> Column:
+    """The fields; if a value does not fit, those that Spark can read, and the text in the field `_MARK`."""
     marked = StructType([*schema.fields, StructField(_MARK, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK, "maxStringLen": str(2**31 - 1)}
-    text = F.col("value").cast("string")
-    taken = rows.withColumn(_PARSED, F.from_json(text, marked, options))
-    whole = F.col(_PARSED)
-    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull()
-    return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
+    return F.from_json(text, marked, options)
+
+
+def _strings_fit(text: Column, schema: StructType) -> Column:
+    """Whether each field of strings holds strings.
+
+    Spark reads a number, an object and whatever else as the text of a string. An interval is the one type that takes
+    any string without an error, and nothing but strings.
+    """
+    probe = cast("StructType", _as_intervals(schema))
+    return F.lit(True) if probe == schema else _from_json(text, probe).getField(_MARK).isNull()
+
+
+def _as_intervals(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _as_intervals(field.dataType)) for field in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_as_intervals(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _as_intervals(kind.valueType))
+    return CalendarIntervalType() if isinstance(kind, StringType | CharType | VarcharType) else kind
 
 
 def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:

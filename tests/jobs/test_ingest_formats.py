@@ -206,8 +206,8 @@ def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: Callable
     with pytest.raises(JobFailedError) as failed:
         ingest(spark, settings(topic, value=form))
     assert str(failed.value) == (
-        f"topic {topic} partition 0 offset 1: the value, 6000 bytes, is not JSON of --value-schema; --on-bad-value "
-        "null goes on, with the bytes of such values in a column of their own"
+        f"topic {topic} partition 0 offset 1: the value, 6000 bytes, is not JSON of --value-schema: it is no "
+        "JSON object; --on-bad-value null goes on, with the bytes of such values in a column of their own"
     )
     chosen = settings(topic, value=ValueForm("json", "id BIGINT", on_bad="null"))
     assert ingest(spark, chosen).bytes == 6010
