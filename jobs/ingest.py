@@ -78,7 +78,8 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
-            keep(spark, settings.checkpoint, "--value-schema", _rows(spark, settings).schema["value"].dataType)
+            option = "--value-schema" if settings.registry is None else "--schema-registry-url"
+            keep(spark, settings.checkpoint, option, _rows(spark, settings).schema["value"].dataType)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
@@ -128,6 +129,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         session = session_settings(arguments, "wideload-ingest", packages=packages, delta=settings.delta)
         require_broker(settings.bootstrap_servers)
         require_topics(settings.bootstrap_servers, settings.topics, settings.kafka_options)
+        settings = settings.with_schema()
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError) as error:

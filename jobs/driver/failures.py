@@ -123,7 +123,8 @@ def _cause(text: str) -> str:
     raised = _RAISED.findall(text)
     if raised:
         name, message = raised[0]
-        return str(message) if name.startswith(f"{errors.__name__}.") else f"{name.rpartition('.')[2]}: {message}"
+        ours = name.startswith((f"{errors.__name__}.", f"{__name__}."))
+        return str(message) if ours else f"{name.rpartition('.')[2]}: {message}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]

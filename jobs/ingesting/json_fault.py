@@ -27,7 +27,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     Reads that record once more, and asks for each field by itself. The value stays on its executor.
     """
     named = _PLACE.search(str(error))
-    if settings.value.format != "json" or named is None:
+    if settings.value.format != "json" or settings.registry is not None or named is None:
         return None
     place, offset = (named[1], int(named[2])), int(named[3])
     kafka = Kafka(settings.bootstrap_servers, settings.source_options())
