@@ -22,8 +22,10 @@ SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 
 OPTION = "--schema-registry-url"
 CONFIG = "--schema-registry-config"
+_SOURCE = "basic.auth.credentials.source"
 _KEYS = (
     "basic.auth.user.info",
+    _SOURCE,
     "bearer.auth.token",
     "ssl.ca.location",
     "ssl.certificate.location",
@@ -71,6 +73,8 @@ class RegistrySettings:
         for name in self.options:
             if name not in _KEYS:
                 raise ConfigurationError(CONFIG, f"has the unknown key {name!r}; allowed are {', '.join(_KEYS)}")
+        if self.options.get(_SOURCE, "USER_INFO") != "USER_INFO":
+            raise ConfigurationError(CONFIG, f"has another {_SOURCE} than USER_INFO, the only one that is known here")
         if ":" not in self.options.get(_KEYS[0], ":"):
             raise ConfigurationError(CONFIG, f"has {_KEYS[0]}, which is not USER:PASSWORD")
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 pytest.importorskip("fastavro")
@@ -22,11 +24,13 @@ pytest.importorskip("jsonschema")
 import fastavro
 from google.protobuf import message_factory
 
-from jobs.driver.failures import JobFailedError
+from jobs.driver.failures import JobFailedError, explained
 from jobs.ingest import IngestSettings
 from jobs.ingesting.protobuf_values import _first
 from jobs.ingesting.registry import Registered, RegistrySettings
+from jobs.ingesting.table_schema import registered
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
+from tests.integration.worker_process import until
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of
 from tests.registry_server import RegistryServer, registry_server_or_skip
@@ -222,21 +226,29 @@ def test_json_schema(spark: SparkSession, registry: RegistryServer) -> None:
     assert [row[CORRUPT] for row in rows] == [None, None, *map(bytearray, bad)]
 
 
-def test_registry_goes_away(spark: SparkSession, registry: RegistryServer) -> None:
-    """A registry that no longer answers is a failure, which names it; no value counts as bad for it."""
-    number = registry.register("away-value", FIRST)
-    chosen = IngestSettings("b:1", "o", "c", topics=("away",))
-    form = with_registry(chosen, registry, ValueForm("avro", on_bad="null")).value
-    assert form.registered is not None
-    secret = base64.b64encode(b"user:pass-9").decode()
+def test_registry_goes_away(spark: SparkSession) -> None:
+    """A registry that does not answer is a failure that names it; no value counts as bad, and no log has the secret."""
     away = RegistrySettings("http://127.0.0.1:9", {"basic.auth.user.info": "user:pass-9"})
-    form = replace(form, registered=replace(form.registered, registry=away))
-    with pytest.raises(
-        Exception, match=r"the schema registry at http://127\.0\.0\.1:9 does not answer: .*; 4 tries"
-    ) as failed:
-        parsed(rows_of(spark, framed(number, avro(FIRST, {"id": 1, "old": ""}))), form).collect()
-    assert "pass-9" not in str(failed.value)
-    assert secret not in str(failed.value)
+    form = registered(ValueForm("avro", json.dumps(FIRST), on_bad="null"), away, None, ())
+    rows = parsed(rows_of(spark, framed(1, avro(FIRST, {"id": 1, "old": ""}))), form)
+    with pytest.raises(PySparkException) as failed:
+        rows.collect()
+    said = explained(failed.value, servers="b:1", source="t", options={})
+    assert str(said).startswith("the schema registry at http://127.0.0.1:9 does not answer: ")
+    assert str(said).endswith("; 4 tries")
+    context = spark.sparkContext
+    context.setJobDescription("behind the registry")  # it is in the log, so what was before it is
+    spark.range(1).collect()
+    context.setLocalProperty("spark.job.description", cast("str", None))
+    folder = Path(str(context.getConf().get("spark.eventLog.dir")).removeprefix("file:"))
+
+    def log() -> str:
+        return "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+    until(lambda: "behind the registry" in log(), "the log has it")
+    for text in (log(), str(failed.value), repr(form)):
+        assert "pass-9" not in text
+        assert base64.b64encode(b"user:pass-9").decode() not in text
 
 
 def test_what_the_registry_has_not(registry: RegistryServer) -> None:

@@ -165,3 +165,36 @@ def test_wrong_topic_before_java(
         assert capsys.readouterr().err == (
             f"ingest: --topic: no-such-topic, a b is not on the broker at {broker}; create it, or check its name\n"
         )
+
+
+def test_registry_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of a registry that do not go together are told before anything is asked; no secret is repeated."""
+    config = tmp_path / "registry.properties"
+    config.write_text("basic.auth.user.info=user:pass-9\nbasic.auth.credentials.source=URL\n")
+    url = ["--schema-registry-url", "http://127.0.0.1:9"]
+    for options, message in (
+        (["--schema-registry-subject", "s"], "--schema-registry-url: is missing"),
+        (["--value-format", "protobuf"], "--value-format: protobuf needs --schema-registry-url"),
+        (url, "--schema-registry-url: needs --value-format avro, json or protobuf"),
+        ([*url, "--value-format", "avro", "--avro-framing", "confluent"], "--avro-framing: skips the schema's id"),
+        (
+            [*url, "--value-format", "avro", "--schema-registry-config", "/nowhere"],
+            "--schema-registry-config: /nowhere cannot be read",
+        ),
+        (
+            ["--schema-registry-url", "http://user:pass-9@h", "--value-format", "avro"],
+            "--schema-registry-url: holds credentials",
+        ),
+        (
+            [*url, "--value-format", "avro", "--schema-registry-config", str(config)],
+            "--schema-registry-config: has another basic.auth.credentials.source than USER_INFO",
+        ),
+    ):
+        assert job.main([*BASIS, "--topic", "t", *options]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+        assert "pass-9" not in err
+    monkeypatch.setattr("jobs.ingesting.table_schema.find_spec", lambda name: None)
+    assert job.main([*BASIS, "--topic", "t", *url, "--value-format", "avro"]) == 2
+    assert "fastavro is not installed; run: pip install 'wideload[schema-registry]'" in capsys.readouterr().err
