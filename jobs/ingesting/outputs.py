@@ -86,32 +86,35 @@ class ParquetOutput:
         self.files.delete_folder(f"{self.folder}/{_SPARK_METADATA}")
 
 
-@dataclass(frozen=True, slots=True)
 class DeltaOutput:
-    """A Delta table: its log names each query that writes, with its last batch."""
+    """A Delta table: its log names each query that writes, with its last batch. It is read once.
 
-    spark: SparkSession
-    files: Files
-    folder: str
+    Args:
+        spark: the session.
+        files: the files of the session.
+        folder: of the table.
+    """
+
+    def __init__(self, spark: SparkSession, files: Files, folder: str) -> None:
+        self.files = files
+        self.folder = folder
+        self._snapshot = _snapshot(spark, folder) if has_delta_log(files, folder) else None
 
     def holds_rows(self) -> bool:
         """See `Output`."""
-        snapshot = self._snapshot()
-        return (snapshot is not None and snapshot.numOfFiles() > 0) or any_in(self.files, self.folder)
+        return any_in(self.files, self.folder) or self.lacks_files()
 
     def lacks_files(self) -> bool:
         """See `Output`."""
-        snapshot = self._snapshot()
-        if snapshot is None or any_in(self.files, self.folder):
+        if self._snapshot is None or any_in(self.files, self.folder):
             return False
-        return bool(snapshot.numOfFiles() > 0)
+        return bool(self._snapshot.numOfFiles() > 0)
 
     def last_batch(self, query: str) -> int:
         """See `Output`."""
-        snapshot = self._snapshot()
-        if snapshot is None:
+        if self._snapshot is None:
             return NONE
-        transactions = snapshot.setTransactions()
+        transactions = self._snapshot.setTransactions()
         found = (transactions.apply(index) for index in range(transactions.size()))
         return max((int(each.version()) for each in found if each.appId() == query), default=NONE)
 
@@ -125,13 +128,12 @@ class DeltaOutput:
     def forget(self) -> None:
         """See `Output`. A new query has another id, so there is nothing to forget."""
 
-    def _snapshot(self) -> Any:
-        """The table as it is now; None if there is none."""
-        if not has_delta_log(self.files, self.folder):
-            return None
-        log = java_packages(self.spark).org.apache.spark.sql.delta.DeltaLog
-        log.clearCache()  # the session may remember a table that is deleted by now
-        return log.forTable(java_session(self.spark), self.folder).unsafeVolatileSnapshot()
+
+def _snapshot(spark: SparkSession, folder: str) -> Any:
+    """The table as it is now."""
+    log = java_packages(spark).org.apache.spark.sql.delta.DeltaLog
+    log.clearCache()  # the session may remember a table that is deleted by now
+    return log.forTable(java_session(spark), folder).unsafeVolatileSnapshot()
 
 
 def has_delta_log(files: Files, folder: str) -> bool:
@@ -141,4 +143,4 @@ def has_delta_log(files: Files, folder: str) -> bool:
 
 def any_in(files: Files, folder: str) -> bool:
     """Whether a folder holds anything whose name begins neither with a point nor with `_`."""
-    return any(not name.startswith((".", "_")) for name in files.names(folder))
+    return files.any_name(folder, lambda name: not name.startswith((".", "_")))

@@ -17,18 +17,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    ArrayType,
-    CalendarIntervalType,
-    CharType,
-    DataType,
-    MapType,
     StringType,
     StructField,
     StructType,
-    VarcharType,
 )
 
 from jobs.driver.session import AVRO, require_class
+from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
 
@@ -176,41 +171,21 @@ def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
     text = content.cast("string")
     taken = rows.withColumn(_PARSED, _from_json(text, schema))
     whole = F.col(_PARSED)
-    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & _strings_fit(text, schema)
+    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
 
 
 def fits(text: Column, schema: StructType) -> Column:
     """Whether a text is a JSON object with fields of this schema; fields that the schema does not have may be there."""
     whole = _from_json(text, schema)
-    return F.coalesce(whole.isNotNull() & whole.getField(_MARK).isNull() & _strings_fit(text, schema), F.lit(False))
+    good = whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
+    return F.coalesce(good, F.lit(False))
 
 
 def _from_json(text: Column, schema: StructType) -> Column:
     """The fields; if a value does not fit, those that Spark can read, and the text in the field `_MARK`."""
     marked = StructType([*schema.fields, StructField(_MARK, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK, "maxStringLen": str(2**31 - 1)}
-    return F.from_json(text, marked, options)
-
-
-def _strings_fit(text: Column, schema: StructType) -> Column:
-    """Whether each field of strings holds strings.
-
-    Spark reads a number, an object and whatever else as the text of a string. An interval is the one type that takes
-    any string without an error, and nothing but strings.
-    """
-    probe = cast("StructType", _as_intervals(schema))
-    return F.lit(True) if probe == schema else _from_json(text, probe).getField(_MARK).isNull()
-
-
-def _as_intervals(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return StructType([StructField(field.name, _as_intervals(field.dataType)) for field in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_as_intervals(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _as_intervals(kind.valueType))
-    return CalendarIntervalType() if isinstance(kind, StringType | CharType | VarcharType) else kind
+    return F.from_json(text, marked, {**JSON_OPTIONS, "columnNameOfCorruptRecord": _MARK})
 
 
 def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:

@@ -170,13 +170,18 @@ def test_main_broker_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_main_java_not_there(
-    broker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    broker: str,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without Java the message says what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert main(["--bootstrap-servers", broker, "--topic", "t", "--output", "o", "--checkpoint", "c"]) == 2
+    topic = make_topic()
+    assert main(["--bootstrap-servers", broker, "--topic", topic, "--output", "o", "--checkpoint", "c"]) == 2
     assert "install Java 17 to 22" in capsys.readouterr().err
 
 
