@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds demo test helm-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -55,6 +55,9 @@ setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHR
 
 setup-clouds: $(FAKE_GCS) $(AZURITE) $(RCLONE) ## Install emulators of Google's and Microsoft's cloud, and rclone: `make test` tests stores on them only where they are
 	@:
+
+setup-registry: $(STAMPS)/wideload ## Fetch a schema registry (Apicurio, 142 MB): `make test` tests `ingest` with a registry only where it is
+	@$(RUN) -m tests.registry_server
 
 $(STAMPS)/environment:
 	$(STEP) $@ "Virtual environment" "$$("$(CHOSEN)" -ISc 'import sys; print(sys._base_executable)')" -Im venv --clear .venv

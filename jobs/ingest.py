@@ -29,7 +29,10 @@ from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
+from jobs.ingesting.json_fault import fault
+from jobs.ingesting.kept_schema import keep
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
+from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
 from jobs.ingesting.values import parsed
 from jobs.reading.named_topics import require_topics
@@ -72,15 +75,12 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     try:
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
-        bind(
-            spark,
-            settings.checkpoint,
-            settings.output,
-            job="ingest",
-            source=settings.source,
-            form=settings.form,
-            delta=settings.delta,
-        )
+        bind(spark, settings)
+        if settings.rebuild:
+            print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
+        if settings.value.schema is not None:
+            option = "--value-schema" if settings.registry is None else "--schema-registry-url"
+            keep(spark, settings.checkpoint, option, _rows(spark, settings).schema["value"].dataType)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
@@ -90,7 +90,11 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             follow_planned(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
     except SPARK_ERRORS as error:
         raise explained(
-            error, servers=settings.bootstrap_servers, source=settings.source, options=settings.kafka_options
+            error,
+            servers=settings.bootstrap_servers,
+            source=settings.source,
+            options=settings.kafka_options,
+            fault=fault(spark, settings, error),
         ) from error
     finally:
         if screen is not None:
@@ -99,8 +103,14 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
     """Starts the query; with more `options` for its source, it does one micro-batch that is planned already."""
-    rows = measured(records(read(spark, settings, options or {})))
-    return write(parsed(rows, settings.value), settings, planned=options is not None)
+    return write(_rows(spark, settings, options or {}), settings, planned=options is not None)
+
+
+def _rows(
+    spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})
+) -> DataFrame:
+    """What is written: the records, with their values as `settings.value` says."""
+    return parsed(measured(records(read(spark, settings, options))), settings.value)
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
@@ -122,6 +132,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         )
         require_broker(settings.bootstrap_servers)
         require_topics(Kafka(settings.bootstrap_servers, settings.kafka_options), {"--topic": settings.topics})
+        settings = settings.with_schema()
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError) as error:

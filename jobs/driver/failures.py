@@ -31,6 +31,8 @@ NO_CONNECTOR = (
     "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 )
 
+NO_TOPIC = "{source} is not on the broker at {servers}; create it, or check its name"
+
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
 _RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
@@ -112,7 +114,9 @@ def records_lost(error: Exception) -> bool:
     return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
 
 
-def explained(error: Exception, *, servers: str, source: str, options: Mapping[str, str]) -> WideloadError:
+def explained(
+    error: Exception, *, servers: str, source: str, options: Mapping[str, str], fault: str | None = None
+) -> WideloadError:
     """`error` as a sentence: a `ConfigurationError` if the user can set it right, else a `JobFailedError`.
 
     Args:
@@ -120,6 +124,7 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
         servers: the bootstrap servers.
         source: the topics or the pattern that the job reads.
         options: the options of the Kafka source; the message shows no secret among their values.
+        fault: what is wrong with a value that `error` names, if somebody has looked.
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return JobFailedError(
@@ -129,8 +134,9 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
     text = str(error)
     bad = _BAD_VALUE.search(text)
     if bad:
+        what = f"{bad[1]}: {fault}" if fault else bad[1]
         return JobFailedError(
-            f"{bad[1]}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+            f"{what}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
         )
     return executor_error(text) or _meaning(text, servers, source) or JobFailedError(_said(text, options))
 
@@ -159,8 +165,7 @@ def _said(text: str, options: Mapping[str, str]) -> str:
 # fmt: off
 _MEANINGS = (
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
-    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
-        "{source} is not on the broker at {servers}; create it, or check its name"),
+    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
     (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
         ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
         "give this option to go on without them, or a new --checkpoint and --output")),
@@ -182,7 +187,8 @@ def _cause(text: str) -> str:
     raised = _RAISED.findall(text)
     if raised:
         name, message = raised[0]
-        return str(message) if name.startswith(f"{errors.__name__}.") else f"{name.rpartition('.')[2]}: {message}"
+        ours = name.startswith((f"{errors.__name__}.", f"{__name__}."))
+        return str(message) if ours else f"{name.rpartition('.')[2]}: {message}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]

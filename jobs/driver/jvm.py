@@ -66,6 +66,17 @@ class Files:
             return []
         return [str(status.getPath().getName()) for status in files.listStatus(location)]
 
+    def any_name(self, folder: str, wanted: Callable[[str], bool]) -> bool:
+        """Whether a file or a folder in a folder has a wanted name; looks no further than the first."""
+        files, location = self._locate(folder)
+        if not files.exists(location):
+            return False
+        found = files.listStatusIterator(location)
+        while found.hasNext():
+            if wanted(str(found.next().getPath().getName())):
+                return True
+        return False
+
     def read(self, path: str) -> str | None:
         """The text of a file; None if there is no such file.
 
@@ -108,6 +119,11 @@ class Files:
         """Deletes a file, if there is one."""
         files, location = self._locate(path)
         files.delete(location, False)
+
+    def delete_folder(self, path: str) -> None:
+        """Deletes a folder with all that is in it, if there is one."""
+        files, location = self._locate(path)
+        files.delete(location, True)
 
     def _locate(self, path: str) -> tuple[Any, Any]:
         location = self._path(path)

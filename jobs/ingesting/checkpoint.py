@@ -1,93 +1,84 @@
 """One checkpoint, one output, one subscription: exactly-once depends on this tie.
 
-Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`). It counts both
-by batch number, and does not tie one to the other. With a fresh checkpoint and an old output Spark silently skips batch
-0, as if it were written already. With the checkpoint of another topic it reads offsets that mean nothing. So the job
-notes in the checkpoint what belongs together, and refuses the rest.
+Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`; for Delta, the
+table's log). It counts both by batch number, and does not tie one to the other. If the output is gone, Spark goes on
+behind the last offset, and the records before it are missing. With a fresh checkpoint and an old output it silently
+skips batch 0, as if it were written already. With the checkpoint of another topic it reads offsets that mean nothing.
+So the job notes in checkpoint and output what belongs together, compares the numbers of their batches, and refuses the
+rest.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from jobs.driver.jvm import Files
+from jobs.ingesting.command_line import IngestSettings
+from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
+from jobs.ingesting.spark_logs import NONE, Batches, CorruptLogError, batches, text
 from transforms.errors import ConfigurationError
 
 __all__ = ["bind", "read_start", "write_start"]
 
+_JOB = "ingest"
 _FILE = "wideload.json"
 _START_FILE = "wideload-start.json"
-_DELTA_LOG = "_delta_log"
+_OF_SPARK = ("commits", "offsets", "sources", "state")
+
+_ID = "id"
+_REBUILD = "or begin anew: move the output away and give --rebuild"
 
 
-def bind(
-    spark: SparkSession,
-    checkpoint: str,
-    output: str,
-    *,
-    job: str,
-    source: str,
-    form: str = "parquet",
-    delta: bool = False,
-) -> None:
-    """Ties `checkpoint` to `job`, `source` and `output`, or checks that it is tied to them already.
+def bind(spark: SparkSession, settings: IngestSettings) -> None:
+    """Ties the checkpoint to the job, its source and its output, or checks that it is tied to them already.
 
-    A checkpoint without any batch may be tied anew. A Delta table that somebody made beforehand may be the output as
-    long as it is empty.
+    A checkpoint without any batch may be tied anew, to an output without rows. With `settings.rebuild` a checkpoint of
+    the same source and output becomes one without any batch.
 
     Args:
         spark: the session.
-        checkpoint: its folder.
-        output: the folder to write.
-        job: the job's name.
-        source: the subscription, as the user gave it.
-        form: the form of the output: its format, and how it is parted.
-        delta: whether the output is a Delta table; else it is a folder of Parquet files.
+        settings: of the job.
 
     Raises:
-        ConfigurationError: the checkpoint belongs to something else, the output to another checkpoint, or the output is
-            of the other kind.
+        ConfigurationError: the checkpoint is damaged, or belongs to something else; or the output is of the other kind,
+            belongs to another checkpoint, or does not have the batches that the checkpoint knows.
     """
-    files = Files(spark)
-    wanted = {"job": job, "source": source, "output": files.qualified(output), "form": form}
-    is_table = _any_in(files, f"{output}/{_DELTA_LOG}")
-    if is_table and not delta:
-        raise ConfigurationError(
-            "--format", f"{output} is a Delta table, in which Parquet files alone do not show; give --format delta"
-        )
-    if delta and not is_table and _any_in(files, output):
-        raise ConfigurationError(
-            "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
-        )
-    if not _any_in(files, f"{checkpoint}/offsets"):
-        if _any_in(files, f"{output}/_spark_metadata"):
+    files, checkpoint, folder = Files(spark), settings.checkpoint, settings.output
+    _check_kind(files, settings)
+    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(files, folder)
+    wanted = {
+        "job": _JOB,
+        "source": settings.source,
+        "output": files.qualified(folder),
+        "form": settings.form,
+    }
+    if settings.rebuild:
+        _check_tie(files, checkpoint, {name: wanted[name] for name in ("job", "source", "output")}, damaged=True)
+        _clear(files, checkpoint, output, folder)
+    try:
+        found = batches(files, checkpoint)
+    except CorruptLogError as exc:
+        raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
+    if found.planned == NONE:
+        if output.holds_rows() or output.last_batch("") != NONE:
             raise ConfigurationError(
                 "--checkpoint",
-                f"{output} was written with another checkpoint than {checkpoint}, and Spark would skip as many batches "
-                "as it finds there; give that checkpoint, or a new --output",
+                f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
+                f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {_REBUILD}",
             )
-        if is_table and _any_in(files, output, _DELTA_LOG):
-            raise ConfigurationError(
-                "--checkpoint",
-                f"{output} was written with another checkpoint than {checkpoint}, which does not know its records: "
-                "they would be there twice; give that checkpoint, or a new --output",
-            )
-        files.write(f"{checkpoint}/{_FILE}", json.dumps(wanted))
-        return
-    text = files.read(f"{checkpoint}/{_FILE}")
-    if text is None:
-        raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
-    found = json.loads(text)
-    for part, value in wanted.items():
-        known = found.get(part, "parquet" if part == "form" else None)  # older checkpoints name no form
-        if known != value:
-            raise ConfigurationError(
-                "--checkpoint",
-                f"{checkpoint} belongs to {part} {known}, this is {part} {value}; "
-                "give a new --checkpoint and a new --output",
-            )
+        owner = None
+    else:
+        owner = _check_tie(files, checkpoint, wanted).get(_ID)
+        _check_output(output, found, owner, settings)
+    if owner is None:
+        owner = uuid.uuid4().hex
+        files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
+    if output.owner() != owner:
+        output.mark(owner)
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
@@ -100,5 +91,88 @@ def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
     Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
 
 
-def _any_in(files: Files, folder: str, but: str = "") -> bool:
-    return any(not name.startswith(".") and name != but for name in files.names(folder))
+def _check_kind(files: Files, settings: IngestSettings) -> None:
+    output, is_table = settings.output, has_delta_log(files, settings.output)
+    if is_table and not settings.delta:
+        raise ConfigurationError(
+            "--format", f"{output} is a Delta table, in which Parquet files alone do not show; give --format delta"
+        )
+    if settings.delta and not is_table and (any_in(files, output) or files.names(f"{output}/_spark_metadata")):
+        raise ConfigurationError(
+            "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
+        )
+
+
+def _check_tie(files: Files, checkpoint: str, wanted: dict[str, str], *, damaged: bool = False) -> dict[str, Any]:
+    """What the checkpoint says of itself, if it belongs to what is `wanted`; with `damaged`, it may say nothing."""
+    try:
+        found = _said(files, f"{checkpoint}/{_FILE}")
+    except CorruptLogError as exc:
+        if damaged:
+            return {}
+        raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
+    if found is None:
+        if damaged and not files.names(checkpoint):
+            return {}
+        raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
+    for part, value in wanted.items():
+        known = found.get(part, "parquet" if part == "form" else None)  # older checkpoints name no form
+        if known != value:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{checkpoint} belongs to {part} {known}, this is {part} {value}; "
+                "give a new --checkpoint and a new --output",
+            )
+    return found
+
+
+def _said(files: Files, path: str) -> dict[str, Any] | None:
+    """What stands in the job's own note; None if there is none."""
+    said = text(files, path)
+    try:
+        found = None if said is None else json.loads(said)
+    except (ValueError, RecursionError):
+        found = False
+    if found is None or isinstance(found, dict):
+        return found
+    raise CorruptLogError("--checkpoint", f"{path} is damaged")
+
+
+def _check_output(output: Output, found: Batches, owner: str | None, settings: IngestSettings) -> None:
+    """Makes sure that the output has what the checkpoint knows, and no more."""
+    folder, checkpoint = settings.output, settings.checkpoint
+    assert found.query is not None
+    there = output.last_batch(found.query)
+    if found.written != NONE and (there == NONE or output.lacks_files()):
+        raise _unlike(folder, f"is missing or empty, or another one than checkpoint {checkpoint} has written", found)
+    if there != NONE and output.owner() not in (owner, None):
+        raise _unlike(folder, f"is another one than checkpoint {checkpoint} has written", found)
+    if there < found.written:
+        raise _unlike(folder, f"ends with batch {there}, and checkpoint {checkpoint} is further", found)
+    if there > found.planned:
+        raise ConfigurationError(
+            "--checkpoint",
+            f"{checkpoint} ends with batch {found.planned}, and {folder} with batch {there}: Spark would skip the "
+            f"records of as many new batches; put the newest copy of the checkpoint back, {_REBUILD}",
+        )
+
+
+def _unlike(folder: str, what: str, found: Batches) -> ConfigurationError:
+    return ConfigurationError(
+        "--output",
+        f"{folder} {what}: records of the batches up to {found.written} would be missing; put the output back, "
+        f"{_REBUILD}",
+    )
+
+
+def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
+    """Makes the checkpoint one without any batch, if the output has no rows."""
+    if output.holds_rows():
+        raise ConfigurationError(
+            "--rebuild", f"{folder} holds rows, and they would be written again; move it away or delete it first"
+        )
+    output.forget()
+    for name in _OF_SPARK:
+        files.delete_folder(f"{checkpoint}/{name}")
+    for name in ("metadata", _START_FILE):
+        files.delete(f"{checkpoint}/{name}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options
+from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options, properties
 from jobs.driver.identifier_limits import LIMIT_OPTION
+from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
+from jobs.ingesting.table_schema import check, registered
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
 from jobs.reading.ranges import Offsets, parse_offsets
 from transforms.errors import ConfigurationError
@@ -32,6 +35,7 @@ _PLANNED_BY_SPARK = {
 TableFormat = Literal["parquet", "delta"]
 Partitioned = Literal["topic", "partition", "date", "hour"]
 
+_DDL = re.compile(r"\s*(\w+|`[^`]+`)(\s+|\s*:\s*)[A-Za-z]")
 _COLUMNS = get_args(Partitioned)
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
@@ -63,6 +67,9 @@ class IngestSettings:
         format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
         value: the format of the values.
+        registry: the schema registry of the values; None for none.
+        subject: the subject of the table's schema in the registry; None for `TOPIC-value`.
+        rebuild: forget what an earlier run wrote, if the output has no rows any more, and begin anew.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.
         kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
@@ -82,6 +89,9 @@ class IngestSettings:
     format: TableFormat = "parquet"
     partition_by: tuple[Partitioned, ...] = ()
     value: ValueForm = field(default_factory=ValueForm)
+    registry: RegistrySettings | None = None
+    subject: str | None = None
+    rebuild: bool = False
     fail_on_data_loss: bool = True
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -104,6 +114,16 @@ class IngestSettings:
         if self.partition_by:
             parts.append(f"partitioned by {', '.join(self.partition_by)}")
         return ", ".join(parts)
+
+    def with_schema(self) -> IngestSettings:
+        """The same settings with the schema of the table, for which the registry is asked, if there is one.
+
+        Raises:
+            ConfigurationError: the registry does not answer, or has no schema for the table.
+        """
+        if self.registry is None:
+            return self
+        return replace(self, value=registered(self.value, self.registry, self.subject, self.topics))
 
     def start(self) -> Offsets:
         """`starting_offsets`, parsed.
@@ -142,11 +162,18 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
     """
     value = ValueForm(
         format=arguments.value_format,
-        schema=_text(arguments.value_schema) if arguments.value_schema else None,
+        schema=_schema(arguments.value_schema) if arguments.value_schema else None,
         framing=arguments.avro_framing,
         on_bad=arguments.on_bad_value,
     )
-    value.check()
+    registry = None
+    if arguments.schema_registry_url is not None:
+        found = properties(CONFIG, arguments.schema_registry_config) if arguments.schema_registry_config else {}
+        registry = RegistrySettings(arguments.schema_registry_url, found)
+        check(value, registry)
+    elif arguments.schema_registry_config or arguments.schema_registry_subject:
+        raise ConfigurationError(OPTION, "is missing; the other options of a registry go with it")
+    value.check(registry=registry is not None)
     settings = IngestSettings(
         bootstrap_servers=arguments.bootstrap_servers,
         output=arguments.output,
@@ -163,6 +190,9 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         format=arguments.format,
         partition_by=tuple(dict.fromkeys(arguments.partition_by)),
         value=value,
+        registry=registry,
+        subject=arguments.schema_registry_subject,
+        rebuild=arguments.rebuild,
         fail_on_data_loss=arguments.fail_on_data_loss,
         kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
     )
@@ -182,11 +212,17 @@ def _check_bounded(settings: IngestSettings) -> None:
             )
 
 
-def _text(file: str) -> str:
+def _schema(given: str) -> str:
+    """The schema in a file, or `given` itself if it is one."""
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError("--value-schema", f"{file} cannot be read: {error}") from error
+        file = Path(given).expanduser()
+        # A column of DDL is a name and a type, apart by a space or a colon. JSON begins with a brace.
+        if not file.is_file() and (given.lstrip()[:1] == "{" or _DDL.match(given)):
+            return given
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError("--value-schema", f"{given[:200]} cannot be read: {reason}") from error
 
 
 def _column(text: str) -> str:
@@ -223,6 +259,9 @@ def parser() -> argparse.ArgumentParser:
         help="folder of the Parquet files or the Delta table")
     sink.add_argument("--checkpoint", required=True, metavar="FOLDER",
         help="folder that remembers how far the job is; belongs to this output and these topics alone")
+    sink.add_argument("--rebuild", action="store_true",
+        help="the output is gone: forget the checkpoint, say what the topics still have, and read it all again; "
+        "refused if the output has rows")
     sink.add_argument("--format", choices=get_args(TableFormat), default="parquet",
         help="what the output is (default %(default)s)")
     sink.add_argument("--partition-by", action="append", default=[], type=_column, metavar="COLUMN",
@@ -233,11 +272,20 @@ def parser() -> argparse.ArgumentParser:
 
     values = parser.add_argument_group("what the values are")
     values.add_argument("--value-format", choices=get_args(ValueFormat), default="binary",
-        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro")
-    values.add_argument("--value-schema", metavar="FILE",
-        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer")
+        help="column `value`: the bytes as they are (default), text, or the fields of JSON, Avro or Protobuf")
+    values.add_argument("--value-schema", metavar="SCHEMA",
+        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer; the text "
+        "itself, or a file with it")
     values.add_argument("--avro-framing", choices=get_args(Framing), default="none",
         help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped")
+    values.add_argument(OPTION, metavar="URL",
+        help="a schema registry with Confluent's API: each value begins with a zero byte and the id of its schema; the "
+        "columns are those of the newest schema, or of --value-schema")
+    values.add_argument("--schema-registry-subject", metavar="NAME",
+        help="the subject of the columns' schema (default TOPIC-value)")
+    values.add_argument(CONFIG, metavar="FILE",
+        help="a properties file with the registry's credentials (basic.auth.user.info=USER:PASSWORD, "
+        "bearer.auth.token, ssl.ca.location, …)")
     values.add_argument("--on-bad-value", choices=get_args(OnBad), default="fail",
         help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value")
 

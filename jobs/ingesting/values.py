@@ -1,4 +1,4 @@
-"""The content of values: text, JSON or Avro, parsed by Spark's own functions.
+"""The content of values: text, JSON or Avro, parsed by Spark's own functions; a registry's values are made so first.
 
 A value that does not fit its format is a failure, or its bytes are kept in a column of their own; no value is lost, and
 none is parsed in part. A tombstone stays one.
@@ -9,26 +9,36 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    StringType,
+    StructField,
+    StructType,
+)
 
 from jobs.driver.session import AVRO, require_class
+from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
+from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
 
-__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "parsed"]
+__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "fits", "parsed"]
 
-ValueFormat = Literal["binary", "string", "json", "avro"]
+ValueFormat = Literal["binary", "string", "json", "avro", "protobuf"]
 Framing = Literal["none", "confluent"]
 OnBad = Literal["fail", "null"]
 
 CORRUPT = "_corrupt_value"
 """The bytes of a value that could not be parsed; null for all others."""
 
+_WHAT = MappingProxyType(
+    {"string": "text in UTF-8", "json": "JSON of --value-schema", "avro": "Avro of --value-schema"}
+)
 _MARK = "_wideload"
 _OPTION = "--value-schema"
 _CONFLUENT_BYTES = 5
@@ -44,15 +54,20 @@ class ValueForm:
         schema: for JSON, Spark's own DDL or JSON; for Avro, the content of an .avsc file: the schema of the writer.
         framing: the bytes before the Avro: none, or a zero byte and the 4 bytes of an id in a schema registry.
         on_bad: whether a value that cannot be parsed is a failure.
+        registered: for values in the framing of a schema registry; `schema` is then that of the table.
     """
 
     format: ValueFormat = "binary"
     schema: str | None = None
     framing: Framing = "none"
     on_bad: OnBad = "fail"
+    registered: RegisteredForm | None = None
 
-    def check(self) -> None:
+    def check(self, *, registry: bool = False) -> None:
         """Makes sure that the parts fit together, as far as can be checked without Spark.
+
+        Args:
+            registry: whether a schema registry will give the schema, if there is none.
 
         Raises:
             ConfigurationError: they do not, or the schema must be JSON and is not.
@@ -60,9 +75,11 @@ class ValueForm:
         if self.format in ("binary", "string"):
             if self.schema is not None:
                 raise ConfigurationError(_OPTION, "is for --value-format json and avro")
-        elif self.schema is None:
+        elif self.format == "protobuf" and not registry:
+            raise ConfigurationError("--value-format", "protobuf needs --schema-registry-url")
+        elif self.schema is None and not registry:
             raise ConfigurationError(_OPTION, f"--value-format {self.format} needs the file of its schema")
-        elif self.format == "avro":
+        elif self.format == "avro" and self.schema is not None:
             self.avro_schema()
         if self.framing != "none" and self.format != "avro":
             raise ConfigurationError("--avro-framing", "is for --value-format avro")
@@ -121,10 +138,16 @@ def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:
     """
     if form.format == "binary":
         return rows
-    taken, good, value = {"string": _text, "json": _object, "avro": _record}[form.format](rows, form)
-    bad = F.col("value").isNotNull() & ~F.coalesce(good, F.lit(False))
-    failure = F.raise_error(_message(form)) if form.on_bad == "fail" else F.lit(None)
     columns = {name: F.col(name) for name in rows.columns}
+    content, known = F.col("value"), F.lit(True)
+    message = F.lit(f"is not {_WHAT.get(form.format)}")
+    if form.registered is not None:
+        rows = made_plain(rows, form.registered)
+        content, known = F.col(PLAIN), F.col(PLAIN).isNotNull()
+        message = F.coalesce(REASON, F.lit("does not fit the columns of the table"))
+    taken, good, value = _PARSERS[form.format](rows, form, content)
+    bad = F.col("value").isNotNull() & ~F.coalesce(known & good, F.lit(False))
+    failure = F.raise_error(_message(message)) if form.on_bad == "fail" else F.lit(None)
     columns["value"] = F.when(bad, failure).when(F.col("value").isNotNull(), value).alias("value")
     if form.on_bad == "null":
         at = list(columns).index("value") + 1
@@ -133,32 +156,39 @@ def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:
     return taken.select(*columns.values())
 
 
-def _message(form: ValueForm) -> Column:
-    what = {"string": "text in UTF-8", "json": "JSON of --value-schema", "avro": "Avro of --value-schema"}[form.format]
-    return F.format_string(
-        f"topic %s partition %d offset %d: the value, %d bytes, is not {what}",
-        *("topic", "partition", "offset", F.octet_length("value")),
-    )
+def _message(what: Column) -> Column:
+    places = ("topic", "partition", "offset", F.octet_length("value"))
+    return F.format_string("topic %s partition %d offset %d: the value, %d bytes, %s", *places, what)
 
 
-def _text(rows: DataFrame, _: ValueForm) -> tuple[DataFrame, Column, Column]:
-    text = F.col("value").cast("string")
+def _text(rows: DataFrame, _: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
+    text = content.cast("string")
     return rows, F.is_valid_utf8(text), text
 
 
-def _object(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
+def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     schema = form.json_schema()
-    # If a value does not fit, Spark fills in the fields that it can read, and puts the text into this field.
-    marked = StructType([*schema.fields, StructField(_MARK, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK, "maxStringLen": str(2**31 - 1)}
-    text = F.col("value").cast("string")
-    taken = rows.withColumn(_PARSED, F.from_json(text, marked, options))
+    text = content.cast("string")
+    taken = rows.withColumn(_PARSED, _from_json(text, schema))
     whole = F.col(_PARSED)
-    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull()
+    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
 
 
-def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
+def fits(text: Column, schema: StructType) -> Column:
+    """Whether a text is a JSON object with fields of this schema; fields that the schema does not have may be there."""
+    whole = _from_json(text, schema)
+    good = whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
+    return F.coalesce(good, F.lit(False))
+
+
+def _from_json(text: Column, schema: StructType) -> Column:
+    """The fields; if a value does not fit, those that Spark can read, and the text in the field `_MARK`."""
+    marked = StructType([*schema.fields, StructField(_MARK, StringType())])
+    return F.from_json(text, marked, {**JSON_OPTIONS, "columnNameOfCorruptRecord": _MARK})
+
+
+def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     from pyspark.sql.avro.functions import from_avro  # its package is not always there
 
     require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
@@ -167,7 +197,7 @@ def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column
     # One more field, which the reader fills in, tells the two apart.
     mark = {"name": _MARK, "type": ["boolean", "null"], "default": True}
     reader = json.dumps({**schema, "fields": [*schema["fields"], mark]})
-    body, framed = F.col("value"), F.lit(True)
+    body, framed = content, F.lit(True)
     if form.framing == "confluent":
         framed = (F.octet_length(body) >= _CONFLUENT_BYTES) & (F.substring(body, 1, 1) == F.lit(bytearray(1)))
         body = F.when(framed, F.substring(body, _CONFLUENT_BYTES + 1, 2**31 - 1 - _CONFLUENT_BYTES))
@@ -185,3 +215,6 @@ def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column
         raise ConfigurationError(_OPTION, f"Spark does not read it as Avro: {reason}") from exc
     good = framed & whole.getField(_MARK).isNotNull()
     return taken, good, F.struct(*(whole.getField(name).alias(name) for name in names))
+
+
+_PARSERS = MappingProxyType({"string": _text, "json": _object, "avro": _record, "protobuf": _object})

@@ -1,0 +1,146 @@
+"""What an output itself knows of the checkpoint that writes it: a folder of Parquet files, or a Delta table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+
+from jobs.driver.jvm import Files, java_packages, java_session
+from jobs.ingesting.spark_logs import NONE, names_files, newest, text
+from transforms.errors import ConfigurationError
+
+__all__ = ["DeltaOutput", "Output", "ParquetOutput", "any_in", "has_delta_log"]
+
+_DELTA_LOG = "_delta_log"
+_SPARK_METADATA = "_spark_metadata"
+_MARKER = "_wideload.json"
+
+
+class Output(Protocol):
+    """An output, as it is now."""
+
+    def holds_rows(self) -> bool:
+        """Whether there are files of rows, or the names of such files."""
+
+    def lacks_files(self) -> bool:
+        """Whether files were written, and all are gone."""
+
+    def last_batch(self, query: str) -> int:
+        """The last batch of this query that is written; `NONE` if there is none."""
+
+    def owner(self) -> str | None:
+        """The mark of the checkpoint that writes here; None if there is no mark."""
+
+    def mark(self, owner: str) -> None:
+        """Sets the mark."""
+
+    def forget(self) -> None:
+        """Removes what an output without rows remembers of its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetOutput:
+    """A folder of Parquet files, with Spark's own list of them (`_spark_metadata`), and a mark of this job.
+
+    Names that begin with `_` are no data for Spark, Hive and Arrow.
+    """
+
+    files: Files
+    folder: str
+
+    def holds_rows(self) -> bool:
+        """See `Output`."""
+        return any_in(self.files, self.folder)
+
+    def lacks_files(self) -> bool:
+        """See `Output`."""
+        return not self.holds_rows() and names_files(self.files, f"{self.folder}/{_SPARK_METADATA}")
+
+    def last_batch(self, query: str) -> int:  # noqa: ARG002  # the list does not name its query
+        """See `Output`."""
+        return newest(self.files, f"{self.folder}/{_SPARK_METADATA}")
+
+    def owner(self) -> str | None:
+        """See `Output`.
+
+        Raises:
+            ConfigurationError: the mark is damaged.
+        """
+        path = f"{self.folder}/{_MARKER}"
+        found = text(self.files, path)
+        try:
+            return None if found is None else str(json.loads(found)["checkpoint"])
+        except (ValueError, TypeError, LookupError) as exc:
+            raise ConfigurationError("--output", f"{path} is damaged; it names the checkpoint") from exc
+
+    def mark(self, owner: str) -> None:
+        """See `Output`."""
+        self.files.write(f"{self.folder}/{_MARKER}", json.dumps({"checkpoint": owner}))
+
+    def forget(self) -> None:
+        """See `Output`."""
+        self.files.delete(f"{self.folder}/{_MARKER}")
+        self.files.delete_folder(f"{self.folder}/{_SPARK_METADATA}")
+
+
+class DeltaOutput:
+    """A Delta table: its log names each query that writes, with its last batch. It is read once.
+
+    Args:
+        spark: the session.
+        files: the files of the session.
+        folder: of the table.
+    """
+
+    def __init__(self, spark: SparkSession, files: Files, folder: str) -> None:
+        self.files = files
+        self.folder = folder
+        self._snapshot = _snapshot(spark, folder) if has_delta_log(files, folder) else None
+
+    def holds_rows(self) -> bool:
+        """See `Output`."""
+        return any_in(self.files, self.folder) or self.lacks_files()
+
+    def lacks_files(self) -> bool:
+        """See `Output`."""
+        if self._snapshot is None or any_in(self.files, self.folder):
+            return False
+        return bool(self._snapshot.numOfFiles() > 0)
+
+    def last_batch(self, query: str) -> int:
+        """See `Output`."""
+        if self._snapshot is None:
+            return NONE
+        transactions = self._snapshot.setTransactions()
+        found = (transactions.apply(index) for index in range(transactions.size()))
+        return max((int(each.version()) for each in found if each.appId() == query), default=NONE)
+
+    def owner(self) -> str | None:
+        """See `Output`. A table needs no mark: the query's id in its log is one."""
+        return None
+
+    def mark(self, owner: str) -> None:
+        """See `Output`."""
+
+    def forget(self) -> None:
+        """See `Output`. A new query has another id, so there is nothing to forget."""
+
+
+def _snapshot(spark: SparkSession, folder: str) -> Any:
+    """The table as it is now."""
+    log = java_packages(spark).org.apache.spark.sql.delta.DeltaLog
+    log.clearCache()  # the session may remember a table that is deleted by now
+    return log.forTable(java_session(spark), folder).unsafeVolatileSnapshot()
+
+
+def has_delta_log(files: Files, folder: str) -> bool:
+    """Whether the folder is a Delta table."""
+    return any_in(files, f"{folder}/{_DELTA_LOG}")
+
+
+def any_in(files: Files, folder: str) -> bool:
+    """Whether a folder holds anything whose name begins neither with a point nor with `_`."""
+    return files.any_name(folder, lambda name: not name.startswith((".", "_")))

@@ -1,0 +1,245 @@
+"""A schema registry with Confluent's API: schemas by their id, and the newest of a subject.
+
+Three requests are made, each a GET. An answer is read up to 4 MiB and 30 seconds; redirects are not followed, so that
+credentials go to the given address alone. Confluent's own client has no such limits, and more packages behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+from urllib.parse import quote, urlsplit
+
+from jobs.driver.failures import JobFailedError
+from transforms.errors import ConfigurationError
+
+__all__ = ["CONFIG", "OPTION", "Registered", "Registry", "RegistrySettings", "SchemaType"]
+
+SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+
+OPTION = "--schema-registry-url"
+CONFIG = "--schema-registry-config"
+_SOURCE = "basic.auth.credentials.source"
+_KEYS = (
+    "basic.auth.user.info",
+    _SOURCE,
+    "bearer.auth.token",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+)
+_MOST_BYTES = 4 * 2**20
+_MOST_REFERENCES = 64
+_CONNECT_SECONDS, _READ_SECONDS, _ANSWER_SECONDS = 5.0, 10.0, 30.0
+_TRIES = 4
+_PAUSE = 0.25
+_BUSY = (429, 500, 502, 503, 504)
+_PIECE = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """How to reach the registry; goes to executors.
+
+    Attributes:
+        url: its address, without credentials.
+        options: named as in Confluent's clients; files are on driver and executors. May hold secrets.
+    """
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def check(self) -> None:
+        """Looks at the settings; makes no request.
+
+        Raises:
+            ConfigurationError: the URL or an option cannot be right. The message repeats no secret.
+        """
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            whole = False
+        if not whole or parts.query or parts.fragment:
+            raise ConfigurationError(OPTION, "is http://HOST:PORT or https://HOST:PORT, with a path if there is one")
+        if parts.username is not None or parts.password is not None:
+            raise ConfigurationError(
+                OPTION, f"holds credentials, which the list of processes shows; put {_KEYS[0]}=USER:PASSWORD into a "
+                f"file, and name it with {CONFIG}"
+            )  # fmt: skip
+        for name in self.options:
+            if name not in _KEYS:
+                raise ConfigurationError(CONFIG, f"has the unknown key {name!r}; allowed are {', '.join(_KEYS)}")
+        if self.options.get(_SOURCE, "USER_INFO") != "USER_INFO":
+            raise ConfigurationError(CONFIG, f"has another {_SOURCE} than USER_INFO, the only one that is known here")
+        if ":" not in self.options.get(_KEYS[0], ":"):
+            raise ConfigurationError(CONFIG, f"has {_KEYS[0]}, which is not USER:PASSWORD")
+
+    def headers(self) -> dict[str, str]:
+        """What every request says of itself."""
+        from urllib3.util import make_headers
+
+        found = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Accept-Encoding": "identity"}
+        if "basic.auth.user.info" in self.options:
+            found |= make_headers(basic_auth=self.options["basic.auth.user.info"])
+        elif "bearer.auth.token" in self.options:
+            found["Authorization"] = f"Bearer {self.options['bearer.auth.token']}"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A schema of the registry.
+
+    Attributes:
+        kind: of the schema.
+        text: the schema itself.
+        references: the schemas that it refers to, by the name that it uses for each; before those that refer to them.
+    """
+
+    kind: SchemaType
+    text: str
+    references: Mapping[str, str] = field(default_factory=dict)
+
+
+class Registry:
+    """Asks the registry. Not for several threads.
+
+    Args:
+        settings: how to reach it.
+
+    Raises:
+        ConfigurationError: a certificate or a key cannot be used.
+    """
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        import urllib3
+
+        options = settings.options
+        self._url = settings.url.rstrip("/")
+        self._pool = urllib3.PoolManager(
+            headers=settings.headers(),
+            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
+            retries=False,
+            ca_certs=options.get("ssl.ca.location"),
+            cert_file=options.get("ssl.certificate.location"),
+            key_file=options.get("ssl.key.location"),
+        )
+
+    def newest(self, subject: str) -> Registered:
+        """The newest schema of a subject.
+
+        Raises:
+            ConfigurationError: there is no such subject, or the registry refuses the credentials.
+            JobFailedError: the registry does not answer as one.
+        """
+        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        if found is None:
+            raise ConfigurationError(
+                "--schema-registry-subject",
+                f"the registry at {self._url} has no subject {subject!r}; name the one of the values",
+            )
+        return self._registered(found)
+
+    def by_id(self, number: int) -> Registered | None:
+        """The schema with this id; None if there is none.
+
+        Raises:
+            ConfigurationError: the registry refuses the credentials.
+            JobFailedError: the registry does not answer as one.
+        """
+        found = self._get(f"/schemas/ids/{number}")
+        return None if found is None else self._registered(found)
+
+    def _registered(self, found: Mapping[str, Any]) -> Registered:
+        references: dict[str, str] = {}
+        self._gather(found, references)
+        kind = found.get("schemaType") or "AVRO"
+        if kind not in ("AVRO", "JSON", "PROTOBUF"):
+            raise self._odd("a schema of an unknown type")
+        return Registered(cast("SchemaType", kind), found["schema"], references)
+
+    def _gather(self, found: Mapping[str, Any], into: dict[str, str]) -> None:
+        """Adds the schemas that one refers to, each once, those that others need first."""
+        asked: set[str] = set()
+
+        def add(schema: Mapping[str, Any]) -> None:
+            if not isinstance(schema.get("schema"), str):
+                raise self._odd("an answer without a schema")
+            for each in schema.get("references") or ():
+                try:
+                    name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
+                except (TypeError, LookupError, ValueError):
+                    raise self._odd("a reference without name, subject and version") from None
+                if name in asked:
+                    continue
+                asked.add(name)
+                if len(asked) > _MOST_REFERENCES:
+                    raise self._odd(f"a schema that refers to more than {_MOST_REFERENCES} others")
+                other = self._get(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+                if other is None:
+                    raise self._odd(f"a reference to version {version} of {subject!r}, which it does not have")
+                add(other)
+                into[name] = other["schema"]
+
+        add(found)
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """The answer; None for 404. Tries again where the registry is busy or not there."""
+        import urllib3
+
+        reason = "no answer"
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE * 2**attempt)
+            try:
+                status, body = self._answer(path)
+            except urllib3.exceptions.HTTPError as exc:
+                reason = type(exc).__name__ if not exc.args else _first_line(exc)
+                continue
+            if status == 404:  # noqa: PLR2004  # known by its number
+                return None
+            if status in (401, 403):
+                raise ConfigurationError(
+                    CONFIG, f"the registry at {self._url} refuses these credentials, or lacks them: status {status}"
+                )
+            if status not in _BUSY:
+                return self._parsed(status, body)
+            reason = f"status {status}"
+        raise JobFailedError(f"the schema registry at {self._url} does not answer: {reason}; {_TRIES} tries")
+
+    def _answer(self, path: str) -> tuple[int, bytes]:
+        import urllib3
+
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        answer = self._pool.request("GET", f"{self._url}{path}", redirect=False, preload_content=False)
+        try:
+            body = b""
+            while piece := answer.read1(_PIECE, decode_content=False):
+                body += piece
+                if len(body) > _MOST_BYTES:
+                    raise self._odd(f"more than {_MOST_BYTES:,} bytes")
+                if time.monotonic() > deadline:
+                    raise urllib3.exceptions.HTTPError(f"its answer takes longer than {_ANSWER_SECONDS:.0f} seconds")
+            return answer.status, body
+        finally:
+            answer.close()
+
+    def _parsed(self, status: int, body: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if status != 200 or not isinstance(found, dict):  # noqa: PLR2004  # known by its number
+            raise self._odd(f"status {status}, {len(body):,} bytes")
+        return found
+
+    def _odd(self, what: str) -> JobFailedError:
+        return JobFailedError(f"{self._url} does not answer as a schema registry: {what}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]

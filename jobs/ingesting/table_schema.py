@@ -1,0 +1,96 @@
+"""The schema of the table where values are in a registry's framing: the newest of the subject, or the user's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+from jobs.driver.failures import JobFailedError
+from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.registered import TABLE_FORMATS, RegisteredForm
+from jobs.ingesting.registry import OPTION, Registered, Registry, RegistrySettings
+from jobs.ingesting.values import ValueForm
+from transforms.errors import ConfigurationError
+
+__all__ = ["check", "registered"]
+
+_NEEDED = {
+    "avro": ("fastavro", "urllib3"),
+    "json": ("jsonschema", "referencing", "urllib3"),
+    "protobuf": ("google.protobuf", "grpc_tools", "urllib3"),
+}
+_FORMAT = "--value-format"
+
+
+def check(form: ValueForm, registry: RegistrySettings) -> None:
+    """Makes sure that format and registry fit together; makes no request.
+
+    Raises:
+        ConfigurationError: they do not, or a package is missing.
+    """
+    if form.format not in TABLE_FORMATS:
+        raise ConfigurationError(OPTION, f"needs {_FORMAT} avro, json or protobuf")
+    if form.framing != "none":
+        raise ConfigurationError("--avro-framing", f"skips the schema's id, and {OPTION} needs it; leave it out")
+    registry.check()
+    missing = [name for name in _NEEDED[form.format] if not _installed(name)]
+    if missing:
+        raise ConfigurationError(OPTION, f"{missing[0]} is not installed; run: pip install 'wideload[schema-registry]'")
+
+
+def registered(form: ValueForm, settings: RegistrySettings, subject: str | None, topics: Sequence[str]) -> ValueForm:
+    """The form of the values with the schema of the table, which is the newest of the subject if `form` has none.
+
+    Args:
+        form: as the user gave it, after `check`.
+        settings: of the registry, which is asked now.
+        subject: the subject of the table's schema; None for `TOPIC-value`.
+        topics: that are read; none for a pattern.
+
+    Raises:
+        ConfigurationError: the subject is not there, its schema has no columns, or the registry does not answer.
+    """
+    kind = TABLE_FORMATS[form.format]
+    if form.schema is not None and form.format != "protobuf":
+        table = Registered(kind, form.schema)
+        return replace(form, registered=RegisteredForm(settings, form.format, table))
+    if subject is None and len(topics) != 1:
+        raise ConfigurationError(
+            "--schema-registry-subject", "is missing: of several topics, name the subject whose schema the table has"
+        )
+    subject = subject or f"{topics[0]}-value"
+    try:
+        table = Registry(settings).newest(subject)
+    except JobFailedError as exc:
+        raise ConfigurationError(OPTION, str(exc)) from exc
+    if table.kind != kind:
+        raise ConfigurationError(_FORMAT, f"is {form.format}, and the schema of {subject} is of the type {table.kind}")
+    schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}")
+    return replace(form, schema=schema, registered=RegisteredForm(settings, form.format, table))
+
+
+def _columns(form: str, table: Registered, where: str) -> str:
+    if form == "avro":
+        from jobs.ingesting.avro_values import AvroCodec, whole
+
+        try:
+            AvroCodec(table, table)
+        except BadValueError as exc:
+            raise ConfigurationError(OPTION, f"{where} is one {exc}") from exc
+        return json.dumps(whole(table))
+    if form == "json":
+        from jobs.ingesting import json_values
+
+        return json_values.columns(table, where).json()
+    from jobs.ingesting import protobuf_values
+
+    return protobuf_values.columns(table, where).json()
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False

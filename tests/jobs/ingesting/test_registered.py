@@ -1,0 +1,170 @@
+"""Values in a registry's framing, as one schema reads another's; without Spark, and without a registry."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastavro")
+pytest.importorskip("grpc_tools")
+pytest.importorskip("jsonschema")
+
+from jobs.driver.failures import JobFailedError
+from jobs.ingesting import registered
+from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.json_values import columns as json_columns
+from jobs.ingesting.registered import Reader, RegisteredForm
+from jobs.ingesting.registry import Registered, RegistrySettings
+from transforms.errors import ConfigurationError
+
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}, {"name": "s", "type": "string"}]}
+TABLE = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}
+PROTO = 'syntax = "proto3"; message M { int64 a = 1; string s = 2; M inner = 3; }'
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_kept", {})
+
+
+def reader(form: str, table: object, schemas: Mapping[int, object]) -> Reader:
+    kinds = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+
+    def schema(each: object) -> Registered:
+        return each if isinstance(each, Registered) else Registered(kinds[form], _text(each))  # type: ignore[arg-type]
+
+    found = {number: schema(each) for number, each in schemas.items()}
+    return Reader(RegisteredForm(RegistrySettings("http://r"), form, schema(table)), found.get)
+
+
+def _text(schema: object) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def framed(content: bytes, number: int = 1) -> bytes:
+    return struct.pack(">bI", 0, number) + content
+
+
+def reason(found: Reader, value: bytes) -> str:
+    with pytest.raises(BadValueError) as failed:
+        found.plain(value)
+    return str(failed.value)
+
+
+def test_avro_that_is_cut() -> None:
+    """A value that is cut is bad, also where it is cut in a field that the table does not have; so is one with more."""
+    found = reader("avro", TABLE, {1: AVRO})
+    whole = b"\x0e\x06abc"
+    assert found.plain(framed(whole)) == b"\x0e"
+    for length in range(len(whole)):
+        assert "is not Avro of it" in reason(found, framed(whole[:length]))
+    assert "is cut, or something stands behind it" in reason(found, framed(whole + b"x"))
+    assert "is not Avro of it" in reason(found, framed(b"\x0e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "record", "name": "L", "fields": [{"name": "up", "type": ["null", "L"]}]}, "a record inside itself"),
+        (
+            {"type": "record", "name": "N", "namespace": "x", "fields": [
+                {"name": "l", "type": {"type": "array", "items": {"type": "record", "name": "I", "fields": [
+                    {"name": "up", "type": "x.N"}]}}}]},
+            "a record inside itself",
+        ),
+        ({"type": "record", "name": "E", "fields": [{"name": "l", "type": {"type": "array", "items": "null"}}]},
+            "an array of items without bytes"),
+        ({"type": "record", "name": "T", "fields": [{"name": "a", "type": "no.Type"}]}, "cannot be used: UnknownType"),
+        ("{", "cannot be used: JSONDecodeError"),
+        ({"type": "record"}, "cannot be used: "),
+        (Registered("PROTOBUF", PROTO), "whose schema is of the type PROTOBUF, not AVRO"),
+    ],
+)  # fmt: skip
+def test_avro_schemas_that_no_table_can_hold(schema: object, message: str) -> None:
+    """A schema with which a value of some bytes could take all memory, or end the process, makes its values bad."""
+    said = reason(reader("avro", TABLE, {1: schema}), framed(b"\x02" * 100_000))
+    assert said.startswith("has schema id 1, whose ")
+    assert message in said
+
+
+def test_avro_with_references() -> None:
+    """A schema may refer to named schemas of other subjects, which may refer to others."""
+    inner = {"type": "enum", "name": "x.E", "symbols": ["A", "B"]}
+    middle = {"type": "record", "name": "M", "namespace": "x", "fields": [{"name": "e", "type": "E"}]}
+    top = {"type": "record", "name": "T", "fields": [{"name": "m", "type": "x.M"}, {"name": "n", "type": "x.M"}]}
+    schema = Registered("AVRO", json.dumps(top), {"x.E": json.dumps(inner), "x.M": json.dumps(middle)})
+    assert reader("avro", schema, {1: schema}).plain(framed(b"\x02\x00")) == b"\x02\x00"
+
+
+def test_ids_that_are_unknown() -> None:
+    """A value with an unknown id is bad; after a thousand of them in a task, it is the framing that is wrong."""
+    found = reader("avro", TABLE, {})
+    for number in range(1000):
+        assert reason(found, framed(b"", number)) == f"has schema id {number}, which the registry does not have"
+    assert "id 5," in reason(found, framed(b"", 5))
+    with pytest.raises(JobFailedError, match="more than 1,000 different schema ids"):
+        found.plain(framed(b"", 1001))
+
+
+def test_protobuf_schemas() -> None:
+    """A schema that does not compile, or reaches for files outside its own, makes its values bad."""
+    assert "does not compile" in reason(reader("protobuf", PROTO, {1: "message {"}), framed(b"\x00"))
+    outside = Registered("PROTOBUF", PROTO, {"../../x.proto": PROTO})
+    assert "refers to a file outside" in reason(reader("protobuf", PROTO, {1: outside}), framed(b"\x00"))
+    imported = Registered("PROTOBUF", 'syntax = "proto3"; import "o/x.proto"; message M { O o = 1; }',
+        {"o/x.proto": 'syntax = "proto3"; message O { int32 a = 1; }'})  # fmt: skip
+    found = reader("protobuf", imported, {1: imported})
+    assert found.plain(framed(b"\x00\x0a\x02\x08\x05")) == b'{"o": {"a": 5}}'
+
+
+def test_json_references_stay_here() -> None:
+    """A schema that refers to another address is not asked for: its values are bad."""
+    found = reader("json", {}, {1: {"$ref": "http://127.0.0.1:9/else"}})
+    assert "cannot be checked with it" in reason(found, framed(b"{}"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, "goes on for more than 64 levels"),
+        ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "a has no one type"),
+        ({"type": "object", "properties": {"l": {"type": "array", "items": {"$ref": "#/no"}}}}, "l[] refers to '#/no'"),
+        ({"type": "string"}, "is no object with properties"),
+        ("[", "is no JSON Schema"),
+    ],
+)
+def test_json_columns_refused(schema: object, said: str) -> None:
+    """A schema whose parts have no one type in a table is told, with the part."""
+    with pytest.raises(ConfigurationError) as failed:
+        json_columns(Registered("JSON", _text(schema)), "it")
+    assert said in str(failed.value)
+
+
+@pytest.mark.parametrize("form", ["avro", "json", "protobuf"])
+def test_mutated_values(form: str) -> None:
+    """Whatever the bytes are, a value is read or bad, and nothing else happens."""
+    schemas: dict[str, Any] = {"avro": AVRO, "json": {"type": "object"}, "protobuf": PROTO}
+    seeds = {
+        "avro": b"\x0e\x06abc",
+        "json": b'{"a": [1, "x"]}',
+        "protobuf": b"\x02\x00\x08\x05\x12\x01x\x1a\x02\x08\x01",
+    }
+    found = reader(form, schemas[form], {1: schemas[form]})
+    chance = random.Random(1)
+    read = 0
+    for _ in range(3000):
+        content = bytearray(framed(seeds[form]))
+        for _ in range(chance.randrange(4)):
+            content[chance.randrange(5, len(content))] = chance.randrange(256)
+        del content[len(content) - chance.randrange(3) :]
+        try:
+            found.plain(bytes(content))
+            read += 1
+        except BadValueError:
+            pass
+    assert 0 < read < 3000

@@ -1,0 +1,165 @@
+"""The client of a schema registry, with a server that may answer anything."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from jobs.driver.failures import JobFailedError
+from jobs.ingesting import registry
+from jobs.ingesting.registry import Registered, Registry, RegistrySettings
+from transforms.errors import ConfigurationError
+
+SECRET = {"basic.auth.user.info": "user:pass-9"}
+
+Answer = tuple[int, bytes, dict[str, str]]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers as it is told, and notes what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str | None]] = []
+        self.answer: Callable[[str], Answer] = lambda path: (404, b"", {})
+
+    def client(self, **options: str) -> Registry:
+        return Registry(RegistrySettings(f"http://127.0.0.1:{self.server_port}/api/", options))
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:  # its name in the standard library
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        status, body, headers = self.server.answer(self.path)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(registry, "_PAUSE", 0.0)
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def said(**found: object) -> Answer:
+    return 200, json.dumps(found).encode(), {}
+
+
+def test_schema_with_its_references(server: Server) -> None:
+    """A schema comes with those that it refers to, each once, those first that others need; credentials go along."""
+    schemas = {
+        "/api/schemas/ids/7": said(
+            schema="top",
+            schemaType="PROTOBUF",
+            references=[{"name": "a", "subject": "s/a", "version": 2}, {"name": "b", "subject": "b", "version": 1}],
+        ),
+        "/api/subjects/s%2Fa/versions/2": said(schema="A", references=[{"name": "b", "subject": "b", "version": 1}]),
+        "/api/subjects/b/versions/1": said(schema="B", references=[{"name": "a", "subject": "s/a", "version": 2}]),
+        "/api/subjects/t-value/versions/latest": said(schema="newest"),
+    }
+    server.answer = lambda path: schemas.get(path, (404, b"", {}))
+    client = server.client(**SECRET)
+    found = client.by_id(7)
+    assert found == Registered("PROTOBUF", "top", {"b": "B", "a": "A"})
+    assert client.newest("t-value") == Registered("AVRO", "newest")
+    assert client.by_id(8) is None
+    assert len(server.asked) == 5
+    assert {authorization for _, authorization in server.asked} == {"Basic dXNlcjpwYXNzLTk="}
+    with pytest.raises(ConfigurationError, match="has no subject 'nope'"):
+        client.newest("nope")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((200, b"<html>", {}), "does not answer as a schema registry: status 200, 6 bytes"),
+        ((200, b"[]", {}), "status 200, 2 bytes"),
+        ((200, b"[" * 100_000, {}), "status 200"),
+        ((200, b"{}", {}), "an answer without a schema"),
+        ((200, b'{"schema": 5}', {}), "an answer without a schema"),
+        ((200, b'{"schema": "x", "schemaType": "XML"}', {}), "a schema of an unknown type"),
+        ((200, b'{"schema": "x", "references": [1]}', {}), "a reference without name"),
+        ((200, b'{"schema": "' + b"x" * (4 << 20), {}), "more than 4,194,304 bytes"),
+        ((302, b"", {"Location": "http://127.0.0.2:9/else"}), "status 302"),
+        ((400, b"no", {}), "status 400"),
+        ((503, b"busy", {}), "does not answer: status 503; 4 tries"),
+        ((500, b"busy", {}), "does not answer: status 500; 4 tries"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else f"{each[0]}-{each[1][:12].decode()}",
+)
+def test_odd_answers(server: Server, answer: Answer, message: str) -> None:
+    """Whatever answers, it is one sentence with the address, without credentials; no redirect is followed."""
+    server.answer = lambda path: answer
+    with pytest.raises(JobFailedError) as failed:
+        server.client(**SECRET).by_id(1)
+    assert message in str(failed.value)
+    assert f"http://127.0.0.1:{server.server_port}/api" in str(failed.value)
+    assert "pass-9" not in str(failed.value)
+    assert len(server.asked) == (4 if answer[0] >= 500 else 1)
+
+
+def test_references_without_end(server: Server) -> None:
+    """A schema that refers to ever more schemas is given up."""
+    numbers = iter(range(1000))
+    server.answer = lambda path: said(
+        schema="x", references=[{"name": str(next(numbers)), "subject": "s", "version": 1}]
+    )
+    with pytest.raises(JobFailedError, match="refers to more than 64 others"):
+        server.client().by_id(1)
+
+
+def test_slow_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes byte by byte is given up after its time, however alive it is."""
+    monkeypatch.setattr(registry, "_ANSWER_SECONDS", -1.0)
+    server.answer = lambda path: said(schema="x")
+    with pytest.raises(JobFailedError, match="does not answer: its answer takes longer"):
+        server.client().by_id(1)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused(server: Server, status: int) -> None:
+    """Credentials that are refused are the user's to set right, and are not shown."""
+    server.answer = lambda path: (status, b"user:pass-9", {})
+    with pytest.raises(ConfigurationError) as failed:
+        server.client(**SECRET).newest("s")
+    assert str(failed.value).startswith("--schema-registry-config: the registry at http://127.0.0.1:")
+    assert "pass-9" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("localhost:8081", {}, "is http://HOST:PORT"),
+        ("ftp://h", {}, "is http://HOST:PORT"),
+        ("http://h:99999", {}, "is http://HOST:PORT"),
+        ("http://user:pass-9@h", {}, "holds credentials"),
+        ("http://h", {"pass-9": ""}, "unknown key"),
+        ("http://h", {"basic.auth.user.info": "pass-9"}, "which is not USER:PASSWORD"),
+    ],
+)
+def test_settings(url: str, options: dict[str, str], message: str) -> None:
+    """Settings that cannot be right are told without a request, and without their secrets."""
+    settings = RegistrySettings(url, options)
+    with pytest.raises(ConfigurationError, match=message) as failed:
+        settings.check()
+    assert "pass-9" not in str(failed.value).replace("key 'pass-9'", "")
+    assert "pass-9" not in repr(RegistrySettings("http://h", options))

@@ -1,0 +1,193 @@
+"""What `ingest` does where checkpoint and output no longer belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.ingest import IngestSettings
+from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.rebuild import sentence
+from jobs.reading.ranges import Bounds
+from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
+from transforms.errors import ConfigurationError
+
+__all__ = ["settings"]  # the fixture
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Copies of a checkpoint and an output."""
+
+    checkpoint: Path
+    output: Path
+
+    def drop(self, *names: str) -> Pair:
+        """Deletes files, given by their paths below the folder of both, with their checksums."""
+        for name in names:
+            path = self.checkpoint.parent / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        return self
+
+    def put(self, name: str, content: str) -> None:
+        """Writes a file anew, as after a disk that lost what was in it."""
+        self.drop(name)
+        (self.checkpoint.parent / name).write_text(content)
+
+
+def refused(spark: SparkSession, chosen: IngestSettings, change: Callable[[Pair], object]) -> str:
+    """What is said after a change, in one line; the change is undone."""
+    folder = Path(chosen.checkpoint).parent
+    kept = folder.with_name(f"{folder.name}-kept")
+    shutil.copytree(folder, kept)
+    try:
+        change(Pair(Path(chosen.checkpoint), Path(chosen.output)))
+        with pytest.raises(ConfigurationError) as found:
+            bind(spark, chosen)
+    finally:
+        shutil.rmtree(folder)
+        kept.rename(folder)
+    assert "\n" not in str(found.value)
+    return str(found.value).replace(str(folder), "F")
+
+
+def no_rows(pair: Pair) -> None:
+    for file in pair.output.glob("*.parquet"):
+        file.unlink()
+
+
+def test_output_that_is_not_the_checkpoints(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+) -> None:
+    """An output that is gone, empty, older, newer or another's is refused; each damage of a checkpoint is one line.
+
+    `--rebuild` then reads all again, once the output has no rows.
+    """
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(3)})
+    one = {"output": str(tmp_path / "one" / "out"), "checkpoint": str(tmp_path / "one" / "checkpoint")}
+    two = {"output": str(tmp_path / "two" / "out"), "checkpoint": str(tmp_path / "two" / "checkpoint")}
+    chosen, other = settings(topic, **one), settings(topic, **two)
+    ingest(spark, chosen)
+    ingest(spark, other)
+    produce(broker, topic, {0: numbered(2, first=3)})
+    ingest(spark, chosen)
+    again = settings(topic, **one, rebuild=True)
+
+    gone = "--output: F/out is missing or empty, or another one than checkpoint F/checkpoint has written: records of "
+    assert gone in refused(spark, chosen, lambda pair: pair.drop("out"))
+    assert gone in refused(spark, chosen, lambda pair: pair.drop("out/_spark_metadata"))
+    assert gone in refused(spark, chosen, no_rows)
+    assert "--output: F/out is another one than" in refused(
+        spark, chosen, lambda pair: (pair.drop("out"), shutil.copytree(other.output, pair.output))
+    )
+    assert "F/out ends with batch 0, and checkpoint F/checkpoint is further" in refused(
+        spark, chosen, lambda pair: pair.drop("out/_spark_metadata/1")
+    )
+    assert "--checkpoint: F/checkpoint ends with batch 0, and F/out with batch 1: Spark would skip" in refused(
+        spark, chosen, lambda pair: pair.drop("checkpoint/offsets/1", "checkpoint/commits/1")
+    )
+    assert "F/out was written with another checkpoint" in refused(
+        spark, chosen, lambda pair: pair.drop("checkpoint", "out/_spark_metadata")
+    )
+
+    for name, content in (
+        ("offsets/1", "v1\n{"),
+        ("offsets/0", ""),
+        ("commits/1", "\x00" * 9),
+        ("metadata", ""),
+        ("wideload.json", "[1]"),
+        ("wideload.json", '{"job": "ing'),
+    ):
+        said = refused(spark, chosen, partial(Pair.put, name=f"checkpoint/{name}", content=content))
+        assert said.startswith(f"--checkpoint: F/checkpoint/{name} is ")
+        assert "damaged" in said
+        assert said.endswith("or begin anew: move the output away and give --rebuild")
+    for name in ("offsets/1", "metadata"):
+        assert "is " in refused(spark, chosen, methodcaller("drop", f"checkpoint/{name}"))
+    spoilt = Path(chosen.checkpoint, "offsets", "1").read_text().replace("5", "6")
+    said = refused(spark, chosen, lambda pair: (pair.checkpoint / "offsets" / "1").write_text(spoilt))
+    assert "F/checkpoint/offsets/1 cannot be read: Checksum error" in said
+
+    assert "--rebuild: F/out holds rows" in refused(spark, again, lambda pair: None)
+    assert "belongs to source" in refused(spark, settings("else", **one, rebuild=True), lambda pair: None)
+    assert "was not made by this job" in refused(
+        spark, again, lambda pair: (pair.drop("out"), pair.drop("checkpoint/wideload.json"))
+    )
+    bind(spark, chosen)  # as it was, it is right
+    no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
+    assert ingest(spark, again).rows == 5
+    assert [bytes(row.value) for row in written(spark, chosen)] == [b"v%d" % n for n in range(5)]
+
+
+def test_delta_table_that_is_not_the_checkpoints(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+) -> None:
+    """A Delta table that is gone, or another one, is refused, as its log does not name the query."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(2)})
+    chosen = settings(
+        topic, format="delta", output=str(tmp_path / "one" / "out"), checkpoint=str(tmp_path / "one" / "checkpoint")
+    )
+    ingest(spark, chosen)
+    bind(spark, chosen)
+    gone = "--output: F/out is missing or empty, or another one"
+    assert gone in refused(spark, chosen, lambda pair: pair.drop("out"))
+    assert gone in refused(spark, chosen, no_rows)
+    columns = "key BINARY, value BINARY"
+    assert gone in refused(
+        spark,
+        chosen,
+        lambda pair: (pair.drop("out"), spark.sql(f"CREATE TABLE delta.`{pair.output}` ({columns}) USING delta")),
+    )
+    again = settings(topic, format="delta", output=chosen.output, checkpoint=chosen.checkpoint, rebuild=True)
+    assert "--rebuild: F/out holds rows" in refused(spark, again, lambda pair: None)
+    assert "--rebuild: F/out holds rows" in refused(spark, again, no_rows)  # its log names them
+    shutil.rmtree(chosen.output)
+    assert ingest(spark, again).rows == 2
+    assert spark.read.format("delta").load(chosen.output).count() == 2
+
+
+def test_checkpoint_of_before(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """A checkpoint from before there were marks goes on, and is marked; a batch that was cut off is done again."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(1)})
+    chosen = settings(topic)
+    ingest(spark, chosen)
+    pair = Pair(Path(chosen.checkpoint), Path(chosen.output))
+    tie = json.loads((pair.checkpoint / "wideload.json").read_text())
+    pair.put("checkpoint/wideload.json", json.dumps({name: tie[name] for name in tie if name != "id"}))
+    pair.drop("out/_wideload.json", "out/_spark_metadata", "checkpoint/commits")
+    no_rows(pair)
+    assert ingest(spark, chosen).rows == 1
+    assert json.loads((pair.output / "_wideload.json").read_text()) == {
+        "checkpoint": json.loads((pair.checkpoint / "wideload.json").read_text())["id"]
+    }
+
+
+def test_what_begins_anew_is_told() -> None:
+    """The sentence has how much is read, from where to where, and which partitions have lost their beginning."""
+    assert sentence({("t", 0): 0}, {("t", 0): Bounds(0, 1200)}) == (
+        "begins anew, and reads 1,200 offsets by partition (t 0: 0 to 1,200)"
+    )
+    said = sentence({("t", 0): 0, ("t", 1): 7}, {("t", 0): Bounds(0, 1), ("t", 1): Bounds(7, 7)})
+    assert said == (
+        "begins anew, and reads 1 offsets by partition (t 0: 0 to 1, t 1: 7 to 7); the first records of 1 of 2 "
+        "partitions are no longer in Kafka, and the new output lacks them: t 1"
+    )
+    many = {("t", n): Bounds(0, 1) for n in range(30)}
+    assert "t 27" not in sentence(dict.fromkeys(many, 0), many)

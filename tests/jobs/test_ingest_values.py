@@ -1,0 +1,200 @@
+"""What `ingest` does with values over time: schemas that change, values that do not fit, and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from jobs import ingest as job
+from jobs.driver.command_line import configure
+from jobs.ingesting.command_line import parser, settings_of
+from jobs.ingesting.json_fault import fault
+from jobs.ingesting.kept_schema import differences
+from jobs.ingesting.values import CORRUPT, ValueForm, parsed
+from tests.jobs.test_ingest import Settings, ingest, produce, settings
+from tests.jobs.test_ingest_formats import rows_of
+from transforms.errors import ConfigurationError
+from transforms.record import Record
+
+__all__ = ["settings"]  # the fixture
+
+BASIS = ["--bootstrap-servers", "127.0.0.1:1", "--output", "o", "--checkpoint", "c", "--once"]
+
+
+# --- schemas
+
+
+def test_schema_of_values_may_grow(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """New fields are added, and can be read with the old ones; any other change is refused before a write."""
+    topic = make_topic(partitions=1)
+    value = b'{"i": 1, "n": [{"a": 2, "b": "x"}], "more": "m"}'
+    produce(broker, topic, {0: [Record(None, value)]})
+    with pytest.raises(ConfigurationError, match="Spark does not read it"):
+        ingest(spark, settings(topic, value=ValueForm("json", "i INTEGR")))
+    ingest(spark, settings(topic, value=ValueForm("json", "i INT, n ARRAY<STRUCT<a: INT>>")))
+    produce(broker, topic, {0: [Record(None, value)]})
+    wrong = settings(topic, value=ValueForm("json", "i STRING, n ARRAY<STRUCT<b: STRING>>, more STRING"))
+    with pytest.raises(ConfigurationError) as refused:
+        ingest(spark, wrong)
+    assert str(refused.value) == (
+        f"--value-schema: does not fit what checkpoint {wrong.checkpoint} has written: field i was INT and is STRING "
+        "now, field n[].a is missing; new fields may be added, for anything else give a new --checkpoint and a new "
+        "--output"
+    )
+    chosen = settings(topic, value=ValueForm("json", "more STRING, n ARRAY<STRUCT<a: INT, b: STRING>>, i INT"))
+    assert ingest(spark, chosen).rows == 1
+    rows = spark.read.option("mergeSchema", "true").parquet(chosen.output).orderBy("offset").collect()
+    assert [(row.value.i, row.value.more, row.value.n[0].asDict()) for row in rows] == [
+        (1, None, {"a": 2, "b": None}),
+        (1, "m", {"a": 2, "b": "x"}),
+    ]
+    with pytest.raises(ConfigurationError, match="field more is missing"):
+        ingest(spark, settings(topic, value=ValueForm("json", "i INT, n ARRAY<STRUCT<a: INT, b: STRING>>")))
+    Path(chosen.checkpoint, ".wideload-values.json.crc").unlink()
+    Path(chosen.checkpoint, "wideload-values.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"wideload-values\.json is damaged"):
+        ingest(spark, chosen)
+
+
+def test_differences(spark: SparkSession) -> None:
+    """Types are compared at any depth; whether a field may be null, and the order of fields, do not count."""
+    before = StructType.fromDDL("a INT NOT NULL, m MAP<STRING, DATE>, d DECIMAL(5,2), s STRUCT<x: INT>")
+    same = StructType.fromDDL("s STRUCT<y: INT, x: INT>, d DECIMAL(5,2), m MAP<STRING, DATE>, a INT, b INT")
+    assert differences(before, same) == []
+    now = StructType.fromDDL("a BIGINT, m MAP<STRING, STRING>, d DECIMAL(6,2), s ARRAY<INT>")
+    assert differences(before, now) == [
+        "field a was INT and is BIGINT now",
+        "field m{} was DATE and is STRING now",
+        "field d was DECIMAL(5,2) and is DECIMAL(6,2) now",
+        "field s was STRUCT and is ARRAY now",
+    ]
+
+
+# --- values
+
+
+def test_strings_are_strings(spark: SparkSession) -> None:
+    """In a field of strings, at any depth, a number, a boolean, an object or an array is a bad value."""
+    form = ValueForm(
+        "json", "s STRING, l ARRAY<STRING>, m MAP<STRING, STRING>, n STRUCT<s: STRING, i: INT>", on_bad="null"
+    )
+    good = [
+        b'{"s": "x", "l": ["a", ""], "m": {"k": "5"}, "n": {"s": "1 day", "i": 1}}',
+        b'{"s": null, "l": [null], "m": {"k": null}, "n": null}',
+    ]
+    bad = [
+        b'{"s": 5}',
+        b'{"s": true}',
+        b'{"s": {"a": "b"}}',
+        b'{"s": ["a"]}',
+        b'{"l": ["a", 5]}',
+        b'{"m": {"k": 1.5}}',
+        b'{"n": {"s": 0}}',
+    ]
+    rows = parsed(rows_of(spark, *good, *bad), form).collect()
+    assert [row[CORRUPT] for row in rows] == [None, None, *map(bytearray, bad)]
+    assert rows[0].value.asDict(recursive=True) == {
+        "s": "x",
+        "l": ["a", ""],
+        "m": {"k": "5"},
+        "n": {"s": "1 day", "i": 1},
+    }
+
+
+def test_bad_json_names_its_field(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """What does not fit is named with its path and its type, and not with what stands in it."""
+    topic = make_topic(partitions=1)
+    cases = {
+        b'{"id": "secret"}': "its field id is no BIGINT",
+        b'{"id": 1, "note": 5}': "its field note is no STRING",
+        b'{"id": 1, "lines": [{"price": 1}, {"price": "secret"}]}': "its field lines[].price is no DECIMAL(9,2)",
+        b'{"id": 1, "lines": [5]}': "its field lines[] is no object",
+        b'{"tags": {"a": true}}': "its field tags{} is no STRING",
+        b"[1]": "it is no JSON object",
+        b'{"note": "\xff"}': "it is no UTF-8",
+        b'{"id": 1}': None,
+    }
+    produce(broker, topic, {0: [Record(None, value) for value in cases]})
+    schema = "id BIGINT, note STRING, lines ARRAY<STRUCT<price: DECIMAL(9,2)>>, tags MAP<STRING, STRING>"
+    chosen = settings(topic, value=ValueForm("json", schema))
+    for offset, (value, said) in enumerate(cases.items()):
+        error = ValueError(f"x: topic {topic} partition 0 offset {offset}: the value, {len(value)} bytes, is not …")
+        assert fault(spark, chosen, error) == said
+    assert fault(spark, chosen, ValueError("something else")) is None
+
+
+# --- the command line
+
+
+def test_value_schema_inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema may stand on the command line itself; a file of that name wins, and a path that is none is told."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.ddl").write_text("id BIGINT")
+
+    def schema(text: str, form: str = "json") -> str | None:
+        arguments = parser().parse_args([*BASIS, "--topic", "t", "--value-format", form, "--value-schema", text])
+        configure(arguments, None)
+        return settings_of(arguments).value.schema
+
+    avro = '{"type": "record", "name": "R", "fields": []}'
+    for text in ("id BIGINT, note STRING", "`a b` INT", "id:BIGINT", '{"type": "struct", "fields": []}'):
+        assert schema(text) == text
+    assert schema(avro, "avro") == avro
+    assert schema("order.ddl") == "id BIGINT"
+    for wrong in ("ordr.ddl", "/no/such folder/order.ddl", "x" * 5000):
+        with pytest.raises(ConfigurationError, match=r"--value-schema: .* cannot be read: (No such|File name)"):
+            schema(wrong)
+
+
+def test_wrong_topic_before_java(
+    broker: str, make_topic: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is not there is told before a session begins, and is not created by asking."""
+    monkeypatch.setattr(job, "open_session", None)
+    options = ["--bootstrap-servers", broker, "--topic", make_topic(), "--topic", "no-such-topic", "--topic", "a b"]
+    for _ in range(2):
+        assert job.main([*options, "--output", "o", "--checkpoint", "c", "--once"]) == 2
+        assert capsys.readouterr().err == (
+            f"ingest: --topic: no-such-topic, a b is not on the broker at {broker}; create it, or check its name\n"
+        )
+
+
+def test_registry_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of a registry that do not go together are told before anything is asked; no secret is repeated."""
+    config = tmp_path / "registry.properties"
+    config.write_text("basic.auth.user.info=user:pass-9\nbasic.auth.credentials.source=URL\n")
+    url = ["--schema-registry-url", "http://127.0.0.1:9"]
+    for options, message in (
+        (["--schema-registry-subject", "s"], "--schema-registry-url: is missing"),
+        (["--value-format", "protobuf"], "--value-format: protobuf needs --schema-registry-url"),
+        (url, "--schema-registry-url: needs --value-format avro, json or protobuf"),
+        ([*url, "--value-format", "avro", "--avro-framing", "confluent"], "--avro-framing: skips the schema's id"),
+        (
+            [*url, "--value-format", "avro", "--schema-registry-config", "/nowhere"],
+            "--schema-registry-config: /nowhere cannot be read",
+        ),
+        (
+            ["--schema-registry-url", "http://user:pass-9@h", "--value-format", "avro"],
+            "--schema-registry-url: holds credentials",
+        ),
+        (
+            [*url, "--value-format", "avro", "--schema-registry-config", str(config)],
+            "--schema-registry-config: has another basic.auth.credentials.source than USER_INFO",
+        ),
+    ):
+        assert job.main([*BASIS, "--topic", "t", *options]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+        assert "pass-9" not in err
+    monkeypatch.setattr("jobs.ingesting.table_schema.find_spec", lambda name: None)
+    assert job.main([*BASIS, "--topic", "t", *url, "--value-format", "avro"]) == 2
+    assert "fastavro is not installed; run: pip install 'wideload[schema-registry]'" in capsys.readouterr().err
