@@ -59,7 +59,10 @@ _STOP_CLIENT_S = 10.0
 _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
-_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError)
+_KEEPING_WRITTEN = (
+    *(LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError),
+    RecordError,
+)
 
 
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -253,7 +256,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         except (ClusterError, RecordError) as exc:
             if isinstance(exc, UnfitError):
                 exc.partition = self._lanes.partition_of(exc.tracker)
-            if self._keeps_written(exc):
+            if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
             raise
         except (KafkaError, OSError, TimeoutError) as exc:
@@ -270,11 +273,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await self._quietly("producer", self._delivery.stop)
             await self._quietly("consumer", self._consumer.stop)
             self._share.close()
-
-    def _keeps_written(self, error: Exception) -> bool:
-        if isinstance(error, RecordError):
-            return self.settings.guarantee.exactly_once  # an open transaction would be aborted
-        return isinstance(error, _KEEPING_WRITTEN)
 
     async def _commit_written(self) -> None:
         with contextlib.suppress(KafkaError, TimeoutError):
