@@ -69,6 +69,7 @@ class IngestSettings:
         value: the format of the values.
         registry: the schema registry of the values; None for none.
         subject: the subject of the table's schema in the registry; None for `TOPIC-value`.
+        message: of Protobuf, the full name of the table's message; None for the first of the schema.
         rebuild: forget what an earlier run wrote, if the output has no rows any more, and begin anew.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.
         kafka_options: more options of Spark's Kafka source; may hold secrets.
@@ -91,6 +92,7 @@ class IngestSettings:
     value: ValueForm = field(default_factory=ValueForm)
     registry: RegistrySettings | None = None
     subject: str | None = None
+    message: str | None = None
     rebuild: bool = False
     fail_on_data_loss: bool = True
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -123,7 +125,7 @@ class IngestSettings:
         """
         if self.registry is None:
             return self
-        return replace(self, value=registered(self.value, self.registry, self.subject, self.topics))
+        return replace(self, value=registered(self.value, self.registry, self.subject, self.topics, self.message))
 
     def start(self) -> Offsets:
         """`starting_offsets`, parsed.
@@ -171,7 +173,9 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         found = properties(CONFIG, arguments.schema_registry_config) if arguments.schema_registry_config else {}
         registry = RegistrySettings(arguments.schema_registry_url, found)
         check(value, registry)
-    elif arguments.schema_registry_config or arguments.schema_registry_subject:
+        if arguments.protobuf_message and value.format != "protobuf":
+            raise ConfigurationError("--protobuf-message", "is for --value-format protobuf")
+    elif arguments.schema_registry_config or arguments.schema_registry_subject or arguments.protobuf_message:
         raise ConfigurationError(OPTION, "is missing; the other options of a registry go with it")
     value.check(registry=registry is not None)
     settings = IngestSettings(
@@ -192,6 +196,7 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         value=value,
         registry=registry,
         subject=arguments.schema_registry_subject,
+        message=arguments.protobuf_message,
         rebuild=arguments.rebuild,
         fail_on_data_loss=arguments.fail_on_data_loss,
         kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
@@ -283,6 +288,8 @@ def parser() -> argparse.ArgumentParser:
         "columns are those of the newest schema, or of --value-schema")
     values.add_argument("--schema-registry-subject", metavar="NAME",
         help="the subject of the columns' schema (default TOPIC-value)")
+    values.add_argument("--protobuf-message", metavar="NAME",
+        help="the full name of the message that the table has (default: the first of its schema)")
     values.add_argument(CONFIG, metavar="FILE",
         help="a properties file with the registry's credentials (basic.auth.user.info=USER:PASSWORD, "
         "bearer.auth.token, ssl.ca.location, …)")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.registry import Registered
 from transforms.errors import ConfigurationError
 
-__all__ = ["ProtobufCodec", "columns"]
+__all__ = ["ProtobufCodec", "columns", "described"]
 
 _FILE = "value.proto"
 _MOST_DEPTH = 64
@@ -67,15 +69,15 @@ _TYPES: Mapping[int, DataType] = {
 
 
 class ProtobufCodec:
-    """Reads values of `written` as the first message of `table`.
+    """Reads values of `written` as a message of `table`: the one with this full name, or the first.
 
     Raises:
         BadValueError: one of the schemas is wrong.
     """
 
-    def __init__(self, written: Registered, table: Registered) -> None:
+    def __init__(self, written: Registered, table: Registered, message: str | None) -> None:
         self._names = _messages(_compiled(written))
-        self._table = _first(table)
+        self._table = described(table, message)
         self._class = message_factory.GetMessageClass(self._table)
 
     def plain(self, content: bytes) -> bytes:
@@ -94,18 +96,19 @@ class ProtobufCodec:
         return json.dumps(_object(message), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def columns(written: Registered, where: str) -> StructType:
-    """The type of a table's column for the first message of this schema.
+def columns(written: Registered, where: str, message: str | None = None) -> StructType:
+    """The type of a table's column for a message of this schema.
 
     Args:
         written: the schema.
-        where: its name, for a message.
+        where: its name, for an error.
+        message: the full name of the message; None for the first.
 
     Raises:
         ConfigurationError: the schema cannot be used, or a message contains itself.
     """
     try:
-        return _struct(_first(written), "", 0)
+        return _struct(described(written, message), "", 0)
     except BadValueError as exc:
         raise ConfigurationError(
             "--schema-registry-url", f"{where}: {exc}; give the columns with --value-schema"
@@ -113,24 +116,58 @@ def columns(written: Registered, where: str) -> StructType:
 
 
 def _compiled(schema: Registered) -> descriptor_pb2.FileDescriptorSet:
-    """The schema and all files that it imports, by Google's own compiler."""
+    """The schema and all files that it imports, by Google's own compiler.
+
+    Confluent's clients register a schema as its text, or as a `FileDescriptorProto` in base64.
+    """
     import grpc_tools
     from grpc_tools import protoc
 
     own = Path(str(grpc_tools.__file__)).parent / "_proto"
+    known = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="wideload-proto-") as folder:
-        root = Path(folder, "in").resolve()
+        root, out, given = Path(folder, "in").resolve(), Path(folder, "out"), Path(folder, "given")
+        root.mkdir()
         for name, text in {**schema.references, _FILE: schema.text}.items():
             file = (root / name).resolve()
             if not file.is_relative_to(root) or file.is_dir():
                 raise BadValueError("whose Protobuf schema refers to a file outside its own")
+            serialized = _serialized(text)
+            if serialized is not None:
+                serialized.name = name
+                known.file.append(serialized)
+                continue
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        out = Path(folder, "out")
-        arguments = ["protoc", f"-I{root}", f"-I{own}", "--include_imports", f"--descriptor_set_out={out}", _FILE]
-        if protoc.main(arguments) != 0:
+        given.write_bytes(known.SerializeToString())
+        arguments = ["protoc", f"-I{root}", f"-I{own}", "--include_imports", f"--descriptor_set_out={out}"]
+        arguments += [f"--descriptor_set_in={given}"] if known.file else []
+        with _silent():
+            status = protoc.main([*arguments, _FILE])
+        if status != 0:
             raise BadValueError("whose Protobuf schema does not compile")
         return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _serialized(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (ValueError, DecodeError):
+        return None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The compiler writes to the process's own stderr; what it says does not tell a user more."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _messages(files: descriptor_pb2.FileDescriptorSet) -> dict[tuple[int, ...], str]:
@@ -148,15 +185,21 @@ def _messages(files: descriptor_pb2.FileDescriptorSet) -> dict[tuple[int, ...], 
     return found
 
 
-def _first(schema: Registered) -> Descriptor:
+def described(schema: Registered, message: str | None) -> Descriptor:
+    """A message of a schema, by its full name; None for the first.
+
+    Raises:
+        BadValueError: the schema does not compile, or has no such message.
+    """
     files = _compiled(schema)
-    name = _messages(files).get((0,))
-    if name is None:
-        raise BadValueError("whose Protobuf schema has no message")
+    names = _messages(files)
+    name = names.get((0,)) if message is None else message
+    if name not in names.values():
+        raise BadValueError(f"whose Protobuf schema has no message {message or ''}".rstrip())
     pool = descriptor_pool.DescriptorPool()
     for each in files.file:  # in the order of their imports
         pool.Add(each)
-    return pool.FindMessageTypeByName(name)
+    return pool.FindMessageTypeByName(str(name))
 
 
 def _indexes(content: bytes) -> tuple[tuple[int, ...], int]:

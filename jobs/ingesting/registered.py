@@ -48,11 +48,13 @@ class RegisteredForm:
         registry: how to reach the registry.
         format: of the values, as `--value-format`.
         table: the schema of the table as the format takes it; see the modules of the formats.
+        message: of Protobuf, the full name of the table's message; None for the first of the schema.
     """
 
     registry: RegistrySettings
     format: str
     table: Registered = field(repr=False)
+    message: str | None = None
 
     def codec(self, written: Registered) -> Codec:
         """The reader for one schema of the registry.
@@ -72,7 +74,7 @@ class RegisteredForm:
             return JsonCodec(written)
         from jobs.ingesting.protobuf_values import ProtobufCodec
 
-        return ProtobufCodec(written, self.table)
+        return ProtobufCodec(written, self.table, self.message)
 
 
 def made_plain(rows: DataFrame, form: RegisteredForm) -> DataFrame:
@@ -103,7 +105,7 @@ class _Plain:
 
 
 # The schema of an id never changes, and a Python process does many tasks.
-_kept: dict[tuple[str, str, str, int], Codec] = {}
+_kept: dict[tuple[str, str, str, str | None, int], Codec] = {}
 
 
 class Reader:
@@ -142,7 +144,8 @@ class Reader:
             raise BadValueError(f"with schema id {number}, {exc}") from exc
 
     def _codec(self, number: int) -> Codec | BadValueError:
-        key = (self._form.registry.url, self._form.format, self._form.table.text, number)
+        form = self._form
+        key = (form.registry.url, form.format, form.table.text, form.message, number)
         if key in _kept:
             return _kept[key]
         written = self._by_id(number)

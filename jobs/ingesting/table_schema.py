@@ -40,7 +40,13 @@ def check(form: ValueForm, registry: RegistrySettings) -> None:
         raise ConfigurationError(OPTION, f"{missing[0]} is not installed; run: pip install 'wideload[schema-registry]'")
 
 
-def registered(form: ValueForm, settings: RegistrySettings, subject: str | None, topics: Sequence[str]) -> ValueForm:
+def registered(
+    form: ValueForm,
+    settings: RegistrySettings,
+    subject: str | None,
+    topics: Sequence[str],
+    message: str | None = None,
+) -> ValueForm:
     """The form of the values with the schema of the table, which is the newest of the subject if `form` has none.
 
     Args:
@@ -48,6 +54,7 @@ def registered(form: ValueForm, settings: RegistrySettings, subject: str | None,
         settings: of the registry, which is asked now.
         subject: the subject of the table's schema; None for `TOPIC-value`.
         topics: that are read; none for a pattern.
+        message: of Protobuf, the full name of the table's message; None for the first of the schema.
 
     Raises:
         ConfigurationError: the subject is not there, its schema has no columns, or the registry does not answer.
@@ -67,11 +74,11 @@ def registered(form: ValueForm, settings: RegistrySettings, subject: str | None,
         raise ConfigurationError(OPTION, str(exc)) from exc
     if table.kind != kind:
         raise ConfigurationError(_FORMAT, f"is {form.format}, and the schema of {subject} is of the type {table.kind}")
-    schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}")
-    return replace(form, schema=schema, registered=RegisteredForm(settings, form.format, table))
+    schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}", message)
+    return replace(form, schema=schema, registered=RegisteredForm(settings, form.format, table, message))
 
 
-def _columns(form: str, table: Registered, where: str) -> str:
+def _columns(form: str, table: Registered, where: str, message: str | None) -> str:
     if form == "avro":
         from jobs.ingesting.avro_values import AvroCodec, whole
 
@@ -86,7 +93,7 @@ def _columns(form: str, table: Registered, where: str) -> str:
         return json_values.columns(table, where).json()
     from jobs.ingesting import protobuf_values
 
-    return protobuf_values.columns(table, where).json()
+    return protobuf_values.columns(table, where, message).json()
 
 
 def _installed(name: str) -> bool:

@@ -69,7 +69,12 @@ def no_rows(pair: Pair) -> None:
 
 
 def test_output_that_is_not_the_checkpoints(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An output that is gone, empty, older, newer or another's is refused; each damage of a checkpoint is one line.
 
@@ -129,6 +134,8 @@ def test_output_that_is_not_the_checkpoints(
     bind(spark, chosen)  # as it was, it is right
     no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
     assert ingest(spark, again).rows == 5
+    told = f"ingest: begins anew, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
+    assert told in capsys.readouterr().err.splitlines()
     assert [bytes(row.value) for row in written(spark, chosen)] == [b"v%d" % n for n in range(5)]
 
 

@@ -26,7 +26,7 @@ from google.protobuf import message_factory
 
 from jobs.driver.failures import JobFailedError, explained
 from jobs.ingest import IngestSettings
-from jobs.ingesting.protobuf_values import _first
+from jobs.ingesting.protobuf_values import described
 from jobs.ingesting.registry import Registered, RegistrySettings
 from jobs.ingesting.table_schema import registered
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
@@ -158,7 +158,7 @@ def test_protobuf(spark: SparkSession, registry: RegistryServer) -> None:
     number = registry.register("p-value", PROTO.replace("message Note { string text = 1; }\n", ""), "PROTOBUF")
     older = registry.register("older", PROTO, "PROTOBUF")
     kind = message_factory.GetMessageClass(
-        _first(Registered("PROTOBUF", PROTO.replace("message Note { string text = 1; }\n", "")))
+        described(Registered("PROTOBUF", PROTO.replace("message Note { string text = 1; }\n", "")), None)
     )
     message: Any = kind(id=7, big=2**63 + 1, raw=b"\xff\x00", state=1, ratio=float("inf"))
     message.at.FromJsonString("2026-01-02T03:04:05.678901Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import struct
@@ -14,10 +15,13 @@ pytest.importorskip("fastavro")
 pytest.importorskip("grpc_tools")
 pytest.importorskip("jsonschema")
 
+from google.protobuf import descriptor_pb2
+
 from jobs.driver.failures import JobFailedError
 from jobs.ingesting import registered
 from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.json_values import columns as json_columns
+from jobs.ingesting.protobuf_values import columns as protobuf_columns
 from jobs.ingesting.registered import Reader, RegisteredForm
 from jobs.ingesting.registry import Registered, RegistrySettings
 from transforms.errors import ConfigurationError
@@ -120,6 +124,26 @@ def test_protobuf_schemas() -> None:
         {"o/x.proto": 'syntax = "proto3"; message O { int32 a = 1; }'})  # fmt: skip
     found = reader("protobuf", imported, {1: imported})
     assert found.plain(framed(b"\x00\x0a\x02\x08\x05")) == b'{"o": {"a": 5}}'
+
+
+def test_protobuf_as_descriptors() -> None:
+    """A schema may be a descriptor in base64, as Confluent's clients for Python and .NET register it; imports too."""
+    inner = descriptor_pb2.FileDescriptorProto(name="elsewhere.proto", syntax="proto3")
+    inner.message_type.add(name="O").field.add(name="a", number=1, type=5, label=1)
+    outer = descriptor_pb2.FileDescriptorProto(name="orders.proto", syntax="proto3", package="shop")
+    outer.dependency.append("o.proto")
+    outer.message_type.add(name="Other")
+    kind = outer.message_type.add(name="M").nested_type.add(name="N")
+    kind.field.add(name="o", number=1, type=11, label=1, type_name=".O")
+    texts = [base64.b64encode(each.SerializeToString()).decode() for each in (inner, outer)]
+    for reference in (texts[0], 'syntax = "proto3"; message O { int32 a = 1; }'):
+        schema = Registered("PROTOBUF", texts[1], {"o.proto": reference})
+        form = RegisteredForm(RegistrySettings("http://r"), "protobuf", schema, "shop.M.N")
+        found = Reader(form, {1: schema}.get)
+        assert found.plain(framed(b"\x04\x02\x00\x0a\x02\x08\x05")) == b'{"o": {"a": 5}}'
+        assert "is a message shop.Other, and the table has shop.M.N" in reason(found, framed(b"\x00"))
+    with pytest.raises(ConfigurationError, match=r"it: whose Protobuf schema has no message shop\.X; give"):
+        protobuf_columns(schema, "it", "shop.X")
 
 
 def test_json_references_stay_here() -> None:
