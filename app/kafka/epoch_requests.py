@@ -19,6 +19,7 @@ from app.kafka.queries import TEXT, Query, fields, rows, version
 from app.kafka.watched_client import Versions
 
 __all__ = [
+    "CommittedEpoch",
     "EpochEnd",
     "FetchEpochEnds",
     "asking_for_epochs",
@@ -95,19 +96,19 @@ def _knows(versions: Versions, made: type[RequestStruct]) -> bool:
     return least <= number <= most
 
 
-def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPartition, int], int]) -> Any:
+def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPartition, int, str], int]) -> Any:
     """What aiokafka has made of a commit, in a transaction or not, with the epochs of the offsets; see `prepared`.
 
     Args:
         struct: as aiokafka has made it.
         versions: of the broker.
-        before: the epoch of the last record before an offset; -1 if it is not known.
+        before: the epoch of an offset with metadata; -1 if it is not known.
     """
     made = _COMMIT if struct.API_KEY == _COMMIT.API_KEY else _COMMIT_IN_TRANSACTION
     if not _knows(versions, made):
         return struct
     topics = [
-        (topic, [(at, offset, before(TopicPartition(topic, at), offset), metadata) for at, offset, metadata in offsets])
+        (topic, [(at, offset, before(TopicPartition(topic, at), offset, note), note) for at, offset, note in offsets])
         for topic, offsets in struct.topics
     ]
     if made is _COMMIT:
@@ -123,10 +124,14 @@ def asking_for_epochs(struct: Any, versions: Versions) -> Any:
     return made(*(getattr(struct, name) for name in struct.SCHEMA.names))
 
 
-def take_committed_epochs(response: Any) -> Sequence[tuple[TopicPartition, int, int]]:
-    """Takes the epochs out of a response with committed offsets: gives partition, offset and epoch of each."""
+CommittedEpoch = tuple[TopicPartition, int, int, str]
+"""Of a committed offset the partition, the offset, the epoch, and the metadata."""
+
+
+def take_committed_epochs(response: Any) -> Sequence[CommittedEpoch]:
+    """Takes the epochs out of a response with committed offsets."""
     topics: list[Any] = []
-    taken: list[tuple[TopicPartition, int, int]] = []
+    taken: list[CommittedEpoch] = []
     if response.API_VERSION != _COMMITTED.API_VERSION:
         return taken
     for topic, partitions in response.topics:
@@ -134,7 +139,7 @@ def take_committed_epochs(response: Any) -> Sequence[tuple[TopicPartition, int, 
         for number, offset, *epochs, metadata, code in partitions:
             rest.append((number, offset, metadata, code))
             # None where an error of the whole response was given to each partition.
-            taken += [(TopicPartition(topic, number), offset, epoch) for epoch in epochs if offset >= 0]
+            taken += [(TopicPartition(topic, number), offset, epoch, metadata or "") for epoch in epochs if offset >= 0]
         topics.append((topic, rest))
     response.topics = topics
     return taken

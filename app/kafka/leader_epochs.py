@@ -37,6 +37,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
 from app.kafka.epoch_requests import (
+    CommittedEpoch,
     EpochEnd,
     FetchEpochEnds,
     asking_for_epochs,
@@ -47,6 +48,7 @@ from app.kafka.epoch_requests import (
 )
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.watched_client import Send, prepared, remade, watch_connections, watch_requests
+from transforms.commit_metadata import noted
 from transforms.epoch_history import NO_EPOCH, EpochHistory
 
 __all__ = ["Cut", "LeaderEpochs"]
@@ -62,10 +64,12 @@ class Cut:
     Attributes:
         offset: up to which both are the same.
         epoch: of the last record before it.
+        read: up to which the other one was read, or delivered.
     """
 
     offset: int
     epoch: int
+    read: int
 
 
 @dataclass(slots=True)
@@ -74,11 +78,14 @@ class _Partition:
 
     Attributes:
         history: the epochs of what was read.
+        delivered: behind the last record that was delivered before the assignment, and its epoch: a commit cannot pass
+            a message whose chunks are not all there.
         leader: the epoch of the leader whose log was found to be the one that was read; None if none was asked yet.
         cut: what was found instead.
     """
 
     history: EpochHistory = field(default_factory=EpochHistory)
+    delivered: tuple[int, int] = 0, NO_EPOCH
     leader: int | None = None
     cut: Cut | None = None
 
@@ -124,7 +131,7 @@ class LeaderEpochs:
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
         """Takes in that a partition is read again, in a log that is another one altogether, or was cut."""
         found = self._at(partition)
-        found.leader, found.cut = None, None
+        found.leader, found.cut, found.delivered = None, None, (0, NO_EPOCH)
         if at is None:
             found.history = EpochHistory()
         else:
@@ -151,15 +158,17 @@ class LeaderEpochs:
         with remade(request, lambda struct, versions: committing_epochs(struct, versions, self._committed)):
             return await send()
 
-    def _committed(self, partition: TopicPartition, offset: int) -> int:
-        history = self._at(partition).history
-        history.settle(offset)
-        return history.before(offset)
+    def _committed(self, partition: TopicPartition, offset: int, metadata: str) -> int:
+        """The epoch that goes with an offset: that of the last record that was delivered, if that is behind it."""
+        found, end = self._at(partition), _delivered(offset, metadata)
+        found.history.settle(offset)
+        return found.delivered[1] if end == found.delivered[0] else found.history.before(end)
 
-    def _note_committed(self, epochs: Iterable[tuple[TopicPartition, int, int]]) -> None:
-        for partition, offset, epoch in epochs:
+    def _note_committed(self, epochs: Iterable[CommittedEpoch]) -> None:
+        for partition, offset, epoch, metadata in epochs:
             found = self._at(partition)
             found.history.reached(offset, epoch)
+            found.delivered = _delivered(offset, metadata), epoch
             found.leader = None  # another member may have committed it
 
     def _connected(self, _: str, connection: Any) -> None:
@@ -195,7 +204,11 @@ class LeaderEpochs:
         unknown: list[TopicPartition] = []
         for partition, offset in offsets.items():
             found, leader = assigned[partition], self._leaders.get(partition, NO_EPOCH)
-            epoch = found.history.before(offset)
+            end, epoch = found.delivered
+            if offset < end:
+                offsets[partition] = end
+            else:
+                epoch = found.history.before(offset)
             if leader < epoch:
                 # Metadata is older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
                 leader = NO_EPOCH
@@ -227,7 +240,7 @@ class LeaderEpochs:
 
         Args:
             changed: of each partition the epoch of its leader, and that of the last record.
-            offsets: from which reading is to go on.
+            offsets: behind that record.
 
         Raises:
             KafkaError: a leader does not answer.
@@ -286,7 +299,13 @@ def _parting(offset: int, end: EpochEnd) -> Cut | None:
     """Where a log parts from the one that was read up to an offset; None if it does not, or that is not known."""
     if NO_EPOCH in (end.epoch, end.offset):
         return None  # its records are of an old format, without epochs
-    return Cut(end.offset, end.epoch) if end.offset < offset else None
+    return Cut(end.offset, end.epoch, offset) if end.offset < offset else None
+
+
+def _delivered(offset: int, metadata: str) -> int:
+    """Behind the last record that was delivered: the committed offset, or what its metadata says."""
+    note = noted(metadata) if metadata else None
+    return offset if note is None else max(offset, note.delivered)
 
 
 class _MetadataSend:

@@ -63,12 +63,12 @@ class FetchStableOffsets(Query):
         return found
 
     @staticmethod
-    def epochs(response: Any) -> Iterator[tuple[TopicPartition, int, int]]:
-        """Partition, offset, and the leader epoch of the record before it, of each committed offset of a response."""
+    def epochs(response: Any) -> Iterator[tuple[TopicPartition, int, int, str]]:
+        """Partition, offset, leader epoch and metadata of each committed offset of a response."""
         for topic, partitions, _ in response.topics:
-            for partition, offset, epoch, *_ in partitions:
+            for partition, offset, epoch, metadata, *_ in partitions:
                 if offset >= 0:
-                    yield TopicPartition(topic, partition), offset, epoch
+                    yield TopicPartition(topic, partition), offset, epoch, metadata or ""
 
 
 def _raise(code: int) -> None:

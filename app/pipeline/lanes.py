@@ -81,6 +81,12 @@ class Lanes:
         if self._assembler is not None:
             self._assembler.resume(lane, metadata, pipeline)
 
+    def begin_again(self, lane: Lane, offset: int) -> None:
+        """Takes in that a lane begins at an offset, whatever was delivered before; before its first record."""
+        lane.delivered, lane.noted, lane.committed = 0, "", offset
+        if self._assembler is not None:
+            self._assembler.clear(lane.partition)
+
     def to_commit(self, lane: Lane) -> tuple[int, str] | None:
         """The offset and the metadata to commit for a lane; None if they are committed already."""
         tracker = lane.tracker

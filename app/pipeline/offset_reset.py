@@ -101,7 +101,7 @@ class OffsetReset:
             return
         for partition, offset in error.args[0].items():
             cut = self._consumer.cut(partition)
-            if cut is not None and cut.offset < offset:
+            if cut is not None:
                 await self._go_back(partition, offset, cut)
             elif self._reset == "none":
                 raise error
@@ -143,7 +143,8 @@ class OffsetReset:
         """
         told = (
             f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by "
-            f"an unclean election: it was read up to offset {offset:,}, and parts from what was read at {cut.offset:,}"
+            f"an unclean election: it was read up to offset {cut.read:,}, and parts from what was read at "
+            f"{cut.offset:,}"
         )
         if self._reset == "none":
             raise ClusterError(f"{told}; consumer.auto.offset.reset is none", retriable=False)
@@ -153,17 +154,19 @@ class OffsetReset:
             return
         begin, tracker = max(first, cut.offset), lane.tracker
         if tracker is None:
-            begins = await self._begin(lane, begin)
+            begins = await self._begin(lane, max(first, min(offset, cut.offset)))
         else:
             self._lanes.discard([partition])  # nothing of the log that was lost may be committed any more
-            begins = tracker.committed <= begin or await self._commit_first(partition, begin)
+            # Nor may what the metadata of a commit says was delivered of it.
+            begins = tracker.committed <= begin and not lane.noted and lane.delivered <= begin
+            begins = begins or await self._commit_first(partition, min(begin, tracker.committed))
         if begins:
-            self._stats.truncated_records += offset - cut.offset
+            self._stats.truncated_records += cut.read - cut.offset
             log.warning(
                 "pipeline %s: %s; it is read again from there; %s records are gone, or have others in their place",
                 self._name,
                 told,
-                f"{offset - cut.offset:,}",
+                f"{cut.read - cut.offset:,}",
             )
         if tracker is not None:
             await self._go_back_elsewhere()
@@ -172,9 +175,9 @@ class OffsetReset:
     async def _go_back_elsewhere(self) -> None:
         """The flow ends. The next one is not told of a log that was cut where nothing was committed yet."""
         for lane in self._lanes:
-            position, cut = self._consumer.position(lane.partition), self._consumer.cut(lane.partition)
-            if lane.tracker is not None and position is not None and cut is not None and cut.offset < position:
-                await self._go_back(lane.partition, position, cut)  # raises when it has told the others
+            cut = self._consumer.cut(lane.partition)
+            if lane.tracker is not None and cut is not None:
+                await self._go_back(lane.partition, cut.read, cut)  # raises when it has told the others
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)
@@ -213,7 +216,7 @@ class OffsetReset:
         """
         if not self._lanes.holds(lane):
             return False
-        lane.delivered, lane.noted, lane.committed = 0, "", offset
+        self._lanes.begin_again(lane, offset)
         return await self._commit_first(lane.partition, offset) and self._lanes.holds(lane)
 
     async def _commit_first(self, partition: TopicPartition, offset: int) -> bool:

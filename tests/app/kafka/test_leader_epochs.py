@@ -188,7 +188,7 @@ async def test_log_that_was_cut_and_grew_again(grown: int) -> None:
         await leader.learn()
         assert await refused(leader) == 20
         cut = leader.epochs.cut(PLACE)
-        assert cut == Cut(10, 3)
+        assert cut == Cut(10, 3, 20)
         assert cut is not None
         go_on(leader, cut)
         assert leader.epochs.cut(PLACE) is None
@@ -319,15 +319,15 @@ async def test_end_of_a_log_where_nothing_was_read() -> None:
         leader.log, leader.epoch = filled((5, 9), until=old, cut=10), 5
         await leader.learn()
         assert await refused(leader) == 20
-        assert leader.epochs.cut(PLACE) == Cut(10, 3)
+        assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
 
 
-def committed(request: Any, epoch: int) -> Any:
-    """A response with the offset 20, for both ways to ask."""
+def committed(request: Any, epoch: int, offset: int = 20, note: str = "m") -> Any:
+    """A response with a committed offset, for both ways to ask."""
     if isinstance(request, FetchStableOffsets):
-        return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, 20, epoch, "", 0, {})], {})])
+        return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0, {})], {})])
     version = request.prepare(NEW).API_VERSION
-    return SimpleNamespace(API_VERSION=version, error_code=0, topics=[("raw", [(0, 20, epoch, "m", 0)])])
+    return SimpleNamespace(API_VERSION=version, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0)])])
 
 
 @pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
@@ -338,8 +338,8 @@ async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
         rows = (await answered).topics[0][1]
         assert isinstance(request_, FetchStableOffsets) or rows == [(0, 20, "m", 0)]
         assert await refused(leader) == 20
-        assert leader.epochs.cut(PLACE) == Cut(10, 3)
-        go_on(leader, Cut(10, 3))
+        assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
+        go_on(leader, Cut(10, 3, 20))
         assert leader.epochs.before(PLACE, 10) == 3  # which is committed with this offset
         assert await offsets(leader) == list(range(10, 28))
 
@@ -347,6 +347,46 @@ async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
 async def answer(response: Any) -> Any:
     """What a broker says."""
     return response
+
+
+NOTE = "wideload:delivered=20"
+
+
+@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
+async def test_log_that_was_cut_behind_the_committed_offset(request_: Any) -> None:
+    """With chunks more was delivered than the offset says. The epoch is that of the last record that was."""
+    async with reading(filled((3, 10)), 0, 3) as leader:
+        await offsets(leader)
+        commit = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 4, NOTE)])])
+        seen = []
+
+        async def send() -> None:
+            seen.append(commit.prepare(NEW).topics)
+
+        await leader.epochs._commit("b", commit, send)
+        assert seen == [[("raw", [(0, 4, 3, NOTE)])]]
+    async with reading(filled((2, 3), (3, 2), (5, 9)), 4, 5) as leader:
+        await leader.epochs._watched("b", request_, lambda: answer(committed(request_, 3, 4, NOTE)))
+        assert await refused(leader) == 4
+        assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
+        leader.epochs.begin(PLACE, None)
+        assert await offsets(leader) == list(range(4, 28))
+
+
+async def test_log_with_all_that_was_delivered() -> None:
+    """Epochs may have changed between the committed offset and what was delivered: that parts no logs."""
+    log = filled((2, 3), (3, 7), (5, 2))
+    async with reading(log, 4, 5) as leader:
+        request = OffsetFetchRequest("g", [("raw", [0])])
+        await leader.epochs._watched("b", request, lambda: answer(committed(request, 3, 4, NOTE)))
+        leader.most = 1  # a batch at a time
+        while leader.position < 12:
+            await leader.poll()
+        leader.log, leader.epoch = filled((7, 1), until=log, cut=log.end), 7
+        await leader.learn()
+        assert await offsets(leader) == list(range(leader.position, 26)) or leader.position == 26
+        assert set(leader.asked) <= {3, 5}
+        assert leader.epochs.cut(PLACE) is None
 
 
 async def test_committed_offsets_that_there_are_not() -> None:

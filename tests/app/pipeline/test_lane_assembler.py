@@ -9,8 +9,10 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.config.chunking import ChunkSettings
+from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Hold, Lane
 from app.pipeline.lane_assembler import LaneAssembler, chunks_of
+from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
@@ -62,6 +64,19 @@ def test_metadata_comes_back() -> None:
     assembler.resume(one, note(5, 9, ()), "p")
     assert [assembler.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
     assert assembler.add(one, Read(8)) == (None, [])
+
+
+def test_lane_that_begins_in_another_log() -> None:
+    """What was delivered of the former log says nothing of the messages that have its offsets now."""
+    assembler = LaneAssembler(SETTINGS, PipelineStats())
+    lanes = Lanes(Share(Budget(1_000)), assembler)
+    lanes.open(TopicPartition("chunked", 0), 0)
+    (one,) = lanes
+    lanes.resume(one, 5, note(5, 90, ()), "p")
+    lanes.begin_again(one, 5)
+    assert (one.committed, one.delivered, assembler.takes(one, Read(8))) == (5, 0, False)
+    events = [assembler.add(one, each)[0] for each in chunks(10)]
+    assert events[-1] is not None
 
 
 def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:

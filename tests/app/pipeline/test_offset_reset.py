@@ -34,7 +34,7 @@ class Consumer:
     """
 
     def __init__(self, **cuts: int) -> None:
-        self.cuts = {TopicPartition("raw", int(name[1:])): Cut(offset, 3) for name, offset in cuts.items()}
+        self.cuts = {TopicPartition("raw", int(name[1:])): Cut(offset, 3, 30) for name, offset in cuts.items()}
         self.begun: dict[TopicPartition, int] = {}
         self.committed: dict[TopicPartition, int] = {}
         self.first = 0
@@ -43,9 +43,6 @@ class Consumer:
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         return self.cuts.get(partition)
-
-    def position(self, partition: TopicPartition) -> int:
-        return 30
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         self.meanwhile()
@@ -141,8 +138,26 @@ async def test_cut_that_the_group_does_not_take() -> None:
     assert flow.stats.truncated_records == 0
 
 
-async def test_offset_out_of_range_below_a_cut() -> None:
-    """A cut behind the offset has nothing to do with it: `none` lets it be the error that it was."""
-    flow = Flow(Consumer(p0=30), "none")
-    with pytest.raises(OffsetOutOfRangeError):
+async def test_cut_of_what_was_delivered_behind_the_commit() -> None:
+    """With chunks: reading begins at the commit, and nothing counts as delivered any more."""
+    consumer = Consumer(p0=20)
+    flow = Flow(consumer)
+    lane = flow.lanes.get(FIRST)
+    assert lane is not None
+    lane.delivered = 30
+    await flow.reset.find(OffsetOutOfRangeError({FIRST: 5}))
+    assert consumer.committed == {FIRST: 5}
+    assert lane.delivered == 0
+    assert flow.stats.truncated_records == 10
+
+
+async def test_metadata_of_a_lost_log_is_not_kept() -> None:
+    """In flight, with chunks: the next flow must not take new records for those that were delivered."""
+    consumer = Consumer(p0=20)
+    flow = Flow(consumer, committed={FIRST: 5})
+    lane = flow.lanes.get(FIRST)
+    assert lane is not None
+    lane.noted = "wideload:delivered=30"
+    with pytest.raises(ClusterError):
         await flow.reset.find(OUT_OF_RANGE)
+    assert consumer.committed == {FIRST: 5}
