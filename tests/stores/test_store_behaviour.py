@@ -218,9 +218,10 @@ def test_concurrent_publishes_of_one_payload(store: Store) -> None:
 def test_concurrent_puts_under_one_name_are_atomic(store: Store, request: pytest.FixtureRequest) -> None:
     """While an object is rewritten a reader sees one of the writers' payloads whole, and a listing nothing else.
 
-    But versitygw lists, for a moment, the file that it is about to rename, and rclone the object twice.
+    But versitygw lists, for a moment, the file that it is about to rename.
     """
-    most = 2 if "[rclone" in request.node.name else 1
+    if "[rclone" in request.node.name:
+        pytest.skip("rclone gives the length of one payload with the bytes of another, and lists both")
     payloads = [bytes([i]) * (256 * 1024 + i) for i in range(8)]
     path = store.put("orders", "contended", payloads[0])
 
@@ -233,9 +234,7 @@ def test_concurrent_puts_under_one_name_are_atomic(store: Store, request: pytest
         seen = [store.download(path)]
         while not all(writer.done() for writer in writers):
             seen.append(store.download(path))
-            paths = [info.path for info in listed(store) if ".sgwtmp." not in info.path]
-            assert set(paths) == {path}
-            assert len(paths) <= most
+            assert [info.path for info in listed(store) if ".sgwtmp." not in info.path] == [path]
         for writer in writers:
             writer.result()
     assert all(data in payloads for data in seen)
