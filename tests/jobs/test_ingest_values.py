@@ -163,7 +163,7 @@ def test_wrong_topic_before_java(
     for _ in range(2):
         assert job.main([*options, "--output", "o", "--checkpoint", "c", "--once"]) == 2
         assert capsys.readouterr().err == (
-            f"ingest: --topic: no-such-topic, a b is not on the broker at {broker}; create it, or check its name\n"
+            f"ingest: --topic: no-such-topic is not on the broker at {broker}; create it, or check its name\n"
         )
 
 
