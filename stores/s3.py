@@ -285,14 +285,17 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     raise _foreign(operation, path, f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}")
 
 
-def _foreign(operation: str, path: str, found: str) -> PayloadStoreError:
-    return PayloadStoreError(f"{operation} {path} failed: {found}, {NO_S3_SERVER}", retriable=True, key="s3.endpoint")
+def _foreign(operation: str, path: str, found: str, *, retriable: bool = True) -> PayloadStoreError:
+    told = f"{operation} {path} failed: {found}, {NO_S3_SERVER}"
+    return PayloadStoreError(told, retriable=retriable, key="s3.endpoint")
 
 
 def _info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> PayloadInfo:
     size, modified = cast("int | None", said.get(size_name)), cast("datetime | None", said.get("LastModified"))
     if size is None or modified is None:
-        raise _foreign(operation, path, f"an answer without {size_name if size is None else 'LastModified'}")
+        # The head of an object that has no date has none the next time either; whoever needs its size alone goes on.
+        found = f"an answer without {size_name if size is None else 'LastModified'}"
+        raise _foreign(operation, path, found, retriable=operation != "HeadObject")
     # A listing may have milliseconds (MinIO), the response to HeadObject never has.
     return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
 
