@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test rclone-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -53,7 +53,7 @@ setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
 	@:
 
-setup-clouds: $(FAKE_GCS) $(AZURITE) $(RCLONE) ## Install emulators of Google's and Microsoft's cloud, and rclone: `make test` tests stores on them only where they are
+setup-clouds: $(FAKE_GCS) $(AZURITE) ## Install the emulators of Google's and Microsoft's cloud: `make test` tests those stores only where they are
 	@:
 
 setup-registry: $(STAMPS)/wideload ## Fetch a schema registry (Apicurio, 142 MB): `make test` tests `ingest` with a registry only where it is
@@ -137,6 +137,9 @@ test-integration: setup-test ## Run all other tests
 
 helm-test: setup-demo $(HELM) ## Compile Helm, and test the chart with it; the tests that need Helm are skipped elsewhere
 	@$(RUN) -m pytest tests/test_kubernetes.py
+
+rclone-test: setup-test $(RCLONE) ## Run the tests of the S3 store on rclone's `serve s3`, which is fetched for them
+	@WIDELOAD_RCLONE=1 $(RUN) -m pytest tests/stores -k rclone
 
 manifest: setup-demo $(HELM) ## Make deploy/kubernetes/wideload.yaml anew from the chart
 	@$(RUN) -c "from tests import helm; helm.MANIFEST.write_text(helm.MANIFEST_HEAD + helm.rendered('minimal', '--skip-tests'))"

@@ -1,7 +1,7 @@
 """Real S3 servers for the tests and the benchmark: versitygw, MinIO or rclone, each a process of its own.
 
 The binaries come from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up of
-the tests puts them if Go is there; rclone, which makes an S3 server of a folder, from `make setup-clouds`. Without a
+the tests puts them if Go is there; rclone, which makes an S3 server of a folder, for `make rclone-test`. Without a
 binary, and with a Docker engine that answers, MinIO runs in a container.
 """
 
@@ -147,6 +147,8 @@ def s3_server(kind: Kind, directory: Path, *, certificate: Certificate | None = 
         S3UnavailableError: there is neither a binary nor, for MinIO, a Docker engine.
         RuntimeError: the server did not answer in time; the message has the end of its log.
     """
+    if kind == "rclone" and not os.environ.get("WIDELOAD_RCLONE"):
+        raise S3UnavailableError("rclone is no server for production: `make rclone-test` runs its tests")
     binary = _cache() / _BINARIES[kind]
     access_key, secret_key = f"key{secrets.token_hex(6)}", secrets.token_hex(20)
     if os.access(binary, os.X_OK):
@@ -154,7 +156,7 @@ def s3_server(kind: Kind, directory: Path, *, certificate: Certificate | None = 
     elif kind == "minio" and _docker_answers():
         running = _container(access_key, secret_key)
     elif kind == "rclone":
-        raise S3UnavailableError("no rclone: run `make setup-clouds`, which downloads it")
+        raise S3UnavailableError("no rclone: run `make rclone-test`, which downloads it")
     else:
         module = _MODULES[binary.name]
         raise S3UnavailableError(f"no {binary.name}: install Go and run `GOBIN={binary.parent} go install {module}`")
