@@ -297,8 +297,10 @@ def at_a_terminal(typed: bytes, *arguments: object) -> tuple[int, str]:
         screen.write(typed)
         with suppress(OSError):  # so a terminal ends
             while True:
-                # A signal between the question and the read that follows waits for the next key.
-                if not select.select([screen], [], [], 0.5)[0] and typed == CTRL_C:
+                # A signal between the question and the read that follows waits for the next key; one that comes while
+                # the process ends would end it otherwise.
+                silent = not select.select([screen], [], [], 0.5)[0]
+                if silent and typed == CTRL_C and b"nothing was created" not in shown:
                     screen.write(typed)
                 shown += screen.read(1_000)
         return process.wait(30), shown.decode().partition("[y/N]: ")[2]
