@@ -85,7 +85,8 @@ class GroupSteering(Service):
         self._stopping = True
         self._ready.set()
         for each in self._patience:
-            each.reschedule(0)
+            if not each.expired():
+                each.reschedule(0)
         tasks = [*self._writing, *([self._following] if self._following is not None else [])]
         for task in tasks:
             task.cancel()

@@ -132,6 +132,23 @@ async def test_a_worker_that_stops_while_it_starts(monkeypatch: pytest.MonkeyPat
     async with asyncio.timeout(5):
         await control.on_stop()
         await starting
+    assert control._ready.is_set()
+
+
+async def test_a_request_whose_time_is_over_as_the_worker_stops() -> None:
+    """It is answered, and the stop is not disturbed."""
+    topic = Topic()
+    topic.broker = asyncio.Event()
+    control, pipeline, _ = steered(topic)
+    asked = asyncio.create_task(control.steer(pipeline, "PAUSED"))
+    await asyncio.sleep(0)
+    (limit,) = control._patience
+    limit.reschedule(0)
+    await asyncio.sleep(0)
+    assert limit.expired()
+    await control.on_stop()
+    with pytest.raises(SteeringError, match="whether the request was written is not known"):
+        await asked
 
 
 async def test_a_topic_that_cannot_be_read_is_read_again(
