@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query, fields, rows, version
 from app.kafka.watched_client import Versions
 
 __all__ = [
@@ -68,22 +68,14 @@ _METADATA = version(
     fields(topics=Array(TEXT), allow_auto_topic_creation=Boolean),
     fields(
         throttle_time_ms=Int32,
-        brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+        brokers=METADATA_BROKERS,
         cluster_id=TEXT,
         controller_id=Int32,
         topics=rows(
             error_code=Int16,
             topic=TEXT,
             is_internal=Boolean,
-            partitions=rows(
-                error_code=Int16,
-                partition=Int32,
-                leader=Int32,
-                leader_epoch=Int32,
-                replicas=Array(Int32),
-                isr=Array(Int32),
-                offline_replicas=Array(Int32),
-            ),
+            partitions=METADATA_PARTITIONS,
         ),
     ),
     flexible=False,

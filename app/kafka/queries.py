@@ -27,7 +27,18 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "fields", "rows", "version"]
+__all__ = [
+    "METADATA_BROKERS",
+    "METADATA_PARTITIONS",
+    "TEXT",
+    "DescribeCluster",
+    "ListConfigResources",
+    "ListTransactions",
+    "Query",
+    "fields",
+    "rows",
+    "version",
+]
 
 TEXT = String("utf-8")
 _TAGS = ("tags", TaggedFields)
@@ -41,6 +52,21 @@ def fields(**kinds: Any) -> Schema:
 def rows(**kinds: Any) -> Array:
     """An array of rows with these fields."""
     return Array(fields(**kinds))
+
+
+METADATA_BROKERS = rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT)
+"""The brokers in an answer with metadata."""
+
+METADATA_PARTITIONS = rows(
+    error_code=Int16,
+    partition=Int32,
+    leader=Int32,
+    leader_epoch=Int32,
+    replicas=Array(Int32),
+    isr=Array(Int32),
+    offline_replicas=Array(Int32),
+)
+"""The partitions of a topic in an answer with metadata, from version 7 on."""
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:

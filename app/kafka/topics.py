@@ -12,12 +12,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
+from aiokafka.protocol.types import Boolean, Int16, Int32, Int64
 
 from app.config.client import embedded_client_settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query, fields, rows, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
@@ -214,7 +214,7 @@ class _TopicIds(Query):
             ),
             fields(
                 throttle_time_ms=Int32,
-                brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+                brokers=METADATA_BROKERS,
                 cluster_id=TEXT,
                 controller_id=Int32,
                 topics=rows(
@@ -223,15 +223,7 @@ class _TopicIds(Query):
                     id_high=Int64,
                     id_low=Int64,
                     is_internal=Boolean,
-                    partitions=rows(
-                        error_code=Int16,
-                        partition=Int32,
-                        leader=Int32,
-                        leader_epoch=Int32,
-                        replicas=Array(Int32),
-                        isr=Array(Int32),
-                        offline_replicas=Array(Int32),
-                    ),
+                    partitions=METADATA_PARTITIONS,
                     authorized_operations=Int32,
                 ),
             ),

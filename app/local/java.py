@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transforms.errors import WideloadError
+from transforms.java_version import NEWEST, OLDEST, parse
 
-__all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate", "parse_version"]
+__all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate"]
 
-# Kafka 4.1 and Spark 4.0 need 17. Spark 4.0 brings Hadoop 3.4, which calls `Subject.getSubject`; 23 took that away.
-_OLDEST, _NEWEST = 17, 22
 _ANSWER_SECONDS = 30
 
 SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -63,21 +61,15 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise JavaMissingError(f"{path} cannot be run: {exc}. {_advice()}") from exc
-    version = parse_version(answer.stderr + answer.stdout)
+    version = parse(answer.stderr + answer.stdout)
     if version is None:
         # macOS has a `java` command that only prints that Java is not installed.
         said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
         raise JavaMissingError(f"{path} -version did not print a version, but: {said or 'nothing'}. {_advice()}")
-    if not _OLDEST <= version <= _NEWEST:
-        why = "Kafka 4 needs 17" if version < _OLDEST else "Spark 4.0 does not run on 23 or newer"
+    if not OLDEST <= version <= NEWEST:
+        why = "Kafka 4 needs 17" if version < OLDEST else "Spark 4.0 does not run on 23 or newer"
         raise JavaMissingError(f"Java {version} was found ({path}), but {why}. {_advice()}")
     return path
-
-
-def parse_version(output: str) -> int | None:
-    """The major version in the output of `java -version`; None if the output has no version."""
-    match = re.search(r'version "(?:1\.)?(\d+)', output)
-    return int(match[1]) if match else None
 
 
 def _advice() -> str:
@@ -91,7 +83,7 @@ def _advice() -> str:
     command = (
         "brew install openjdk@17" if sys.platform == "darwin" else next(found, "your system's package of OpenJDK 17")
     )
-    return f"Install Java {_OLDEST} to {_NEWEST} ({command}), or set JAVA_HOME to one that is installed."
+    return f"Install Java {OLDEST} to {NEWEST} ({command}), or set JAVA_HOME to one that is installed."
 
 
 if __name__ == "__main__":

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
+from transforms.java_version import NEWEST, OLDEST, parse
 
 __all__ = ["require_java"]
 
-# Spark 4.0 is compiled for 17. Its Hadoop 3.4 calls `Subject.getSubject`, which 23 took away.
-_OLDEST, _NEWEST = 17, 22
-_ALLOWED = f"Java {_OLDEST} to {_NEWEST}"
+_ALLOWED = f"Java {OLDEST} to {NEWEST}"
 _ANSWER_SECONDS = 30
-_VERSION = re.compile(r'(?:version "|JAVA_VERSION=")(?:1\.)?(\d+)')
 
 
 def require_java() -> None:
@@ -39,15 +36,15 @@ def require_java() -> None:
             )
         command = Path(found)
     said = _said(command)
-    version = _VERSION.search(said)
+    version = parse(said)
     if version is None:
         # macOS has a `java` that only says that there is none.
         first = said.strip().partition("\n")[0] or "nothing"
         raise ConfigurationError(name, f"{command} says no version, but: {first}; install {_ALLOWED}")
-    if not _OLDEST <= int(version[1]) <= _NEWEST:
+    if not OLDEST <= version <= NEWEST:
         raise ConfigurationError(
             name,
-            f"{command} is Java {version[1]}, and Spark 4.0 runs on {_ALLOWED}; set JAVA_HOME to such a one (Debian: "
+            f"{command} is Java {version}, and Spark 4.0 runs on {_ALLOWED}; set JAVA_HOME to such a one (Debian: "
             "apt-get install openjdk-17-jre-headless)",
         )
 
@@ -58,7 +55,7 @@ def _said(command: Path) -> str:
         release = command.resolve().parents[1] / "release"
         if release.is_file():
             text = release.read_text("utf-8", errors="replace")
-            if _VERSION.search(text):
+            if parse(text) is not None:
                 return text
         answer = subprocess.run(
             [command, "-version"],

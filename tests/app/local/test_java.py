@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.local.java import JavaMissingError, find, locate, parse_version
+from app.local.java import JavaMissingError, find, locate
+from transforms.java_version import parse
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from app.local.java import JavaMissingError, find, locate, parse_version
 )
 def test_parse_version(output: str, version: int | None) -> None:
     """The major version, in the old and the new notation."""
-    assert parse_version(output) == version
+    assert parse(output) == version
 
 
 def java_that_prints(folder: Path, text: str) -> dict[str, str]:
