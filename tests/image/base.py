@@ -17,7 +17,6 @@ from tests.image.tools import ImageError, needed, run, say
 __all__ = ["stand_in"]
 
 _SUITE = "bookworm"
-_MIRROR = "http://deb.debian.org/debian"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # The wheels are pip and setuptools, for the pip that is installed below.
 _PACKAGES = ("ca-certificates", "python3-pip-whl", "python3-setuptools-whl", "python3.11")
@@ -47,7 +46,7 @@ def stand_in(cache: Path, work: Path) -> Path:
         raise ImageError(f"{_KEYS} not found, by which packages are checked. Run: sudo apt-get install {_KEYS.stem}")
     root = work / "base"
     checked = ("--force-check-gpg", f"--keyring={_KEYS}")
-    run("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", *checked, _SUITE, root, _MIRROR)
+    run("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", *checked, _SUITE, root)
     (root / "usr/local/bin/python").symlink_to("../../bin/python3.11")
     # Debian's mark that pip shall install nothing there.
     (root / "usr/lib/python3.11/EXTERNALLY-MANAGED").unlink(missing_ok=True)
