@@ -103,18 +103,15 @@ class ControlTopic:
         if request is None:
             return
         self._broken.discard(entry.key)
-        if self.listener is None and isinstance(request, TargetStateRequest):
-            self.targets[request.group] = request.state
-        elif self.listener is None:
-            self._restarts.append(request.id)
-        elif entry.former:
+        awaited = self._awaited.get(request.id)
+        if entry.former and self.listener is not None:
             self._read_again[type(request), request.group] = request
-            if request.id in self._awaited:
-                self._awaited_again.append(self._awaited[request.id])
+            if awaited is not None:
+                self._awaited_again.append(awaited)
         else:
             self._obey(request)
-            if request.id in self._awaited:
-                self._awaited[request.id].set()
+            if awaited is not None:
+                awaited.set()
 
     def _obey_again(self) -> None:
         again, self._read_again = self._read_again, {}
