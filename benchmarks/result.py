@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 
-__all__ = ["TARGETS", "Result", "Target", "merge", "table"]
+__all__ = ["NUMBERS", "TARGETS", "Result", "Target", "merge", "published", "table"]
+
+NUMBERS = Path(__file__).with_name("numbers.json")
+"""What docs/numbers.md has: the results of runs, each with its day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ TARGETS: Mapping[str, Target] = {
     "spark.inflate.s3.pool": Target("ratio", "least", 0.95),
     "spark.inflate.s3_far": Target("ratio", "least", 8.0),
 }
+
+
+def published() -> Mapping[str, Mapping[str, Any]]:
+    """The results in `NUMBERS` by name, each with the day on which it was measured."""
+    return {each["name"]: each for each in json.loads(NUMBERS.read_text(encoding="utf-8"))["results"]}
 
 
 def table(results: Iterable[Result]) -> Table:

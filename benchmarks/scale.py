@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 
 import click
 
+from benchmarks.result import published
+
 __all__ = ["DEFAULTS", "INPUTS", "Inputs", "main", "page", "tables"]
 
 _MONTH_S = 30 * 86_400
@@ -22,14 +24,12 @@ _GB, _MB, _KIB = 1e9, 1e6, 1_024
 class Inputs:
     """What is known of one machine, and of S3; see `INPUTS`."""
 
-    offload_mib: float = 232
-    offload_cpu_ms: float = 11.5
-    inflate_mib: float = 240
-    inflate_cpu_ms: float = 8.8
-    records: float = 267_100
-    record_cpu_us: float = 2.3
-    sweep_start_s: float = 41
-    sweep_per_s: float = 9_500
+    offload_mib: float
+    offload_cpu_ms: float
+    records: float
+    record_cpu_us: float
+    sweep_start_s: float
+    sweep_per_s: float
     put_price: float = 0.005
     get_price: float = 0.0004
     storage_price: float = 0.023
@@ -37,13 +37,29 @@ class Inputs:
     retention_days: float = 7
 
 
-DEFAULTS = Inputs()
+_SWEPT = 20_000, 200_000  # payloads of the two runs
+
+
+def _measured() -> Inputs:
+    """With the figures of docs/numbers.md."""
+    found = published()
+    sweep = found["sweep.growth"]
+    per_s = (_SWEPT[1] - _SWEPT[0]) / (sweep["value"] - sweep["against"])
+    return Inputs(
+        offload_mib=found["offload.s3.vs_best_peer"]["value"],
+        offload_cpu_ms=found["offload.s3.cpu_ms"]["value"],
+        records=found["passthrough.none.1m.4p.vs_librdkafka"]["value"],
+        record_cpu_us=found["passthrough.none.1m.4p.cpu_vs_librdkafka"]["value"],
+        sweep_start_s=round(sweep["against"] - _SWEPT[0] / per_s, 1),
+        sweep_per_s=round(per_s, -2),
+    )
+
+
+DEFAULTS = _measured()
 
 INPUTS: Mapping[str, tuple[str, str, str]] = {
     "offload_mib": ("MiB/s that one worker offloads", "measured", "numbers.md, 4 MB values to S3"),
     "offload_cpu_ms": ("ms of CPU for a value of 4 MB, offloaded", "measured", "numbers.md"),
-    "inflate_mib": ("MiB/s that one worker inflates", "measured", "numbers.md"),
-    "inflate_cpu_ms": ("ms of CPU for a value of 4 MB, inflated", "measured", "numbers.md"),
     "records": ("records of 1 KB that one worker passes on in a second", "measured", "numbers.md, 4 partitions"),
     "record_cpu_us": ("µs of CPU for such a record", "measured", "numbers.md"),
     "sweep_start_s": (
