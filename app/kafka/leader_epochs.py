@@ -17,9 +17,8 @@ for it; `LeaderEpochs.cut` says more.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +46,7 @@ from app.kafka.epoch_requests import (
     take_leader_epochs,
 )
 from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.watched_client import Send, prepared, remade, watch_connections, watch_requests
+from app.kafka.watched_client import Send, prepared, remade, watch_requests, watch_sends
 from transforms.commit_metadata import noted
 from transforms.epoch_history import NO_EPOCH, EpochHistory
 
@@ -110,7 +109,7 @@ class LeaderEpochs:
         self._leaders: dict[TopicPartition, int] = {}
         self._of: object = None
         self._partitions: defaultdict[TopicPartition, _Partition] = defaultdict(_Partition)
-        watch_connections(client, self._connected)
+        watch_sends(client, self._sent)
         watch_requests(client, self._watched)
         self.carry(client)
 
@@ -171,12 +170,15 @@ class LeaderEpochs:
             found.delivered = _delivered(offset, metadata), epoch
             found.leader = None  # another member may have committed it
 
-    def _connected(self, _: str, connection: Any) -> None:
-        if connection is not None and not isinstance(connection.send, _MetadataSend):
-            connection.send = _MetadataSend(connection, self._take_leaders)
+    def _sent(self, _: object, request: Any, send: Send) -> Awaitable[Any]:
+        # Metadata is asked for past the client's own `send`.
+        return self._asked_for_leaders(request, send) if isinstance(request, MetadataRequest) else send()
 
-    def _take_leaders(self, response: Any) -> None:
+    async def _asked_for_leaders(self, request: MetadataRequest, send: Send) -> Any:
+        with remade(request, asking_for_epochs):
+            response = await send()
         self._leaders.update(take_leader_epochs(response))
+        return response
 
     # --- fetches -----------------------------------------------------------------------------------------------------
 
@@ -306,29 +308,3 @@ def _delivered(offset: int, metadata: str) -> int:
     """Behind the last record that was delivered: the committed offset, or what its metadata says."""
     note = noted(metadata) if metadata else None
     return offset if note is None else max(offset, note.delivered)
-
-
-class _MetadataSend:
-    """The `send` of one connection of aiokafka, by which metadata is asked for with the epochs of leaders.
-
-    Args:
-        connection: of aiokafka; it is not held.
-        take: gets each response.
-    """
-
-    def __init__(self, connection: Any, take: Callable[[Any], None]) -> None:
-        self._connection = weakref.ref(connection)
-        self._take = take
-
-    def __call__(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
-        connection = self._connection()
-        assert connection is not None  # it is called by way of the connection
-        if not isinstance(request, MetadataRequest):
-            return type(connection).send(connection, request, expect_response=expect_response)
-        return self._ask(connection, request)
-
-    async def _ask(self, connection: Any, request: MetadataRequest) -> Any:
-        with remade(request, asking_for_epochs):
-            response = await type(connection).send(connection, request)
-        self._take(response)
-        return response

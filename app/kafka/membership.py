@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
+from collections.abc import Awaitable
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient, CoordinationType
-from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaError, NoError, UnknownMemberIdError, for_code
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 
-from app.kafka.watched_client import watch_connections
+from app.kafka.watched_client import Send, watch_sends
 
 __all__ = ["join_patiently", "leave", "leave_in_any_case"]
 
@@ -31,24 +30,17 @@ def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
     """
     patience_s = rebalance_s + _ANSWER_S
 
-    def take_over(_: str, connection: AIOKafkaConnection | None) -> None:
-        if connection is not None:
-            own = weakref.ref(connection)  # which must not hold itself
-            connection.send = lambda request, **options: _send(own(), request, patience_s, **options)
+    def patient(connection: Any, request: Any, send: Send) -> Awaitable[Any]:
+        if not isinstance(request, JoinGroupRequest):
+            return send()
+        usual_s = connection._request_timeout
+        connection._request_timeout = max(usual_s, patience_s)
+        try:
+            return send()  # it looks at the time-out before the first await
+        finally:
+            connection._request_timeout = usual_s
 
-    watch_connections(client, take_over)
-
-
-def _send(connection: Any, request: Any, patience_s: float, **options: Any) -> Any:
-    send = AIOKafkaConnection.send
-    if not isinstance(request, JoinGroupRequest):
-        return send(connection, request, **options)
-    usual_s = connection._request_timeout
-    connection._request_timeout = max(usual_s, patience_s)
-    try:
-        return send(connection, request, **options)  # it looks at the time-out before the first await
-    finally:
-        connection._request_timeout = usual_s
+    watch_sends(client, patient)
 
 
 def leave_in_any_case(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Send", "Versions", "leave_no_connection", "prepared", "remade", "watch_connections", "watch_requests"]
+__all__ = [
+    "Send",
+    "Versions",
+    "leave_no_connection",
+    "prepared",
+    "remade",
+    "watch_connections",
+    "watch_requests",
+    "watch_sends",
+]
 
 _START_S = 1.0
 
@@ -39,6 +50,47 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) 
         return connection
 
     client._get_conn = watched
+
+
+def watch_sends(client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Awaitable[Any]]) -> None:
+    """Lets `handle` answer each request of each connection, those too that do not go through the client's `send`.
+
+    It gets the connection, the request, and a function that sends it. A later handler is around the former ones.
+    Otherwise as `watch_connections`.
+    """
+
+    def take_over(_: str, connection: Any) -> None:
+        if connection is None:
+            return
+        if not isinstance(connection.send, _WatchedSend):
+            connection.send = _WatchedSend(connection)
+        if handle not in connection.send.handlers:  # who waits for the same connection tells of it too
+            connection.send.handlers.append(handle)
+
+    watch_connections(client, take_over)
+
+
+class _WatchedSend:
+    """The `send` of one connection of aiokafka.
+
+    Args:
+        connection: it must not hold itself, and so is not held here.
+
+    Attributes:
+        handlers: of its requests, the outer ones last.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = weakref.ref(connection)
+        self.handlers: list[Callable[[Any, Any, Send], Awaitable[Any]]] = []
+
+    def __call__(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
+        connection = self._connection()
+        assert connection is not None  # it is called by way of the connection
+        send: Send = partial(type(connection).send, connection, request, expect_response=expect_response)
+        for handle in self.handlers:
+            send = partial(handle, connection, request, send)
+        return send()
 
 
 def leave_no_connection(client: AIOKafkaClient) -> None:

@@ -19,11 +19,13 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
 )
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse_v3
+from aiokafka.protocol.group import JoinGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.group_queries import DescribeGroups
+from app.kafka.watched_client import Send, watch_requests
 from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
@@ -156,12 +158,21 @@ async def test_a_member_that_joins_and_leaves_in_a_long_rebalance(broker: str, m
     first = await joined(broker, topic, listener)
     listener.let.clear()
     second = member_of(broker, topic, request_ms=700)
+    joins: list[Any] = []
+
+    async def counted(_: str, request: Any, send: Send) -> Any:
+        if isinstance(request, JoinGroupRequest):
+            joins.append(request)
+        return await send()
+
+    watch_requests(second.client, counted)
     joining = asyncio.create_task(second.start(Listener()))
     polling = asyncio.create_task(polling_for_ever(first))
     try:
         await asyncio.wait([joining], timeout=2.5)
         coordinator: Any = second.consumer._coordinator
         assert coordinator.coordinator_id is not None, "JoinGroup is still awaited"
+        assert len(joins) <= 2, "the first one is for the member's id"
         assert len(await members(first)) == 2
         coordinator.coordinator_dead()
         joining.cancel()

@@ -15,6 +15,7 @@ from app.kafka.watched_client import (
     remade,
     watch_connections,
     watch_requests,
+    watch_sends,
 )
 
 
@@ -61,6 +62,38 @@ async def test_connections_are_told_once() -> None:
     for _ in range(2):
         assert await client._get_conn(1, group=1) is connection
     assert told == [("b1:9", None), ("b1:9", connection)]
+
+
+async def test_each_request_of_a_connection_is_handled_once() -> None:
+    """By each handler, though several callers waited for the connection and were all told of it."""
+    client, opened, seen = AIOKafkaClient(), asyncio.Event(), []
+
+    class Connection:
+        async def send(self, request: str, expect_response: bool = True) -> str:  # noqa: FBT001, FBT002
+            return f"{request}, {expect_response}"
+
+    only = Connection()
+
+    async def connect(_: int) -> Connection:
+        await opened.wait()
+        return only
+
+    def handler(name: str) -> Any:
+        async def handle(connection: object, request: str, send: Send) -> str:
+            assert connection is only
+            seen.append((name, request))
+            return f"{name}({await send()})"
+
+        return handle
+
+    client._get_conn = connect
+    watch_sends(client, handler("first"))
+    watch_sends(client, handler("last"))
+    waiting = [asyncio.create_task(client._get_conn(1)) for _ in range(2)]
+    opened.set()
+    assert await asyncio.gather(*waiting) == [only, only]
+    assert await only.send("ping") == "last(first(ping, True))"
+    assert seen == [("last", "ping"), ("first", "ping")]
 
 
 async def test_connection_that_comes_too_late_is_closed() -> None:
