@@ -12,7 +12,15 @@ __all__ = ["Result", "table"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a soak has found; `faults` is what was done, by kind."""
+    """What a soak has found.
+
+    Attributes:
+        faults: what was done, by kind.
+        peak_bytes: the most memory of a worker.
+        resident_bytes: memory of the worker that was not killed, in the first minutes and at the end.
+        files: its open files, likewise.
+        threads: its threads, likewise.
+    """
 
     minutes: float
     seed: int
@@ -22,8 +30,9 @@ class Result:
     dead_letters: int
     unexpected_dead_letters: int
     peak_bytes: int
-    files_begin: int
-    files_end: int
+    resident_bytes: tuple[int, int]
+    files: tuple[int, int]
+    threads: tuple[int, int]
     seconds_to_settle: float
     failures: tuple[str, ...]
 
@@ -52,6 +61,9 @@ def table(result: Result) -> Table:
     shown.add_section()
     shown.add_row("poison records, dead letters", f"{result.poison:,}, {result.dead_letters:,}")
     shown.add_row("peak memory of a worker", f"{result.peak_bytes / 2**20:,.0f} MiB")
-    shown.add_row("open files, begin and end", f"{result.files_begin}, {result.files_end}")
+    begin, end = (f"{each / 2**20:,.0f} MiB" for each in result.resident_bytes)
+    shown.add_row("memory, begin and end", f"{begin}, {end}")
+    shown.add_row("open files, begin and end", "{}, {}".format(*result.files))
+    shown.add_row("threads, begin and end", "{}, {}".format(*result.threads))
     shown.add_row("until all had arrived", f"{result.seconds_to_settle:g} s")
     return shown

@@ -2,7 +2,8 @@
 
 Three workers run the same pipelines: two are victims, one is not. At the end everything is made whole, what is on its
 way arrives, and one table says what happened. The status is 1 where a message was lost, changed or came out of order,
-where one was there twice on a route that is exactly once, or where a worker took more memory or files than it may.
+where one was there twice on a route that is exactly once, or where a worker took more memory, files or threads than it
+may.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import statistics
 import sys
 import tempfile
 import time
@@ -39,10 +41,14 @@ _BUDGET_BYTES = 64 * 1024 * 1024
 _PENDING_BYTES = 64 * 1024 * 1024
 # What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.
 _MEMORY_BYTES = 1_200 * 1024 * 1024
+# What may be added between the first minutes and the end.
+_MORE_BYTES = 200 * 1024 * 1024
 _MORE_FILES = 60
+_MORE_THREADS = 20
 _WHOLE_S = 600.0
 _SAMPLE_S = 2.0
 _BEGIN_SAMPLES = 90
+_END_SAMPLES = 30
 _FOREVER = {"retention.ms": "-1"}
 _BIG = {**_FOREVER, "max.message.bytes": "16777216"}
 
@@ -53,20 +59,37 @@ class _Usage:
 
     Attributes:
         peak_bytes: the most memory of one of them.
-        files: open files of the worker that is never killed, at each look.
+        resident: bytes of memory of the worker that is never killed, at each look.
+        files: its open files.
+        threads: its threads.
     """
 
     peak_bytes: int = 0
+    resident: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+
+def _begin_and_end(samples: Sequence[int]) -> tuple[int, int]:
+    """The most of the first minutes, as a worker that has just begun has little; and the median of the last one."""
+    first, last = samples[:_BEGIN_SAMPLES], samples[_BEGIN_SAMPLES:][-_END_SAMPLES:]
+    begin = max(first, default=0)
+    return begin, int(statistics.median(last)) if last else begin
 
 
 def _routes(prefix: str) -> list[Route]:
     return [
         Route("offload, inflate", (f"{prefix}a-raw", f"{prefix}a-references", f"{prefix}a-whole")),
-        Route("chunk, assemble", (f"{prefix}b-raw", f"{prefix}b-chunks", f"{prefix}b-whole")),
+        Route("chunk, assemble", (f"{prefix}b-raw", f"{prefix}b-chunks", f"{prefix}b-whole"), compression="zstd"),
         Route(
             "offload, inflate, exactly once",
             (f"{prefix}c-raw", f"{prefix}c-references", f"{prefix}c-whole"),
+            exactly_once=True,
+            compression="lz4",
+        ),
+        Route(
+            "chunk, assemble, exactly once",
+            (f"{prefix}d-raw", f"{prefix}d-chunks", f"{prefix}d-whole"),
             exactly_once=True,
         ),
     ]
@@ -89,13 +112,17 @@ def _pipelines(store: Mapping[str, object], prefix: str) -> dict[str, dict[str, 
     with_store = {"large.message.payload.store.class": "s3", **store, **quick}
     once = {"processing.guarantee": "exactly_once"}
     tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": f"{prefix}dead"}
+    assembling = {"max.pending.chunked.bytes": _PENDING_BYTES}
+    smaller = {"large.message.compression.type": "zstd"}
     ways: dict[str, tuple[str, str, str, dict[str, object]]] = {
-        "a-offload": ("a-raw", "a-references", "offload", with_store),
+        "a-offload": ("a-raw", "a-references", "offload", {**with_store, **smaller}),
         "a-inflate": ("a-references", "a-whole", "inflate", {**with_store, **tolerant}),
         "b-chunk": ("b-raw", "b-chunks", "chunk", {}),
+        "b-assemble": ("b-chunks", "b-whole", "assemble", {**assembling, "producer.compression.type": "gzip"}),
         "c-offload": ("c-raw", "c-references", "offload", {**with_store, **once}),
-        "c-inflate": ("c-references", "c-whole", "inflate", {**with_store, **once}),
-        "b-assemble": ("b-chunks", "b-whole", "assemble", {"max.pending.chunked.bytes": _PENDING_BYTES}),
+        "c-inflate": ("c-references", "c-whole", "inflate", {**with_store, **once, "producer.compression.type": "lz4"}),
+        "d-chunk": ("d-raw", "d-chunks", "chunk", {**once, "producer.compression.type": "zstd"}),
+        "d-assemble": ("d-chunks", "d-whole", "assemble", {**once, **assembling}),
     }
     return {
         f"{prefix}{name}": {
@@ -130,7 +157,9 @@ async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
                 process = psutil.Process(worker.process.pid)
                 usage.peak_bytes = max(usage.peak_bytes, process.memory_info().rss)
                 if worker is steady:
+                    usage.resident.append(process.memory_info().rss)
                     usage.files.append(process.num_fds())
+                    usage.threads.append(process.num_threads())
         await asyncio.sleep(_SAMPLE_S)
 
 
@@ -281,8 +310,6 @@ def soak(
     expected = {b"poison-%d" % number for number in range(poison.sent)}
     for letter in [each for each in letters if each.key not in expected][:5]:
         print("dead letter that nobody expected:", letter.key, dict(letter.headers), file=sys.stderr)
-    # The most of the first minutes: a worker that has just begun, or whose brokers are away, has few.
-    files = [max(usage.files[:_BEGIN_SAMPLES], default=0), *usage.files[_BEGIN_SAMPLES:]]
     verdicts = {route.name: asdict(route.journal.verdict()) for route in routes}
     result = Result(
         minutes=minutes,
@@ -293,10 +320,11 @@ def soak(
         dead_letters=len(buried & expected),
         unexpected_dead_letters=len(buried - expected),
         peak_bytes=usage.peak_bytes,
-        files_begin=files[0],
-        files_end=files[-1],
+        resident_bytes=_begin_and_end(usage.resident),
+        files=_begin_and_end(usage.files),
+        threads=_begin_and_end(usage.threads),
         seconds_to_settle=round(seconds, 1),
-        failures=tuple(_failures(routes, usage.peak_bytes, files, statuses, buried, expected)),
+        failures=tuple(_failures(routes, usage, statuses, buried, expected)),
     )
     for route in routes:
         if missing := route.journal.missing():
@@ -311,8 +339,7 @@ def _fault_told(kind: str) -> None:
 
 def _failures(
     routes: Sequence[Route],
-    peak_bytes: int,
-    files: Sequence[int],
+    usage: _Usage,
     statuses: Sequence[int],
     buried: set[bytes | None],
     expected: set[bytes],
@@ -324,10 +351,16 @@ def _failures(
         if route.exactly_once:
             found["there twice"] = verdict.duplicated
         yield from (f"{route.name}: {count:,} {what}" for what, count in found.items() if count)
-    if peak_bytes > _MEMORY_BYTES:
-        yield f"a worker took {peak_bytes / 2**20:,.0f} MiB, allowed are {_MEMORY_BYTES / 2**20:,.0f}"
-    if files[-1] > files[0] + _MORE_FILES:
-        yield f"the worker that was not killed has {files[-1]} open files, {files[0]} at the beginning"
+    if usage.peak_bytes > _MEMORY_BYTES:
+        yield f"a worker took {usage.peak_bytes / 2**20:,.0f} MiB, allowed are {_MEMORY_BYTES / 2**20:,.0f}"
+    for what, samples, more in (
+        ("bytes of memory", usage.resident, _MORE_BYTES),
+        ("open files", usage.files, _MORE_FILES),
+        ("threads", usage.threads, _MORE_THREADS),
+    ):
+        begin, end = _begin_and_end(samples)
+        if end > begin + more:
+            yield f"the worker that was not killed has {end:,} {what}, {begin:,} at the beginning"
     if any(statuses):
         yield f"workers ended with {list(statuses)}, not with 0"
     if buried != expected:

@@ -30,11 +30,13 @@ class Route:
         name: for the report.
         topics: those on the way, the source first, where they are read last.
         exactly_once: whether a copy is a fault.
+        compression: of the batches that are written to the first topic.
     """
 
     name: str
     topics: tuple[str, ...]
     exactly_once: bool = False
+    compression: str | None = None
     journal: Journal = field(default_factory=lambda: Journal(PARTITIONS))
 
 
@@ -47,6 +49,7 @@ class Writer:
     """Sends messages of all sizes to the source of a route, at about so many a second.
 
     A size is that of a small record nearly always; one in twenty is over any threshold, some have several megabytes.
+    Every other value repeats itself, so that it can be compressed.
     """
 
     def __init__(self, bootstrap: str, route: Route, *, rate: float, seed: int) -> None:
@@ -69,6 +72,7 @@ class Writer:
             enable_idempotence=True,
             request_timeout_ms=_UNBOUNDED_MS,
             max_request_size=2 * _LARGEST,
+            compression_type=self._route.compression,
         ) as producer:
             began, count = time.monotonic(), 0
             while not self._stopping:
@@ -95,12 +99,17 @@ class Writer:
         if kind < 0.01:
             return None
         if kind < 0.93:
-            return self._chance.randbytes(self._chance.randrange(500))
+            return self._bytes(self._chance.randrange(500))
         if kind < 0.98:
-            return self._chance.randbytes(self._chance.randrange(1_000, 200_000))
+            return self._bytes(self._chance.randrange(1_000, 200_000))
         if kind < 0.997:
-            return self._chance.randbytes(self._chance.randrange(900_000, 3_000_000))
-        return self._chance.randbytes(self._chance.randrange(3_000_000, _LARGEST))
+            return self._bytes(self._chance.randrange(900_000, 3_000_000))
+        return self._bytes(self._chance.randrange(3_000_000, _LARGEST))
+
+    def _bytes(self, size: int) -> bytes:
+        if self._chance.random() < 0.5:
+            return self._chance.randbytes(size)
+        return (self._chance.randbytes(1_000) * (size // 1_000 + 1))[:size]
 
 
 class Poison:
