@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import configparser
 import importlib
 import json
@@ -36,6 +37,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _SECRET = "0123456789abcdef" * 4  # as long as a key of encryption
 _FILE = re.compile(r"/(?:run/secrets|etc/wideload)/[\w./-]+")
+_READERS_OWN = {"Order", "common", "from_json", "options", "order", "spark", "to_json", "token"}  # of their program
 _SIGNED = {"wideload reference 1", "wideload signing key name"}  # texts that go into signatures
 
 
@@ -221,6 +223,20 @@ def test_commands_in_sentences_are_right() -> None:
                     raise AssertionError(message) from exc
                 count += 1
     assert count > 100
+
+
+def test_programs_use_names_that_are_there() -> None:
+    """Each name in a program is one of Python, of this or an earlier block of its page, or the reader's own."""
+    for path in PAGES:
+        made = {*dir(builtins), *_READERS_OWN}
+        for block in [each for each in blocks(path) if each.language == "python"]:
+            nodes = [*ast.walk(ast.parse(block.text))]
+            made |= {each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+            made |= {each.arg for each in nodes if isinstance(each, ast.arg)}
+            made |= {(each.asname or each.name).partition(".")[0] for each in nodes if isinstance(each, ast.alias)}
+            names = [each for each in nodes if isinstance(each, ast.Name)]
+            made |= {each.id for each in names if isinstance(each.ctx, ast.Store)}
+            assert {each.id for each in names} - made == set(), str(block)
 
 
 def namespace(page: str, mark: str, **given: object) -> dict[str, Any]:
