@@ -60,7 +60,7 @@ def _within(context: click.Context, group: click.Group) -> Iterator[tuple[str, c
 def _command(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=name)
     yield f"## `{name}`\n"
-    yield f"```\n{' '.join([name, *command.collect_usage_pieces(context)])}\n```\n"
+    yield f"```text\n{' '.join([name, *command.collect_usage_pieces(context)])}\n```\n"
     yield from _prose(inspect.cleandoc(command.help or ""))
     rows = [row for parameter in command.params if (row := _row(parameter, context)) is not None]
     if rows:
@@ -77,7 +77,7 @@ def _prose(text: str) -> Iterator[str]:
         if lines[0] == "\b":
             title, *examples = lines[1:]
             yield f"{title}\n"
-            yield "\n".join(["```", *(inspect.cleandoc("\n".join(examples)).split("\n")), "```"]) + "\n"
+            yield "\n".join(["```sh", *(inspect.cleandoc("\n".join(examples)).split("\n")), "```"]) + "\n"
         else:
             yield _cell(" ".join(lines)) + "\n"
 
@@ -107,4 +107,4 @@ def _job(name: str) -> Iterator[str]:
     columns = mock.patch.dict(os.environ, {"COLUMNS": _JOB_COLUMNS})
     with columns, contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
         importlib.import_module(f"jobs.{name}").main(["--help"])
-    yield f"```\n{told.getvalue().rstrip()}\n```\n"
+    yield f"```text\n{told.getvalue().rstrip()}\n```\n"
