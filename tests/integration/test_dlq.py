@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaProducer
 
@@ -503,6 +504,25 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
         2,
         f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; give another one\n",
     )
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_replay_refuses_a_group_with_members(broker: str, make_topic: MakeTopic, tmp_path: Path, protocol: str) -> None:
+    """A member would commit over what a replay commits: nothing is written while a group has one."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    send(broker, desk.dead, [letter(0, desk.raw, 0)])
+    group = f"{desk.raw}-members-{protocol}"
+    options = {"bootstrap.servers": broker, "group.id": group, "group.protocol": protocol}
+    member = confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    try:
+        member.subscribe([desk.dead])
+        until(lambda: member.poll(0.1), "it is a member")
+        told = run("dlq", "replay", "--group", group, "-c", desk.config, "--yes")
+        why = "such as a worker that runs, and only they may commit; give another"
+        assert told == (2, "", f"wideload: --group: group {group} has members, {why}\n")
+    finally:
+        member.close()
+    assert desk.replay("--group", group, "--yes")["replayed"] == 1
 
 
 def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
