@@ -173,14 +173,19 @@ def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
 _DIGEST_CHARACTERS = 40  # 160 bits, so two names never have the same one
 
 
-def transactional_id(pipeline: str, topic: str, partition: int) -> str:
+def transactional_id(owner: str, topic: str, partition: int) -> str:
     """The `transactional.id` of a pipeline's transactions for one source partition; always the same, and unique.
 
     It is `pipeline:topic:partition`. With dashes, `a-b-c-0` could belong to two pipelines, which would fence each
     other. If that is over the limit, it is the beginning of the pipeline's name and a digest.
+
+    Args:
+        owner: the name of the pipeline; or the group of a replay of dead letters.
+        topic: from which records are read.
+        partition: of the topic.
     """
-    whole = f"{pipeline}:{topic}:{partition}"
+    whole = f"{owner}:{topic}:{partition}"
     if IDENTIFIERS["transactional-id"].length(whole) <= _CHARACTERS:
         return whole
     digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    return f"{pipeline[: _CHARACTERS - _DIGEST_CHARACTERS - 1]}:{digest}"
+    return f"{owner[: _CHARACTERS - _DIGEST_CHARACTERS - 1]}:{digest}"

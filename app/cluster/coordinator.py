@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
@@ -22,7 +23,7 @@ from app.kafka.clients import ClusterError, describe
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
 
-__all__ = ["check_transactions"]
+__all__ = ["check_transactional_ids", "check_transactions"]
 
 _GUARANTEE = "processing.guarantee"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
@@ -45,40 +46,57 @@ async def check_transactions(connection: AdminClient, pipeline: PipelineSettings
         ConfigurationError: the user may not see the ids, there is no coordinator, or the time-out is too long.
         ClusterError: the cluster did not answer.
     """
-    if not pipeline.guarantee.exactly_once:
-        return
+    if pipeline.guarantee.exactly_once:
+        names = [transactional_id(pipeline.name, topic, 0) for topic in pipeline.topics]
+        await check_transactional_ids(connection, names, pipeline.guarantee.timeout_ms, _GUARANTEE)
+
+
+async def check_transactional_ids(
+    connection: AdminClient, names: Sequence[str], timeout_ms: int, key: str, otherwise: str = ""
+) -> None:
+    """As `check_transactions`, for these ids.
+
+    Args:
+        connection: to the cluster.
+        names: of transactions.
+        timeout_ms: of these.
+        key: what the user has set to "exactly_once".
+        otherwise: what else the user may do.
+
+    Raises:
+        ConfigurationError: as `check_transactions`.
+        ClusterError: as `check_transactions`.
+    """
     try:
-        for topic in pipeline.topics:
-            name = transactional_id(pipeline.name, topic, 0)
+        for name in names:
             check_name("transactional-id", name, "topics")
-            await _find_coordinator(connection, name)
+            await _find_coordinator(connection, name, key, otherwise)
         longest_ms = await _longest_ms(connection)
     except KafkaError as exc:
         told = f"the transaction coordinator cannot be found: {describe(exc)}"
         raise ClusterError(told, retriable=bool(exc.retriable)) from exc
-    if longest_ms is not None and pipeline.guarantee.timeout_ms > longest_ms:
+    if longest_ms is not None and timeout_ms > longest_ms:
         raise ConfigurationError(
             TIMEOUT,
-            f"found {pipeline.guarantee.timeout_ms:,}, allowed is no more than {_MAX_TIMEOUT} of the brokers, which is "
-            f"{longest_ms:,}",
+            f"found {timeout_ms:,}, allowed is no more than {_MAX_TIMEOUT} of the brokers, which is {longest_ms:,}",
         )
 
 
-async def _find_coordinator(connection: AdminClient, name: str) -> None:
+async def _find_coordinator(connection: AdminClient, name: str, key: str, otherwise: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             await connection.find_coordinator(name, _TRANSACTION)
         except TransactionalIdAuthorizationFailed as exc:
             told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(type(exc)())}'
-            raise ConfigurationError(_GUARANTEE, told) from exc
+            raise ConfigurationError(key, told + otherwise) from exc
         except _NOT_YET as exc:
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    _GUARANTEE,
+                    key,
                     f'found "exactly_once", and the brokers have had no transaction coordinator for {_PATIENCE_S:.0f} '
                     "s; if there are fewer brokers than their transaction.state.log.replication.factor (default 3), "
-                    "lower that and transaction.state.log.min.isr",
+                    f"lower that and transaction.state.log.min.isr{otherwise}",
                 ) from exc
             await asyncio.sleep(_PAUSE_S)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -12,10 +12,18 @@ from app.config.naming import name_errors
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin
-from transforms.errors import ConfigurationError
-from transforms.identifiers import IDENTIFIERS, LIMIT_KEY
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
+from transforms.identifiers import IDENTIFIERS, INVALID_REQUEST, LIMIT_KEY
 
-__all__ = ["METADATA_KEY", "BrokerLimits", "check_enforced", "limits_of", "metadata_limit"]
+__all__ = [
+    "METADATA_KEY",
+    "BrokerLimits",
+    "check_enforced",
+    "is_over_limit",
+    "limits_of",
+    "metadata_limit",
+    "refused_names",
+]
 
 METADATA_KEY = "offset.metadata.max.bytes"
 
@@ -73,9 +81,7 @@ async def check_enforced(connection: AdminClient, client: ClientSettings, pipeli
     Raises:
         ConfigurationError: it tells of each such name, by its key, and of the broker.
     """
-    if client.limit_names:
-        return  # they were checked when the configuration was read
-    errors = list(name_errors(replace(client, limit_names=True), pipeline))
+    errors = _over_limit(client, pipeline)
     if not errors:
         return
     try:
@@ -84,6 +90,41 @@ async def check_enforced(connection: AdminClient, client: ClientSettings, pipeli
     except (KafkaError, TimeoutError):
         return  # the user may not ask
     if enforcing:
-        told = f"broker {enforcing[0]} enforces the limit: its {LIMIT_KEY} is true, and here it is false; "
-        reasons = [ConfigurationError(each.key, told + each.reason.rpartition(", or set ")[0]) for each in errors]
-        raise ConfigurationError.together(reasons)
+        raise _told(errors, f"broker {enforcing[0]} enforces the limit: its {LIMIT_KEY} is true, and here it is false")
+
+
+def refused_names(client: ClientSettings, pipeline: PipelineSettings, code: int | None) -> ConfigurationError | None:
+    """The names over the limits that brokers have refused; None if the error has another reason.
+
+    Args:
+        client: of the configuration.
+        pipeline: whose names.
+        code: the error that may mean one of them (`app.kafka.refusals`); None for none.
+    """
+    errors = [] if code is None else _over_limit(client, pipeline)
+    if not errors:
+        return None
+    name = INVALID_REQUEST if code == INVALID_REQUEST.number else f"error {code}, which is newer than this client"
+    return _told(errors, f"the brokers enforce the limit: they answer {name}")
+
+
+def is_over_limit(error: BaseException) -> bool:
+    """Whether an error tells of a name over its limit: it stays so until somebody shortens it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ResourceIdentifierTooLargeError):
+        cause = cause.__cause__
+    return cause is not None
+
+
+def _over_limit(client: ClientSettings, pipeline: PipelineSettings) -> Sequence[ConfigurationError]:
+    """The names that only a configuration without limits lets pass; with limits they were checked when it was read."""
+    return [] if client.limit_names else list(name_errors(replace(client, limit_names=True), pipeline))
+
+
+def _told(errors: Sequence[ConfigurationError], why: str) -> ConfigurationError:
+    told = []
+    for each in errors:
+        error = ConfigurationError(each.key, f"{why}; {each.reason.rpartition(', or set ')[0]}", pipeline=each.pipeline)
+        error.__cause__ = each.__cause__
+        told.append(error)
+    return ConfigurationError.together(told)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
-from app.cluster.enforced_limits import check_enforced
+from app.cluster.enforced_limits import check_enforced, refused_names
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
 from app.config.findings import Findings, WrongValueError
@@ -200,7 +200,13 @@ async def plan_pipeline(
     async with admin(client) as connection:
         with of_pipeline(pipeline.name):
             await check_enforced(connection, client, pipeline)
-            return await _plan(connection, pipeline, began=began, lacking=lacking)
+            try:
+                return await _plan(connection, pipeline, began=began, lacking=lacking)
+            except (ClusterError, ConfigurationError) as exc:
+                refused = refused_names(client, pipeline, connection.refused)
+                if refused is not None:
+                    raise refused from exc
+                raise
 
 
 async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool, lacking: set[str] | None) -> Plan:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -20,10 +21,10 @@ from app.commands.letters import LetterPrinter
 from app.config.naming import check_name
 from app.config.parsing import load
 from app.config.settings import ClientSettings, PipelineSettings, Settings
-from app.deadletters.log import Filters, open_log
+from app.deadletters.log import Filters, LetterLog, open_log
 from app.deadletters.owner import Owner, SharedReaders
 from app.deadletters.reader import FoundLetter
-from app.deadletters.record_writer import open_writer
+from app.deadletters.record_writer import GUARANTEE, OpenWriter, check_exactly_once, open_writer
 from app.deadletters.replay import Replay, letter_reader
 from app.deadletters.tally import Tally
 from app.kafka.sender import find_topic
@@ -262,6 +263,14 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     is_flag=True,
     help="Letters that nobody can read count as replayed; they are told of once, and stay in the topic.",
 )
+@click.option(
+    GUARANTEE,
+    "guarantee",
+    type=click.Choice(["exactly_once", "at_least_once"]),
+    default="exactly_once",
+    show_default=True,
+    help="Whether records and offsets go in transactions, which the cluster and the rights of the user must allow.",
+)
 def replay(
     config: str,
     pipeline: str | None,
@@ -272,14 +281,15 @@ def replay(
     group: str | None,
     max_replays: int,
     skip_unreadable: bool,
+    guarantee: str,
     **given: Any,
 ) -> int:
     """Write the records of dead letters back to their topics and partitions; a dry run without --yes.
 
     Each record has the key, value, headers and timestamp with which it failed, and a first header wideload.replays:
-    how often it was replayed. Offsets of replayed letters are committed as soon as their records are durable, so the
-    next run continues there and repeats nothing. Letters that a filter excludes can be replayed later. Run one replay
-    at a time: the one that began last continues, the others end. With --pipeline only letters of that pipeline are
+    how often it was replayed. Records, and the offsets of their letters, are committed in one transaction. So the next
+    run repeats nothing, even if this one is killed; and of two at once the one that began last continues, the other
+    ends. Letters that a filter excludes can be replayed later. With --pipeline only letters of that pipeline are
     replayed; without it those of all that share the dead-letter topic, one pipeline after another, each with its own
     store and group. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed
     already.
@@ -309,7 +319,9 @@ def replay(
     failed = False
     for each, owner in zip(shares, owners, strict=True):
         name = _group(each, group, settings.client)
-        tally = _replay(settings.client, each, name, filters, owner, to, max_replays, yes=yes, skip=skip_unreadable)
+        tally = _replay(
+            settings.client, each, name, filters, owner, to, max_replays, guarantee, yes=yes, skip=skip_unreadable
+        )
         if len(shares) > 1 and not as_json:
             click.echo(f"pipeline {each.name}:")
         _report(each, tally, name, yes=yes, as_json=as_json)
@@ -335,6 +347,13 @@ def _tell_passed_over(tally: Tally, *, yes: bool) -> None:
     click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
 
 
+async def _writers(client: ClientSettings, pipeline: PipelineSettings, log: LetterLog, guarantee: str) -> OpenWriter:
+    timeout_ms = pipeline.guarantee.timeout_ms if guarantee == "exactly_once" else None
+    if timeout_ms is not None:
+        await check_exactly_once(client, log, timeout_ms)
+    return partial(open_writer, client, log, timeout_ms)
+
+
 def _replay(
     client: ClientSettings,
     pipeline: PipelineSettings,
@@ -343,6 +362,7 @@ def _replay(
     owner: Owner | None,
     to: str | None,
     max_replays: int,
+    guarantee: str,
     *,
     yes: bool,
     skip: bool,
@@ -369,11 +389,7 @@ def _replay(
                     skip_unreadable=skip,
                 )
                 try:
-                    if yes:
-                        async with open_writer(client) as writer:
-                            await work.run(writer)
-                    else:
-                        await work.run(None)
+                    await work.run(await _writers(client, pipeline, log, guarantee) if yes else None)
                 except BaseException:
                     if yes and work.tally.replayed:
                         click.echo(f"wideload: {work.tally.replayed:,} letters were replayed before this", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +22,10 @@ from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import SourceRecord
 
-__all__ = ["Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
+__all__ = ["Commit", "Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
+
+Commit = Mapping[TopicPartition, OffsetAndMetadata]
+"""The offset that is committed for a partition, with its metadata."""
 
 _POLL_MS = 200
 # All letters that are read are there already. A fetch that waits at the end of a partition holds up that of the next.
@@ -68,20 +70,18 @@ class Filters:
 
 
 class ReplayTakenOverError(WideloadError):
-    """Another replay with the same group has begun, and committed to it."""
+    """Another replay with the same group has begun with the letters of a partition."""
 
-    def __init__(self, topic: str, partition: int, group: str, written: int) -> None:
-        super().__init__(topic, partition, group, written)
+    def __init__(self, topic: str, partition: int, group: str) -> None:
+        super().__init__(topic, partition, group)
         self.topic = topic
         self.partition = partition
         self.group = group
-        self.written = written
 
     def __str__(self) -> str:
-        twice = f"; the last {self.written:,} letters that this one wrote may come twice" if self.written else ""
         return (
             f"topic {self.topic}, partition {self.partition}: another replay with group {self.group} has begun "
-            f"meanwhile, and continues; this one ends{twice}"
+            "meanwhile, and continues; this one ends, and nothing is written twice"
         )
 
 
@@ -91,21 +91,15 @@ class LetterLog:
     Args:
         consumer: started, with all partitions.
         topic: as the cluster describes it.
-        group: of the consumer; None if it has none.
+        group: of the consumer; empty if it has none.
         metadata_bytes: `offset.metadata.max.bytes` of the brokers.
     """
 
-    # State that changes: `_commits`, the last commit of each partition that this run has read or made, and `_claimed`,
-    # the partitions whose last commit bears the id of this run. For one caller.
-
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None, metadata_bytes: int) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str, metadata_bytes: int) -> None:
         self.topic = topic
+        self.group = group
         self._consumer = consumer
-        self._group = group
         self._metadata_bytes = metadata_bytes
-        self._run = secrets.token_hex(4)
-        self._commits: dict[int, OffsetAndMetadata | None] = {}
-        self._claimed: set[int] = set()
         self._controls = ConsumerControls(consumer)
         self._undecodable = UndecodableBatches(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
@@ -135,18 +129,35 @@ class LetterLog:
                 if within:
                     yield within
 
-    async def replayed(self, partition: int, first: int, end: int) -> ReplayedOffsets:
+    async def check_group(self) -> None:
+        """Refuses a group that has members: they would commit over what a replay commits.
+
+        Raises:
+            ConfigurationError: it has some.
+        """
+        if await self._controls.has_members():
+            raise self._has_members()
+
+    def _has_members(self) -> ConfigurationError:
+        return ConfigurationError(
+            "--group",
+            f"group {self.group} has members, such as a worker that runs, and only they may commit; give another",
+        )
+
+    async def replayed(self, partition: int, first: int, end: int, *, stable: bool) -> ReplayedOffsets:
         """The offsets of a partition that the group has replayed.
 
         Args:
             partition: which.
             first: its first offset.
             end: the offset behind its last. A commit above it is of a deleted topic of the same name, and is ignored.
+            stable: whether to wait for transactions that may change them.
 
         Raises:
             ConfigurationError: the commit is of another program.
         """
-        commit = self._commits[partition] = await self._last_commit(partition)
+        wanted = self._partitions[partition]
+        commit = (await self._controls.commits([wanted], stable=stable)).get(wanted)
         if commit is None or commit.offset > end:
             return ReplayedOffsets(first)
         found = ReplayedOffsets.parse(commit.offset, commit.metadata)
@@ -155,62 +166,27 @@ class LetterLog:
         found.add(0, first)
         return found
 
-    async def commit(self, partition: int, replayed: ReplayedOffsets, written: int = 0) -> None:
-        """Commits the replayed offsets of a partition; `replayed` was called before.
-
-        Args:
-            partition: which.
-            replayed: its offsets.
-            written: how many letters were written that are not committed yet.
+    def commit_of(self, partition: int, replayed: ReplayedOffsets) -> Commit:
+        """What is committed for these offsets.
 
         Raises:
             TooManyGapsError: the metadata of a commit has no room for them.
-            ReplayTakenOverError: another run has committed since then; this one has not.
-            ConfigurationError: the group has members.
         """
-        metadata = self.metadata(partition, replayed)
-        await self._check(partition, written)
-        try:
-            await self._consumer.commit({self._partitions[partition]: (replayed.offset, metadata)})
-        except CommitFailedError as exc:
-            raise ConfigurationError(
-                "--group",
-                f"group {self._group} has members, such as a worker that runs, and only they may commit; give another",
-            ) from exc
-        self._commits[partition] = OffsetAndMetadata(replayed.offset, metadata)
-        self._claimed.add(partition)
-
-    async def claim(self, partition: int, replayed: ReplayedOffsets) -> None:
-        """Commits the id of this run before it writes: another run sees it, and this one knows that it may commit.
-
-        Kafka has no conditional commit: two runs that claim at the same moment both go on until one checks again.
-
-        Raises:
-            TooManyGapsError: as `commit`.
-            ReplayTakenOverError: as `commit`.
-        """
-        if partition not in self._claimed:
-            await self.commit(partition, replayed)
-        await self._check(partition)
-
-    def metadata(self, partition: int, replayed: ReplayedOffsets) -> str:
-        """The metadata of a commit of these offsets.
-
-        Raises:
-            TooManyGapsError: they do not fit.
-        """
-        metadata = replayed.metadata(self._run, self._metadata_bytes)
+        metadata = replayed.metadata(self._metadata_bytes)
         if metadata is None:
             raise TooManyGapsError(self.topic.name, partition, self._metadata_bytes)
-        return metadata
+        return {self._partitions[partition]: OffsetAndMetadata(replayed.offset, metadata)}
 
-    async def _last_commit(self, partition: int) -> OffsetAndMetadata | None:
-        wanted = self._partitions[partition]
-        return (await self._controls.commits([wanted])).get(wanted)
+    async def commit(self, commit: Commit) -> None:
+        """Commits outside of a transaction.
 
-    async def _check(self, partition: int, written: int = 0) -> None:
-        if await self._last_commit(partition) != self._commits[partition]:
-            raise ReplayTakenOverError(self.topic.name, partition, str(self._group), written)
+        Raises:
+            ConfigurationError: the group has got members.
+        """
+        try:
+            await self._consumer.commit(commit)
+        except CommitFailedError as exc:
+            raise self._has_members() from exc
 
 
 @asynccontextmanager
@@ -225,13 +201,13 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     Raises:
         ClusterError: the cluster failed.
     """
-    # Asked before anything is written: a commit that is refused would let letters be written twice.
+    # Asked before anything is written: a commit that is refused lets nothing be written, or the same again.
     metadata_bytes = 0 if group is None else await metadata_limit(client)
     consumer = topic_consumer(client, group, fetch_max_wait_ms=_FETCH_WAIT_MS)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()
-        yield LetterLog(consumer, topic, group, metadata_bytes)
+        yield LetterLog(consumer, topic, group or "", metadata_bytes)
     except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
         raise translated(exc, f"topic {topic.name}") from exc
     finally:

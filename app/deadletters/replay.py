@@ -1,8 +1,7 @@
 """The replay: it writes the records of dead letters back to the topics and partitions that they came from, each once.
 
-The offsets of replayed letters are committed to a group of their own as soon as the records are durable: see
-`app.deadletters.replay_offsets`. So an interrupted replay continues where it was, and repeats at most one batch. Of two
-replays at once the one that began last continues, and the other ends as soon as it sees that.
+The offsets of replayed letters are committed to a group of their own together with the records: see
+`app.deadletters.record_writer` and `app.deadletters.replay_offsets`. So an interrupted replay continues where it was.
 
 Letters may be forged. A letter decides about itself only: none keeps the others from being replayed.
 """
@@ -20,7 +19,7 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
 from app.deadletters.owner import Owner, told_context
 from app.deadletters.reader import FoundLetter, LetterReader
-from app.deadletters.record_writer import RecordWriter, size_alone
+from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
 from app.kafka.sender import find_topic
@@ -101,22 +100,29 @@ class Replay:
     _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
     _unreadable: list[int] = field(default_factory=list, init=False)  # offsets that are committed with them
 
-    async def run(self, writer: RecordWriter | None) -> None:
+    async def run(self, open_writer: OpenWriter | None) -> None:
         """Replays partition by partition; without a writer it writes and commits nothing.
 
         Raises:
-            ConfigurationError: there is no such partition or topic.
+            ConfigurationError: there is no such partition or topic, the group has members, or the user may not write.
             ClusterError: the cluster failed; the commits stay.
             TooManyGapsError: the offsets of a batch could not be committed; none of it was written.
             ReplayTakenOverError: another replay with the same group has begun.
         """
         if self.to is not None:
             await self._check_target(self.to)
+        if open_writer is not None:
+            await self.log.check_group()
         for partition, (first, end) in (await self.log.ranges(self.filters)).items():
-            replayed = await self.log.replayed(partition, first, end)
             if self._limit_reached:
                 return
-            await self._replay_partition(writer, partition, replayed, end)
+            if open_writer is None:
+                replayed = await self.log.replayed(partition, first, end, stable=False)
+                await self._replay_partition(None, partition, replayed, end)
+            elif first < end:
+                async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
+                    replayed = await self.log.replayed(partition, first, end, stable=True)
+                    await self._replay_partition(writer, partition, replayed, end)
 
     @property
     def _limit_reached(self) -> bool:
@@ -304,10 +310,9 @@ class Replay:
         after = deepcopy(replayed)
         for offset in offsets:
             after.add(offset, offset + 1)
-        self.log.metadata(partition, after)  # or it raises an error, before anything is written
-        await self.log.claim(partition, replayed)
-        await writer.write([(each.topic, each.partition, record) for each in letters for record in each.records])
-        await self.log.commit(partition, after, len(letters))
+        commit = self.log.commit_of(partition, after)
+        records = [(each.topic, each.partition, record) for each in letters for record in each.records]
+        await writer.write(records, commit)
         for offset in offsets:
             replayed.add(offset, offset + 1)
         self._count(letters)

@@ -1,8 +1,8 @@
 """The replayed offsets of a partition of a dead-letter topic: all below an offset, and some above it.
 
 A consumer group commits the offset. The metadata of the commit has the rest: `wideload:replayed=` and, compressed and
-in base 64, pairs of varints: how many offsets were not replayed, and how many were, in turn. A colon and the id of the
-run that has committed follow, so that one of two runs sees the other.
+in base 64, pairs of varints: how many offsets were not replayed, and how many were, in turn. A colon and the id of a
+run may follow, as it was written when replays had no transactions; it is not read.
 """
 
 from __future__ import annotations
@@ -73,16 +73,14 @@ class ReplayedOffsets:
         self._starts.insert(first, start)
         self._ends.insert(first, end)
 
-    def metadata(self, run: str = "", limit: int = _LIMIT) -> str | None:
+    def metadata(self, limit: int = _LIMIT) -> str | None:
         """The metadata of a commit of `offset`; None if it would be too long.
 
         Args:
-            run: the id of the run that commits; letters and digits.
             limit: `offset.metadata.max.bytes` of the brokers.
         """
         if not self._starts:
-            text = f"{_PREFIX}:{run}" if run else ""
-            return text if len(text) <= limit else None
+            return ""
         octets = bytearray()
         at = self.offset
         for start, end in zip(self._starts, self._ends, strict=True):
@@ -90,8 +88,6 @@ class ReplayedOffsets:
             _put(octets, end - start)
             at = end
         text = _PREFIX + base64.b64encode(zlib.compress(bytes(octets), 9)).decode()
-        if run:
-            text += f":{run}"
         return text if len(text) <= limit else None
 
     @classmethod

@@ -6,11 +6,29 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.kafka.refusals import refusal
+from app.kafka.watched_client import Send, watch_requests
+
 __all__ = ["AdminClient"]
 
 
 class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """An `AIOKafkaAdminClient` that also sends requests for which aiokafka has no method."""
+    """An `AIOKafkaAdminClient` that also sends requests for which aiokafka has no method.
+
+    Attributes:
+        refused: the last error of an answer that may mean a name over its limit; None for none.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.refused: int | None = None
+
+        async def watched(_: str, _request: Any, send: Send) -> Any:
+            response = await send()
+            self.refused = refusal(response) or self.refused
+            return response
+
+        watch_requests(self._client, watched)
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request, and returns the response.

@@ -15,6 +15,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
+from app.kafka.refusals import refusal
 from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
@@ -35,6 +36,9 @@ class BrokerHealth:
         topics: each of their partitions must have a leader.
         fetch_wait_s: how long a broker may wait before it answers a fetch.
         clock: seconds that do not go back.
+
+    Attributes:
+        refused: the last error of an answer that may mean a name over its limit; None for none.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class BrokerHealth:
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
+        self.refused: int | None = None
 
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client that has not been started, for as long as it lives."""
@@ -70,6 +75,7 @@ class BrokerHealth:
         finally:
             self._asked.pop(asked, None)
         self._answered(address)
+        self.refused = refusal(answer) or self.refused
         return answer
 
     def forget(self, client: AIOKafkaClient) -> None:

@@ -107,8 +107,8 @@ _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
     kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
     kafka_errors.TransactionalIdAuthorizationFailed: (
-        "the user may not use this transactional.id; grant Write and Describe on transactional ids that begin with the "
-        "pipeline's name and a colon"
+        "the user may not use this transactional.id; grant Write and Describe on all transactional ids that begin as "
+        "it does, up to the colon"
     ),
     kafka_errors.InvalidTransactionTimeout: (
         "producer.transaction.timeout.ms is over the brokers' transaction.max.timeout.ms"
@@ -263,11 +263,10 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
         **more,
     )
     try:
-        await producer.start()
-    except (kafka_errors.KafkaError, OSError) as exc:
-        await producer.stop()
-        raise translated(exc, "the producer cannot start") from exc
-    try:
+        try:
+            await producer.start()
+        except (kafka_errors.KafkaError, OSError) as exc:
+            raise translated(exc, "the producer cannot start") from exc
         yield producer
     finally:
         await producer.stop()

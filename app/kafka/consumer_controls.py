@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient
@@ -21,7 +21,9 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
+from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups
 from app.kafka.membership import leave, leave_in_any_case
+from app.kafka.queries import Query
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.watched_client import Send, watch_requests
 
@@ -30,6 +32,8 @@ __all__ = ["ConsumerControls"]
 _FETCH_WAIT_MS = 100
 _STOP_S = 3.0
 _LEAVE_S = 2.0
+
+_Found = TypeVar("_Found")
 
 
 class ConsumerControls:
@@ -137,12 +141,25 @@ class ConsumerControls:
     async def _stable_commits(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        request = FetchStableOffsets(self._coordinator.group_id, partitions)
+        return await self._answer(request, request.commits)
+
+    async def has_members(self) -> bool:
+        """Whether the group has members, of either protocol; False if brokers before Kafka 2.3 do not say."""
+        group = self._coordinator.group_id
+        for query in (DescribeGroups([group]), DescribeConsumerGroups([group])):
+            with contextlib.suppress(IncompatibleBrokerVersion):
+                if await self._answer(query, query.members):
+                    return True
+        return False
+
+    async def _answer(self, request: Query, read: Callable[[Any], _Found | None]) -> _Found:
+        """What a response of the coordinator says; asked again while it says nothing."""
         coordinator = self._coordinator
-        request = FetchStableOffsets(coordinator.group_id, partitions)
         while True:
             await coordinator.ensure_coordinator_known()
             try:
-                found = request.commits(await coordinator._send_req(request))
+                found = read(await coordinator._send_req(request))
             except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
                 coordinator.coordinator_dead()
             except KafkaError as exc:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
+from aiokafka.errors import for_code
 from aiokafka.protocol.admin import ListGroupsRequest_v1
 from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Int64, Schema
 
@@ -13,6 +14,7 @@ from app.kafka.queries import TEXT, Query, fields, rows, version
 
 __all__ = ["DescribeConsumerGroups", "DescribeGroups", "DescribeShareGroups", "ListGroups", "rack_of"]
 
+_ANOTHER_TRY = {14, 15, 16}  # the coordinator loads, is not available, is another one
 _RACKS_SINCE = 3  # the version of a subscription
 _SUBSCRIPTION = fields(
     topics=Array(TEXT),
@@ -87,12 +89,30 @@ class DescribeGroups(Query):
 
     VERSIONS: Sequence[Any] = (version(15, 4, _GROUPS, _CLASSIC, flexible=False), version(15, 5, _GROUPS, _CLASSIC))
 
+    _MEMBERS = 5  # the place of this field in a group
+
     def __init__(self, groups: Sequence[str]) -> None:
         super().__init__(groups=groups, include_authorized_operations=False)
+
+    @classmethod
+    def members(cls, response: Any) -> int:
+        """How many members the groups of a response have; a group that is not there, or is of another type, has none.
+
+        Raises:
+            KafkaError: the broker does not coordinate them, or is not ready.
+        """
+        count = 0
+        for code, *rest in response.groups:
+            if code in _ANOTHER_TRY:
+                raise for_code(code)
+            count += len(rest[cls._MEMBERS - 1])
+        return count
 
 
 class DescribeConsumerGroups(DescribeGroups):
     """The members of consumer groups (KIP-848); from Kafka 4.0 on."""
+
+    _MEMBERS = 7
 
     VERSIONS = (
         version(
@@ -117,6 +137,8 @@ class DescribeConsumerGroups(DescribeGroups):
 
 class DescribeShareGroups(DescribeGroups):
     """The members of share groups (KIP-932); from Kafka 4.1 on."""
+
+    _MEMBERS = 7
 
     VERSIONS = (
         version(

@@ -165,6 +165,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         return "; ".join(filter(None, (self._retries.degraded, self.trouble))) or None
 
     @property
+    def refused(self) -> int | None:
+        """The last error of a broker that may mean a name over its limit; None for none."""
+        return self._brokers.refused
+
+    @property
     def trouble(self) -> str | None:
         """What brokers or the group do not do, and since when; None if all is well."""
         return "; ".join(filter(None, (self._brokers.trouble, self._consumer.trouble))) or None

@@ -15,6 +15,7 @@ from aiokafka import TopicPartition
 from faust import Service
 
 from app.cluster import capacity
+from app.cluster.enforced_limits import is_over_limit, refused_names
 from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import without_secrets
@@ -230,6 +231,11 @@ class Pipeline(Service):
         if self._steady():
             self.failing_since, delay_s = None, _FIRST_DELAY_S
         self._proven = self._proven or self._steady() or self.stats.records_out > 0
+        refused = None if self.flow is None else self.flow.refused
+        over_limit = refused_names(self._worker.client, self.settings, refused)
+        if over_limit is not None:
+            self._give_up(over_limit)
+            return delay_s
         if not error.retriable and not (error.forbidden and self._proven):
             self._give_up(error)
             return delay_s
@@ -247,7 +253,7 @@ class Pipeline(Service):
         try:
             return await plan_pipeline(self._worker.client, self.settings, began=self._status == "RESTARTING")
         except ConfigurationError as exc:
-            if self._status != "RESTARTING":
+            if self._status != "RESTARTING" or is_over_limit(exc):
                 raise
             # The cluster was right before, and a change can be taken back. A lower limit too, before it was seen.
             self._learned_limits.forget_sizes()

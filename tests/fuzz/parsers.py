@@ -253,7 +253,7 @@ PARSERS: Sequence[Parser] = (
     Parser("letter", _LETTERS, _letter),
     Parser(
         "replayed-offsets",
-        [(_DONE.metadata(run) or "").encode() for run in ("", "run1")],
+        [(_DONE.metadata() or "").encode(), (_DONE.metadata() or "").encode() + b":run1"],
         _replayed_offsets,
     ),
     Parser("commit-note", [note(3, 9, []).encode(), note(3, 9, ["a" * 22]).encode()], _note),

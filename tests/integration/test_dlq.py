@@ -7,22 +7,28 @@ import contextlib
 import io
 import json
 import os
+import random
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import confluent_kafka
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from app.cli import main
 from app.config.parsing import load
-from app.deadletters.log import Filters, ReplayTakenOverError, open_log
-from app.deadletters.record_writer import RecordWriter, open_writer
+from app.deadletters.log import Commit, Filters, ReplayTakenOverError, open_log
+from app.deadletters.record_writer import OpenWriter, RecordWriter, open_writer
 from app.deadletters.replay import Replay
 from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
+from tests.forks import fork
 from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
@@ -34,6 +40,7 @@ from transforms.reference import VALUE, Reference
 STAMP = 1_700_000_000_123
 FOREVER = {"retention.ms": "-1"}
 LARGE = os.urandom(1_500_000)
+Guarantee = Literal["exactly_once", "at_least_once"]
 MANY: list[Header] = [(f"h{number}", b"%d" % number) for number in range(10_000)]
 
 
@@ -68,9 +75,9 @@ class Desk:
         folder.mkdir(exist_ok=True)
         self.config = str(WorkerProcess(folder, {"bootstrap.servers": broker}, {"p": self.keys}).config)
 
-    def has_read(self, count: int) -> bool:
-        """Whether the worker has committed so many records of the first partition, and twice as many of the second."""
-        return committed(self.broker, f"{self.raw}-group", self.raw) == {0: count, 1: 2 * count}
+    def ends(self) -> dict[int, int]:
+        """The offset behind the last record of each partition; the mark of a transaction may follow it."""
+        return {number: found[-1].offset + 1 for number, found in read_all(self.broker, self.raw).items()}
 
     def dlq(self, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
         """Lines of a command."""
@@ -90,11 +97,13 @@ def tails(found: Sequence[Found], skip: int) -> list[tuple[Any, ...]]:
     return [(r.partition, r.key, r.value, r.headers[1:], r.timestamp) for r in found[skip:]]
 
 
-def bury(folder: Path, desks: Sequence[Desk], count: int) -> None:
-    """Runs one worker for all desks until it has read so many records of each partition."""
+def bury(folder: Path, desks: Sequence[Desk]) -> None:
+    """Runs one worker for all desks until it has read all their records."""
+    ends = {desk.raw: desk.ends() for desk in desks}
+    broker = desks[0].broker
     pipelines = {f"p{number}": desk.keys for number, desk in enumerate(desks)}
-    with WorkerProcess(folder, {"bootstrap.servers": desks[0].broker}, pipelines) as worker:
-        until(lambda: all(desk.has_read(count) for desk in desks), "all are committed")
+    with WorkerProcess(folder, {"bootstrap.servers": broker}, pipelines) as worker:
+        until(lambda: ends == {raw: committed(broker, f"{raw}-group", raw) for raw in ends}, "all are committed")
         for page in worker.get("/pipelines")[1]:
             assert page["failed_records"]["malformed-wrapper"] == page["dead_letters"]
         assert worker.terminate() == 0
@@ -119,10 +128,10 @@ def test_dead_letters_are_shown_and_replayed(broker: str, make_topic: MakeTopic,
     desks = {form: Desk(broker, make_topic, tmp_path / form, store=store) for form, store in forms.items()}
     for desk in desks.values():
         send(broker, desk.raw, [*FIRST, *SECOND])
-    bury(tmp_path, list(desks.values()), 2)
+    bury(tmp_path, list(desks.values()))
     for large, desk in desks.items():
         check_shown_and_replayed(desk, large)
-    bury(tmp_path, list(desks.values()), 4)
+    bury(tmp_path, list(desks.values()))
     for desk in desks.values():
         check_replayed_again(desk)
 
@@ -175,7 +184,7 @@ def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTop
     """A payload that is gone, a topic that is none of the pipeline's: each is said, and the others are replayed."""
     desk = Desk(broker, make_topic, tmp_path, store=True)
     send(broker, desk.raw, [(0, b"k", LARGE, [], STAMP), (1, b"a", b"x", [], STAMP), (1, b"b", b"x", [], STAMP)])
-    bury(tmp_path, [desk], 1)
+    bury(tmp_path, [desk])
     (payload,) = (path for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert payload.parent.name == desk.dead
     payload.unlink()
@@ -187,19 +196,6 @@ def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTop
     assert "there is no payload" in done["failures"][0]["reason"]
     assert done["skipped"] == {"of topic payroll, which this pipeline does not read (--to)": 1}
     assert "there is no payload" not in json.dumps(desk.dlq("list")), "what went wrong is told without the payload"
-
-
-class Failing(RecordWriter):
-    """A writer whose cluster is gone after so many calls."""
-
-    calls = 2
-
-    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
-        """See `RecordWriter.write`."""
-        self.calls -= 1
-        if self.calls < 0:
-            raise ClusterError("gone", retriable=True)
-        await super().write(records)
 
 
 def letter(offset: int, topic: str, partition: int, error: str = "PayloadNotFoundError") -> Sent:
@@ -255,71 +251,97 @@ def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, 
         status, out, err = run("dlq", "replay", "-c", desk.config, "--yes")
         counts = {each["pipeline"]: each["replayed"] for each in map(json.loads, out.splitlines())}
         assert (status, counts) == (1 - replayed, {"a": replayed, "b": 0, "c": 0})  # one letter is left, of nobody
-    assert end_offsets(broker, other) == {0: 1}
+    assert len(read_all(broker, other)[0]) == 1
 
 
-def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_replay_that_is_cut_short_goes_on(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, guarantee: Guarantee
+) -> None:
     """What was written is committed, slice by slice; the next run repeats nothing, leaves nothing out, in order."""
     desk = Desk(broker, make_topic, tmp_path, store=False)
     errors = ("PayloadNotFoundError", "PayloadCorruptError")
     letters = [letter(n, desk.raw, 7 if n == 0 else n % 2, errors[n % 3 == 0]) for n in range(700)]
     send(broker, desk.dead, letters, 50_000)
     alter(broker, desk.raw, {**FOREVER, "max.message.bytes": "2000"})  # batches must be small, too
-    settings = load(desk.config)
-    (pipeline,) = settings.pipelines
+    group = f"{desk.keys['group.id']}-dlq-replay"
+
+    async def gone() -> None:
+        raise ClusterError("gone", retriable=True)
 
     async def cut_short() -> int:
-        topic = await find_topic(settings.client, desk.dead)
-        filters = Filters(error="payloadnotfounderror")
-        group = f"{pipeline.group_id}-dlq-replay"
-        async with open_log(settings.client, topic, group) as log, open_writer(settings.client) as writer:
-            replay = Replay(settings.client, pipeline, log, None, filters, to=None, max_replays=3, done=lambda _: None)
+        async with replaying(desk, Filters(error="payloadnotfounderror"), guarantee) as (replay, writers):
             with pytest.raises(ClusterError):
-                await replay.run(Failing(writer._producer))
+                await replay.run(interrupted(writers, gone))
             return replay.tally.replayed
 
-    assert asyncio.run(cut_short()) == 400
-    assert desk.replay("--error", "x.PayloadNotFoundError", "--yes")["replayed"] == 466 - 400
-    done = desk.replay("--yes")
+    assert asyncio.run(cut_short()) == 200
+    chosen = ("--processing-guarantee", guarantee)
+    assert desk.replay("--error", "x.PayloadNotFoundError", *chosen, "--yes")["replayed"] == 466 - 200
+    done = desk.replay("--yes", *chosen)
     assert (done["replayed"], done["skipped"]) == (234, {"replayed before": 466})
-    assert desk.replay("--yes")["skipped"] == {}
+    assert desk.replay("--yes", *chosen)["skipped"] == {}
     found = read_all(broker, desk.raw)
     for partition in (0, 1):
         offsets = [int(record.key or b"") for record in found[partition] if record.key != b"0"]
         expected = [offset for offset in range(1, 700) if offset % 2 == partition]
         assert offsets == [n for n in expected if n % 3] + [n for n in expected if not n % 3]
     assert sum(record.key == b"0" for each in found.values() for record in each) == 1, "by its key, as there is no 7"
-    assert committed(broker, f"{pipeline.group_id}-dlq-replay", desk.dead)[0] == 700
+    assert committed(broker, group, desk.dead)[0] == 700
 
 
 @asynccontextmanager
-async def replaying(desk: Desk) -> AsyncIterator[tuple[Replay, RecordWriter]]:
-    """A replay of all letters, which has not begun, and a writer for it."""
+async def replaying(
+    desk: Desk, filters: Filters | None = None, guarantee: Guarantee = "exactly_once"
+) -> AsyncIterator[tuple[Replay, OpenWriter]]:
+    """A replay, which has not begun, and what opens its writers."""
     settings = load(desk.config)
     (pipeline,) = settings.pipelines
     topic = await find_topic(settings.client, desk.dead)
     group = f"{pipeline.group_id}-dlq-replay"
-    async with open_log(settings.client, topic, group) as log, open_writer(settings.client) as writer:
+    timeout_ms = pipeline.guarantee.timeout_ms if guarantee == "exactly_once" else None
+    async with open_log(settings.client, topic, group) as log:
         yield (
-            Replay(settings.client, pipeline, log, None, Filters(), to=None, max_replays=3, done=lambda _: None),
-            writer,
+            Replay(
+                settings.client,
+                pipeline,
+                log,
+                None,
+                filters or Filters(),
+                to=None,
+                max_replays=3,
+                done=lambda _: None,
+            ),
+            partial(open_writer, settings.client, log, timeout_ms),
         )
 
 
-class Interrupted(RecordWriter):
-    """A writer that does something at its second call, before it writes."""
+def interrupted(writers: OpenWriter, act: Callable[[], Awaitable[object]]) -> OpenWriter:
+    """Writers of which the first does something at its second call, before it writes."""
+    calls = 0
 
-    def __init__(self, writer: RecordWriter, act: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(writer._producer)
-        self._act = act
-        self._calls = 0
+    class Writer:
+        def __init__(self, writer: RecordWriter) -> None:
+            self._writer = writer
 
-    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
-        """See `RecordWriter.write`."""
-        self._calls += 1
-        if self._calls == 2:
-            await self._act()
-        await super().write(records)
+        async def write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                await act()
+            await self._writer.write(records, commit)
+
+    @asynccontextmanager
+    async def opened(partition: int) -> AsyncIterator[RecordWriter]:
+        async with writers(partition) as writer:
+            yield Writer(writer)
+
+    return opened
+
+
+def keys(desk: Desk) -> list[int]:
+    """Of the records that were replayed to partition 0, as readers of committed records see them."""
+    return [int(record.key or b"") for record in read_all(desk.broker, desk.raw, "read_committed")[0]]
 
 
 def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -327,47 +349,93 @@ def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: Mak
     desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
 
-    async def interrupted() -> int:
-        async with replaying(desk) as (replay, writer):
+    async def cancelled() -> int:
+        async with replaying(desk) as (replay, writers):
 
             async def interrupt() -> None:
                 task.cancel()  # as asyncio does on SIGINT
                 await asyncio.sleep(0)
 
-            task = asyncio.ensure_future(replay.run(Interrupted(writer, interrupt)))
+            task = asyncio.ensure_future(replay.run(interrupted(writers, interrupt)))
             with pytest.raises(asyncio.CancelledError):
                 await task
             return replay.tally.replayed
 
-    assert asyncio.run(interrupted()) == 400
+    assert asyncio.run(cancelled()) == 400
     assert desk.replay("--yes")["replayed"] == 300
-    assert [int(record.key or b"") for record in read_all(broker, desk.raw)[0]] == list(range(700))
+    assert keys(desk) == list(range(700))
 
 
-def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Of two replays at once the one that began last does it all; the other says so, and repeats one slice at most."""
+@pytest.mark.parametrize("step", [None, "send_offsets_to_transaction", "commit_transaction"])
+def test_replay_ends_where_another_begins(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str | None
+) -> None:
+    """Of two replays at once the one that began last goes on, and each record is written once.
+
+    The other one begins between two transactions, or within one: before its offsets, or its end.
+    """
     desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
 
     async def overtaken() -> tuple[int, int, str]:
-        async with replaying(desk) as (first, writer), replaying(desk) as (second, other):
+        async with replaying(desk) as (first, writers), replaying(desk) as (second, others):
+            calls = 0
 
             async def overtake() -> None:
-                await second.run(other)
+                await second.run(others)
 
+            if step is not None:
+                goes_on = getattr(AIOKafkaProducer, step)
+
+                async def late(*arguments: Any) -> None:
+                    nonlocal calls
+                    calls += 1
+                    if calls == 2:
+                        await overtake()
+                    await goes_on(*arguments)
+
+                monkeypatch.setattr(AIOKafkaProducer, step, late)
             with pytest.raises(ReplayTakenOverError) as told:
-                await first.run(Interrupted(writer, overtake))
+                await first.run(interrupted(writers, overtake) if step is None else writers)
             return first.tally.replayed, second.tally.replayed, str(told.value)
 
     done, others, told = asyncio.run(overtaken())
     assert (done, others) == (200, 500)
-    assert told.endswith(
-        "-dlq-replay has begun meanwhile, and continues; this one ends; the last 200 letters that this one wrote "
-        "may come twice"
+    assert told == (
+        f"topic {desk.dead}, partition 0: another replay with group {desk.keys['group.id']}-dlq-replay has begun "
+        "meanwhile, and continues; this one ends, and nothing is written twice"
     )
-    found = [int(record.key or b"") for record in read_all(broker, desk.raw)[0]]
-    assert found == [*range(200), *range(200, 700), *range(200, 400)]
+    assert keys(desk) == list(range(700))
     assert desk.replay("--yes")["replayed"] == 0
+
+
+def test_replay_that_is_killed_writes_nothing_twice(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, rng: random.Random
+) -> None:
+    """After `kill -9` with records written and not committed, and at any moment then, each is there once, in order."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    count, kills = 600, 6
+    send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(count)], 50_000)
+    command = [sys.executable, "-m", "app.cli", "dlq", "replay", "-c", desk.config, "--yes"]
+
+    def written() -> tuple[int, int]:
+        group = f"{desk.keys['group.id']}-dlq-replay"
+        return end_offsets(broker, desk.raw)[0], committed(broker, group, desk.dead)[0]
+
+    with (tmp_path / "replay.log").open("wb") as log:
+        for number in range(kills):
+            process = fork(command, stdout=log, stderr=log, constants={"app.deadletters.replay:_BATCH": 10})
+            left = rng.randrange(1, 4)  # writes
+            end, done = written()
+            while left > 0 and process.poll() is None:
+                before, (end, done) = (end, done), written()
+                left -= end > before[0] and done == before[1]
+            if number % 2:
+                time.sleep(rng.random() / 100)
+            process.kill()
+            assert process.wait() != 0, (tmp_path / "replay.log").read_text()
+    assert desk.replay("--yes")["replayed"] > 0
+    assert keys(desk) == list(range(count))
 
 
 def test_a_forged_letter_in_a_store_keeps_no_other_back(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -436,6 +504,25 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
         2,
         f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; give another one\n",
     )
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_replay_refuses_a_group_with_members(broker: str, make_topic: MakeTopic, tmp_path: Path, protocol: str) -> None:
+    """A member would commit over what a replay commits: nothing is written while a group has one."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    send(broker, desk.dead, [letter(0, desk.raw, 0)])
+    group = f"{desk.raw}-members-{protocol}"
+    options = {"bootstrap.servers": broker, "group.id": group, "group.protocol": protocol}
+    member = confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    try:
+        member.subscribe([desk.dead])
+        until(lambda: member.poll(0.1), "it is a member")
+        told = run("dlq", "replay", "--group", group, "-c", desk.config, "--yes")
+        why = "such as a worker that runs, and only they may commit; give another"
+        assert told == (2, "", f"wideload: --group: group {group} has members, {why}\n")
+    finally:
+        member.close()
+    assert desk.replay("--group", group, "--yes")["replayed"] == 1
 
 
 def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:

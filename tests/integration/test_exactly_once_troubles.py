@@ -17,6 +17,7 @@ from aiokafka.errors import NoOffsetForPartitionError, TopicAuthorizationFailedE
 from aiokafka.producer.sender import Sender
 from aiokafka.protocol.metadata import MetadataRequest
 
+from app.cli import main
 from app.cluster import coordinator
 from app.cluster.preflight import plan_pipeline
 from app.kafka.broker_health import BrokerHealth
@@ -32,6 +33,7 @@ from app.pipeline.learned_limits import UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.transaction import Transaction
 from tests.integration.line import LONG, Line, MakeLine, keys, records
+from tests.integration.worker_process import toml
 from transforms.errors import ConfigurationError, RecordUnfitError
 
 
@@ -312,8 +314,13 @@ async def test_no_coordinator_for_a_producer(
     assert caught.value.retriable
 
 
-async def test_fewer_brokers_than_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer brokers than the log of transactions has replicas are told at start, with the properties to lower."""
+async def test_fewer_brokers_than_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fewer brokers than the log of transactions has replicas are told at start, with the properties to lower.
+
+    A replay of dead letters writes nothing then, unless it may write at least once.
+    """
     monkeypatch.setattr(coordinator, "_PATIENCE_S", 1.0)
     with EmbeddedBroker({"transaction.state.log.replication.factor": "3"}) as broker:
         line = Line(broker.bootstrap_servers, tmp_path, "in", "out", "chunk", {})
@@ -325,6 +332,25 @@ async def test_fewer_brokers_than_replicas(tmp_path: Path, monkeypatch: pytest.M
                     await asyncio.sleep(0.05)
         with pytest.raises(ConfigurationError, match=r"lower that and transaction\.state\.log\.min\.isr"):
             await plan_pipeline(line.settings.client, line.pipeline)
+        head = {"bootstrap.servers": broker.bootstrap_servers}
+        letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": line.sink}
+        pipeline = {"topics": [line.source], "output.topic": "other", "transforms": ["chunk"], **letters}
+        (tmp_path / "c.toml").write_text(toml(head, {"p": pipeline}))
+        command = ["dlq", "replay", "-c", str(tmp_path / "c.toml"), "--to", line.source, "--yes"]
+        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            await producer.send_and_wait(line.sink, b"v", b"k")
+        for arguments, status in ([], 2), (["--processing-guarantee", "at_least_once"], 0):
+            with pytest.raises(SystemExit) as ended:
+                await asyncio.to_thread(main, [*command, *arguments])
+            out, err = capsys.readouterr()
+            assert (ended.value.code or 0, '"replayed": 1,' in out) == (status, status == 0), err
+            if status:
+                assert err.startswith(
+                    'wideload: --processing-guarantee: found "exactly_once", and the brokers have had'
+                )
+                assert err.endswith(
+                    "; or give --processing-guarantee at_least_once, with which letters may be replayed twice\n"
+                )
 
 
 async def test_start_that_is_cancelled_leaves_no_connection(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
+from tests.forks import run
 from tests.integration.cluster import KEY_PASSWORD, Cluster
 from tests.integration.cut_log import CUT, SAME, CutLog
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
@@ -336,8 +338,39 @@ def test_worker_transactional_id_refused(cluster: Cluster, way: Way) -> None:
     assert (
         f"starting a transactional producer: [Error 53] TransactionalIdAuthorizationFailed: offload:{way.raw}:" in log
     )
-    assert "grant Write and Describe on transactional ids that begin with the pipeline's name and a colon" in log
+    assert "grant Write and Describe on all transactional ids that begin as it does, up to the colon" in log
     assert "Traceback" not in log
+
+
+def test_replay_transactional_id_refused(cluster: Cluster, way: Way) -> None:
+    """Without rights to its transactional ids a replay writes nothing, and says which; at least once it needs none."""
+    grant(cluster, way)
+    group = f"{way.group('offload')}-dlq-replay"
+    cluster.allow(USER, way.dead, READ, DESCRIBE, DESCRIBE_CONFIGS)
+    cluster.allow(USER, way.raw, WRITE)
+    cluster.allow(USER, group, READ, kind=GROUP)
+    letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    settings = {**way.settings(), **secured(cluster, "SASL_PLAINTEXT")}
+    config = str(WorkerProcess(way.folder, settings, way.offload(**letters)).config)
+    command = [sys.executable, "-m", "app.cli", "dlq", "replay", "-c", config, "--to", way.raw, "--yes"]
+    refused = (
+        f'wideload: --processing-guarantee: found "exactly_once", and the brokers refuse transactional.id {group}:'
+    )
+    send(way.broker, way.dead, [(0, b"first", b"v", [], 1)])
+    for right in (DESCRIBE, WRITE):  # the second one implies the first, as for each resource
+        done = run(command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(refused)
+        assert "grant Write and Describe on all" in done.stderr
+        assert done.stderr.count("\n") == 1
+        cluster.allow(USER, f"{group}:", right, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    cluster.forbid(USER, f"{group}:", DESCRIBE, WRITE, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
+    send(way.broker, way.dead, [(0, b"second", b"v", [], 1)])
+    done = run([*command, "--processing-guarantee", "at_least_once"])
+    assert done.returncode == 0, done.stderr
+    assert [record.key for record in read_all(way.broker, way.raw)[0]] == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])

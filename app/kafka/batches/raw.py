@@ -11,10 +11,11 @@ from transforms.record_batch import RecordBatch, pack
 __all__ = ["raw_batch"]
 
 
-def raw_batch(records: Sequence[RecordLike]) -> WholeBuilder:
+def raw_batch(records: Sequence[RecordLike], *, transactional: bool = False) -> WholeBuilder:
     """An uncompressed batch of records, for `send_batch` of a producer.
 
     Args:
         records: one or more; the names of headers have bytes that are not UTF-8 by `surrogateescape`.
+        transactional: whether it becomes part of a transaction.
     """
-    return WholeBuilder(RecordBatch.read(memoryview(pack(records))), transactional=False, codec=0)
+    return WholeBuilder(RecordBatch.read(memoryview(pack(records))), transactional=transactional, codec=0)
