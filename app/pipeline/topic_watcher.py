@@ -77,6 +77,15 @@ class TopicWatcher:
                 seen = None if change is None else str(change)
             await asyncio.sleep(_LOOK_S)
 
+    async def limit_of(self, topic: str) -> int | None:
+        """What a topic takes now; None if the cluster does not tell. `lowered` is not called for it again."""
+        with contextlib.suppress(KafkaError, OSError):
+            limit = (await limits(self._send, [topic])).get(topic)
+            if limit is not None:
+                self._limits[topic] = min(limit, self._limits.get(topic, limit))
+            return limit
+        return None
+
     def _change(self, found: Mapping[str, Identity | None]) -> ClusterError | None:
         # The changes after which nothing may be committed come first.
         changed = {name: self._topics[name] for name in found}

@@ -84,7 +84,7 @@ def test_worker_splits_batches_when_the_limit_sinks(make_way: MakeWay) -> None:
 
 
 def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> None:
-    """A value below the threshold goes to the store once the sink takes no such record, in its place, and once.
+    """A value below the threshold goes to the store once the sink takes no such record, in its place, once, at once.
 
     Also where the settings would not let the worker start any more: the limit is below threshold and batch size.
     """
@@ -99,11 +99,12 @@ def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> N
         send(way.broker, way.raw, sent[10:])
         came(way, way.inflated, len(sent))
         page = pipeline_of(worker)
-        assert (page["name"], page["state"], page["restarts"]) == ("offload", "RUNNING", 1)
+        assert (page["name"], page["state"], page["restarts"]) == ("offload", "RUNNING", 0)
         assert page["offloaded_records"] == 3
         assert worker.terminate() == 0
         log = worker.log.read_text()
-    assert f"topic {way.orders} has refused a record that takes 15,0" in log
+    assert f"max.message.bytes of topic {way.orders} was lowered to 5000, and is followed" in log
+    assert "offset 30: it takes 15,0" in log
     assert "goes on, though it would not start any more" in log
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
 
