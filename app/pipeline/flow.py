@@ -40,7 +40,7 @@ from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
-from app.pipeline.lowered_limits import LoweredLimits
+from app.pipeline.lowered_limits import LoweredLimits, NoChunkFitsError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
@@ -49,7 +49,7 @@ from app.pipeline.retries import Retries
 from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
-from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
+from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, PolicyChangedError, TopicWatcher
 from stores.store import PayloadStore
 
 __all__ = ["Flow"]
@@ -61,7 +61,8 @@ _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
 _KEEPING_WRITTEN = (
-    *(LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError),
+    *(LimitError, LimitRaisedError, NoChunkFitsError, PartitionsChangedError, PayloadAgedError, PolicyChangedError),
+    UnfitError,
     RecordError,
 )
 
@@ -115,7 +116,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers, share)
-        self._topic_watcher = TopicWatcher(plan, termination, self._consumer.send, self._follow)
+        self._topic_watcher = TopicWatcher(
+            plan, termination, self._consumer.send, self._follow, chunked=settings.chunks.expects_chunks
+        )
         chain = make_chain(plan.sink.max_message_bytes)
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
         self._lowered_limits = LoweredLimits(

@@ -28,7 +28,7 @@ from app.pipeline.termination import Termination
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError
 from transforms.record import RecordLike
 
-__all__ = ["LoweredLimits"]
+__all__ = ["LoweredLimits", "NoChunkFitsError"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,13 @@ log = logging.getLogger(__name__)
 _ASKED = 5
 _BEHIND_S = 0.2
 _AT_ONCE = 2  # records: each is in memory several times meanwhile
+
+
+class NoChunkFitsError(ClusterError):
+    """The sink takes less than the smallest chunk; what was written may be committed before another try."""
+
+    def __init__(self, error: ConfigurationError) -> None:
+        super().__init__("; ".join(f"{each.key}: {each.reason}" for each in error.each), retriable=True)
 
 
 class LoweredLimits:
@@ -100,8 +107,7 @@ class LoweredLimits:
         try:
             check_chunks(self._settings, self._plan.sources, sink)
         except ConfigurationError as exc:
-            told = "; ".join(f"{each.key}: {each.reason}" for each in exc.each)
-            self._termination.fail(ClusterError(told, retriable=True))
+            self._termination.fail(NoChunkFitsError(exc))
             return
         try:
             check_limits(self._settings, sink)

@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from app.kafka.batches.batch import sent_bytes
 from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, end_offsets, read_all, send
@@ -107,6 +109,38 @@ def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> N
     assert "offset 30: it takes 15,0" in log
     assert "goes on, though it would not start any more" in log
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "guarantee"),
+    [(["offload"], "exactly_once"), (["offload", "wrap"], "at_least_once"), (["chunk"], "exactly_once")],
+)
+def test_worker_goes_on_where_a_record_is_refused(make_way: MakeWay, transforms: list[str], guarantee: str) -> None:
+    """A record between the old limit and the new one is moved in its place, once, and no flow begins anew."""
+    way = make_way(1)
+    named = [("wrapper.header.7", b"7")]
+    large, small = records(3, 15_000), records(25, 100, 3)
+    sent: list[Sent] = [(*each[:3], named, STAMP) for each in (*large[:2], *small[:20], *large[2:], *small[20:])]
+    back = {"offload": ["inflate"], "offload,wrap": ["unwrap", "inflate"], "chunk": ["assemble"]}[",".join(transforms)]
+    pipelines = {
+        **way.offload(transforms=transforms, **{"processing.guarantee": guarantee}),
+        **way.inflate(transforms=back),
+    }
+    if transforms == ["chunk"]:
+        del pipelines["offload"]["large.message.threshold.bytes"]
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
+        send(way.broker, way.raw, sent[:1])
+        came(way, way.inflated, 1)
+        asyncio.run(set_limit(way.broker, way.orders, 5_000))
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.inflated, len(sent))
+        page = pipeline_of(worker)
+        assert (page["state"], page["restarts"]) == ("RUNNING", 0)
+        assert page["chunked_messages" if transforms == ["chunk"] else "offloaded_records"] == 2
+        assert worker.terminate() == 0
+    assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+    found = [each.headers for each in read_all(way.broker, way.inflated)[0]]
+    assert found == [tuple(headers) for _, _, _, headers, _ in sent]
 
 
 def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> None:
