@@ -132,12 +132,16 @@ def test_worker_goes_on_where_a_record_is_refused(make_way: MakeWay, transforms:
         send(way.broker, way.raw, sent[:1])
         came(way, way.inflated, 1)
         asyncio.run(set_limit(way.broker, way.orders, 5_000))
-        send(way.broker, way.raw, sent[1:])
+        send(way.broker, way.raw, sent[1:22])
+        came(way, way.inflated, 22)
+        send(way.broker, way.raw, sent[22:])
         came(way, way.inflated, len(sent))
         page = pipeline_of(worker)
         assert (page["state"], page["restarts"]) == ("RUNNING", 0)
         assert page["chunked_messages" if transforms == ["chunk"] else "offloaded_records"] == 2
         assert worker.terminate() == 0
+    # The second one was judged by the new limit before it was sent.
+    assert worker.log.read_text().count(f"more than {way.orders} takes by now") == 1
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
     found = [each.headers for each in read_all(way.broker, way.inflated)[0]]
     assert found == [tuple(headers) for _, _, _, headers, _ in sent]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from confluent_kafka import DeserializingConsumer as ConfluentConsumer
 from confluent_kafka import SerializingProducer as ConfluentProducer
+from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
-from app.serializers import MessageWrapper, WrapperDeserializer, WrapperSerializer
+from app.serializers import MessageWrapper, SerializationError, TypedWrapper, WrapperDeserializer, WrapperSerializer
 from app.serializers import aiokafka as for_aiokafka
 from app.serializers import kafka_python as for_kafka_python
 from app.serializers.confluent import consumer_config, producer_config
@@ -345,3 +346,41 @@ def test_clients_write_and_read_wrappers(way: Way, client: str) -> None:
     assert found == [None if wrapper is None or wrapper.value is None else wrapper for wrapper in WRAPPERS]
     headers = [dict(each.headers) for each in read_all(way.broker, way.orders)[0]]
     assert (headers[0], headers[2]) == ({"trace-id": b"t", "wrapper.header.77": b""}, {"trace-id": b"t"})
+
+
+TYPED: list[TypedWrapper[str]] = [
+    TypedWrapper({3_000_001: "t", 77: b""}, "value"),
+    TypedWrapper({}, "l" * (THRESHOLD + 1)),
+    TypedWrapper({3_000_001: "ä"}, None),
+]
+
+
+def test_clients_write_and_read_typed_wrappers(way: Way) -> None:
+    """Objects in, headers and bytes between, objects out; a compacted topic refuses a typed marker as any other."""
+    writing = {"wrapper.header.3000001.serializer": str.encode, "wrapper.value.serializer": StringSerializer()}
+    reading = {"wrapper.header.3000001.deserializer": bytes.decode, "wrapper.value.deserializer": StringDeserializer()}
+    base: dict[str, object] = {"bootstrap.servers": way.broker}
+
+    async def write(topic: str, wrappers: list[TypedWrapper[str]]) -> None:
+        config = {**base, **writing, "value.serializers": [WrapperSerializer]}
+        async with for_aiokafka.SerializingProducer(config) as producer:
+            for wrapper in wrappers:
+                await producer.send_and_wait(topic, wrapper, b"k")
+
+    async def read_back() -> list[Any]:
+        config = {**base, **reading, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
+        async with for_aiokafka.DeserializingConsumer(config, way.inflated) as consumer:
+            return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in TYPED]
+
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "unwrap", "offload", **stored(way)),
+        two=piped(way.orders, way.inflated, "inflate", "wrap", **stored(way)),
+    ):
+        asyncio.run(write(way.raw, TYPED))
+        until(lambda: way.arrived(len(TYPED)), "all records have come back")
+    assert asyncio.run(read_back()) == TYPED
+    assert dict(read_all(way.broker, way.orders)[0][0].headers) == {"trace-id": b"t", "wrapper.header.77": b""}
+    asyncio.run(set_configs(way.broker, way.dead, {"cleanup.policy": "compact"}))
+    with pytest.raises(SerializationError, match="found a wrapper without a value"):
+        asyncio.run(write(way.dead, TYPED[2:]))
