@@ -272,7 +272,8 @@ class Chain:
             return (), ()
         work = Work(record, (made,), position, codec=0 if self._recompressed else codec)
         records, applied = self.finish(work)
-        return (records, applied) if {"offload", "chunk"} & {*applied} else ((), ())
+        moved = tuple(name for name in applied if name in {"offload", "chunk"})  # a wrapper was counted before
+        return (records, moved) if moved else ((), ())
 
     def _check(self, record: RecordLike) -> None:
         if self._compacted and record.key is None:

@@ -146,12 +146,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
-        letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
+        self._letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(
             lanes,
             share,
             retries=self._retries,
-            error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
+            error_policy=ErrorPolicy(
+                settings, self._letters, share, executor=executor, stats=stats, termination=termination
+            ),
             delivery=self._delivery,
             termination=termination,
             publishes=settings.offloads,
@@ -249,6 +251,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _follow(self, topic: str, limit_bytes: int) -> None:
         self._lowered_limits.follow(topic, limit_bytes)
+        if self._letters is not None and topic == self._letters.topic.name:
+            self._letters.follow(limit_bytes)
 
     def _followed(self, limit_bytes: int, chain: Chain) -> None:
         self._admission.follow(min(limit_bytes, self._merged_limit_bytes), chain)

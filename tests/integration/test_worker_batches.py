@@ -140,11 +140,36 @@ def test_worker_goes_on_where_a_record_is_refused(make_way: MakeWay, transforms:
         assert (page["state"], page["restarts"]) == ("RUNNING", 0)
         assert page["chunked_messages" if transforms == ["chunk"] else "offloaded_records"] == 2
         assert worker.terminate() == 0
+    assert page["wrapped_records"] == (len(sent) if "wrap" in transforms else 0)
     # The second one was judged by the new limit before it was sent.
     assert worker.log.read_text().count(f"more than {way.orders} takes by now") == 1
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
     found = [each.headers for each in read_all(way.broker, way.inflated)[0]]
     assert found == [tuple(headers) for _, _, _, headers, _ in sent]
+
+
+def test_letters_follow_a_limit_that_is_lowered(make_way: MakeWay) -> None:
+    """Where the dead-letter topic takes less, letters take the form that it takes, and no flow begins anew."""
+    way = make_way(1)
+    sent = records(2, 15_000)
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    keys = {
+        "topics": [way.raw],
+        "output.topic": way.inflated,
+        "transforms": ["unwrap"],
+        "group.id": way.group("unwrap"),
+    }
+    worker = WorkerProcess(way.folder, way.settings(), {"unwrap": {**keys, **tolerant}})
+    worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 0.25}
+    with worker:
+        send(way.broker, way.raw, sent[:1])
+        came(way, way.dead, 1)
+        asyncio.run(set_limit(way.broker, way.dead, 8_000))
+        until(lambda: "was lowered to 8000" in worker.log.read_text(), "the worker has seen the new limit")
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.dead, 3)
+        assert pipeline_of(worker)["restarts"] == 0
+        assert worker.terminate() == 0
 
 
 def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> None:
