@@ -114,12 +114,12 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
         "Serializers in a producer",
         "In the configuration of a client that serializes (docs/serializers.md), with the keys of its store above; not "
         "in the file of the worker. Numbers may be strings.",
-        [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS],
+        [*options.SERIALIZER_KEYS, *options.WRAPPER_SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS],
     ),
     (
         "Deserializers in a consumer",
         "In the same way.",
-        [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
+        [*options.DESERIALIZER_KEYS, *options.WRAPPER_DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
     ),
     (
         "Chunks in a producer of aiokafka",

@@ -30,6 +30,7 @@ def test_page_has_each_key_once() -> None:
     # The clients' own, which do not stand in the file.
     expected += [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
     expected += [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
+    expected += [*options.WRAPPER_SERIALIZER_KEYS, *options.WRAPPER_DESERIALIZER_KEYS]
     of_chunks = [chunks.STRATEGY, *chunks.PRODUCER_KEYS, *chunks.CONSUMER_KEYS]
     expected += [key for key in of_chunks if key is not LIMIT]  # the worker's own stands for theirs
     assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)

@@ -33,9 +33,11 @@ from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike, SourceRecord
 from transforms.reference import is_reference
 from transforms.text import bytes_text, printable
+from transforms.wrapper import MessageWrapper
 
 __all__ = ["command", "header_json", "json_line", "start_of", "text_json"]
 
+_KINDS = ("chunk", "reference", "inflated", "assembled", "unwrapped", "wrapped")  # the first one is shown
 _COLUMNS = (
     Column("partition", 9, ">"),
     Column("offset", 12, ">"),
@@ -95,12 +97,13 @@ class _Printer:
             "chunk": chunk,
             "assembled": found.assembled,
             "unwrapped": found.unwrapped,
+            "wrapped": not chunk and record.value is not None and MessageWrapper.check(record.value),
         }
         if self._rows is None:
             self._json(source, record, flags, file, error)
             return
         value = record.value
-        kinds = [name for name in ("chunk", "reference", "inflated", "assembled", "unwrapped") if flags[name]]
+        kinds = [name for name in _KINDS if flags[name]]
         kind = "tombstone" if value is None else [*kinds, "value"][0]
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))

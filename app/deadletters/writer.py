@@ -41,7 +41,7 @@ class LetterWriter:
         clock: monotonic seconds.
     """
 
-    # State that changes: `_avoid_until_s`. It is one value, and a thread may read an old one.
+    # State that changes: `_avoid_until_s`, and the limit with what goes by it. A thread may read an old value.
 
     def __init__(
         self,
@@ -53,16 +53,27 @@ class LetterWriter:
     ) -> None:
         self.topic = topic
         self._settings = settings
-        self._limit = topic.max_message_bytes
         self._store = store
         self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
-        self._offload = Offload(0, self._limit, settings.codec, signing=settings.signing)
         self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
         encrypts = self._keyring is not None and self._keyring.writes
         self._encryption = Encryption(_LONGEST_KEY_ID, bytes(12), bytes(_DATA_KEY_BYTES)) if encrypts else None
-        self._chunking = Chunking(self._limit)
         self._clock = clock
         self._avoid_until_s = 0.0
+        self._take(topic.max_message_bytes)
+
+    def _take(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._offload = Offload(0, limit_bytes, self._settings.codec, signing=self._settings.signing)
+        self._chunking = Chunking(limit_bytes)
+
+    def follow(self, limit_bytes: int) -> None:
+        """Goes by another `max.message.bytes` of the topic, if a letter fits it at all.
+
+        A letter that a thread makes meanwhile may still be as long as the topic took before.
+        """
+        if limit_bytes >= LEAST_BYTES:
+            self._take(limit_bytes)
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
         """The whole letter; None if the topic would not take it, or if no client can write it."""

@@ -22,9 +22,21 @@ from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
 
-__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "missing_topic", "topic_of", "topics"]
+__all__ = [
+    "CLEANUP_POLICY",
+    "MAX_MESSAGE_BYTES",
+    "Identity",
+    "Topic",
+    "TopicSettings",
+    "identities",
+    "missing_topic",
+    "topic_of",
+    "topic_settings",
+    "topics",
+]
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
+CLEANUP_POLICY = "cleanup.policy"
 
 _NO_ID = (0, 0)
 _NO_TIMESTAMP = -1
@@ -126,7 +138,7 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
             name=name,
             partitions=len(described[name]["partitions"]),
             max_message_bytes=int(config[MAX_MESSAGE_BYTES]),
-            cleanup_policy=config["cleanup.policy"],
+            cleanup_policy=config[CLEANUP_POLICY],
             retention_ms=int(config["retention.ms"]),
             segment_ms=int(config.get("segment.ms") or 0),
             id=identity.id if identity is not None else None,
@@ -157,9 +169,7 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
     if not names:
         return {}
     timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
-    wanted = dict.fromkeys(
-        [MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", _COMPRESSION, *timestamps]
-    )
+    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, CLEANUP_POLICY, "retention.ms", "segment.ms", _COMPRESSION, *timestamps])
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
     for response in await connection.describe_configs(resources):
@@ -266,14 +276,40 @@ async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]
     return found
 
 
-async def limits(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, int]:
-    """The `max.message.bytes` of the topics, without topics that the user may not describe."""
-    response = await send(
-        DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [MAX_MESSAGE_BYTES]) for name in names])
-    )
-    return {
-        topic["resource_name"]: int(entry["config_value"])
-        for topic in response.to_object()["resources"]
-        for entry in topic["config_entries"]
-        if topic["error_code"] == 0 and entry["config_names"] == MAX_MESSAGE_BYTES
-    }
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What is looked at again and again of a topic's configuration.
+
+    Attributes:
+        max_message_bytes: the most bytes of one batch.
+        cleanup_policy: `delete`, `compact`, or both.
+    """
+
+    max_message_bytes: int
+    cleanup_policy: str
+
+    @property
+    def compacted(self) -> bool:
+        """Whether records go for later ones with their key."""
+        return "compact" in self.cleanup_policy
+
+
+async def topic_settings(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, TopicSettings]:
+    """The settings of the topics by name, without topics that the user may not describe.
+
+    Args:
+        send: sends a request to a broker, and returns the response.
+        names: of the topics.
+
+    Raises:
+        KafkaError: there was no response.
+    """
+    wanted = [MAX_MESSAGE_BYTES, CLEANUP_POLICY]
+    response = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, wanted) for name in names]))
+    found = {}
+    for topic in response.to_object()["resources"]:
+        entries = {entry["config_names"]: entry["config_value"] for entry in topic["config_entries"]}
+        if topic["error_code"] == 0 and entries.keys() >= {*wanted}:
+            settings = TopicSettings(int(entries[MAX_MESSAGE_BYTES]), entries[CLEANUP_POLICY])
+            found[topic["resource_name"]] = settings
+    return found

@@ -40,6 +40,7 @@ from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
+from app.pipeline.lowered_limits import LoweredLimits, NoChunkFitsError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
@@ -48,7 +49,7 @@ from app.pipeline.retries import Retries
 from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
-from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
+from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, PolicyChangedError, TopicWatcher
 from stores.store import PayloadStore
 
 __all__ = ["Flow"]
@@ -60,7 +61,8 @@ _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
 _KEEPING_WRITTEN = (
-    *(LimitError, LimitRaisedError, PartitionsChangedError, PayloadAgedError, UnfitError),
+    *(LimitError, LimitRaisedError, NoChunkFitsError, PartitionsChangedError, PayloadAgedError, PolicyChangedError),
+    UnfitError,
     RecordError,
 )
 
@@ -68,6 +70,7 @@ _KEEPING_WRITTEN = (
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
+    `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered meanwhile.
     `joined` is called when the group has assigned partitions, or none. `renewed` are the source topics that were
     created anew since the last flow began. `before` is the progress of that flow.
 
@@ -86,7 +89,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         client: ClientSettings,
         settings: PipelineSettings,
         plan: Plan,
-        chain: Chain,
+        make_chain: Callable[[int], Chain],
         *,
         store: PayloadStore | None = None,
         budget: Budget,
@@ -113,18 +116,44 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers, share)
-        self._lowered: dict[str, int] = {}
-        destination = Destination(client, settings, plan, brokers, stats, termination, self._lowered)
+        self._topic_watcher = TopicWatcher(
+            plan, termination, self._consumer.send, self._follow, chunked=settings.chunks.expects_chunks
+        )
+        chain = make_chain(plan.sink.max_message_bytes)
+        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
+        self._lowered_limits = LoweredLimits(
+            settings,
+            plan,
+            make_chain,
+            lanes=lanes,
+            share=share,
+            retries=self._retries,
+            executor=executor,
+            termination=termination,
+            limit_of=self._topic_watcher.limit_of,
+            followed=self._followed,
+        )
+        destination = Destination(
+            client,
+            settings,
+            plan,
+            brokers,
+            stats,
+            termination,
+            lowered=self._lowered_limits.limits,
+            refit=self._lowered_limits.refit,
+        )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
-        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
-        letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
+        self._letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(
             lanes,
             share,
             retries=self._retries,
-            error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
+            error_policy=ErrorPolicy(
+                settings, self._letters, share, executor=executor, stats=stats, termination=termination
+            ),
             delivery=self._delivery,
             termination=termination,
             publishes=settings.offloads,
@@ -226,19 +255,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._termination.ask()
 
     def _follow(self, topic: str, limit_bytes: int) -> None:
-        """Goes on with a topic that takes less than before.
+        self._lowered_limits.follow(topic, limit_bytes)
+        if self._letters is not None and topic == self._letters.topic.name:
+            self._letters.follow(limit_bytes)
 
-        Batches become shorter. For a record that is too large alone the flow begins again, if one comes: `LimitError`.
-        """
-        log.warning(
-            "pipeline %s: max.message.bytes of topic %s was lowered to %d: batches follow it",
-            self.settings.name,
-            topic,
-            limit_bytes,
-        )
-        self._lowered[topic] = limit_bytes
-        if topic == self._plan.sink.name:
-            self._admission.follow(min(limit_bytes, self._merged_limit_bytes))
+    def _followed(self, limit_bytes: int, chain: Chain) -> None:
+        self._admission.follow(min(limit_bytes, self._merged_limit_bytes), chain)
 
     async def run(self) -> None:
         """Moves records until `stop`.
@@ -248,12 +270,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 was not committed. `LimitError` if a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
-        topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send, self._follow)
         watching: list[asyncio.Task[None]] = []
         try:
             await self._delivery.start()
             await self._join()
-            watching = [asyncio.create_task(each) for each in (topic_watcher.watch(), self._watch_brokers())]
+            watching = [asyncio.create_task(each) for each in (self._topic_watcher.watch(), self._watch_brokers())]
             while not self._termination.asked:
                 self._termination.raise_error()
                 await self._poll_loop.turn()

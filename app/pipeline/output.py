@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
@@ -24,13 +24,21 @@ from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import Sink
+from app.pipeline.sink import Origins, Sink
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
-__all__ = ["Destination", "Output"]
+__all__ = ["Destination", "Output", "Refit"]
+
+
+Refit = Callable[[OffsetTracker, int, RecordLike, int, int], Awaitable[Sequence[RecordLike]]]
+"""Makes other records of one that the sink refuses for its size; none if it cannot.
+
+It gets the tracker and the offset of the record that was read, the record as it was sent, the number of its codec, and
+its bytes as a batch of one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ class Destination:
     termination: Termination
     lowered: Mapping[str, int] = field(default_factory=dict)
     """The `max.message.bytes` of topics that take less than the plan says, since the flow began."""
+    refit: Refit | None = None
+    """None if a record that the sink refuses for its size ends the flow."""
 
 
 class Output:
@@ -81,6 +91,7 @@ class Output:
         self._durable = durable
         self._partitions = plan.sink.partitions
         self._lowered = destination.lowered
+        self._refit = destination.refit
         self._codec = clients.codec_number(self._settings)
         self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
         destination.brokers.watch(self.producer.client)
@@ -93,6 +104,7 @@ class Output:
             failed=self._failed,
             bounds=bounds,
             limits=destination.lowered,
+            refit=self._refitted,
         )
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
@@ -112,6 +124,16 @@ class Output:
             self._termination.fail(LimitError(error))
         else:
             self._termination.fail(translated(error, f"writing to topic {topic}"))
+
+    async def _refitted(
+        self, topic: str, origins: Origins, record: RecordLike, codec: int, size: int
+    ) -> Sequence[RecordLike]:
+        if self._refit is None or topic != self._plan.sink.name:
+            return ()
+        records = await self._refit(*origins.first, record, codec, size)
+        if len(records) > 1:
+            origins.repeat(len(records))
+        return records
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
         self._termination.fail(self._clock_error(error) or UnfitError(tracker, offset, error))

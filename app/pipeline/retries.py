@@ -88,7 +88,7 @@ class Retries:
         self._give_up_s = None if settings.retry_timeout_ms < 0 else settings.retry_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
-        self._finish = fallback.finish if chain.falls_back else chain.finish
+        self._finish = fallback.finish if chain.falls_back else self._finish_all
         self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._reasons: dict[_Trial, str] = {}
@@ -112,7 +112,7 @@ class Retries:
         Raises:
             TransformError: this record can never succeed.
         """
-        return self._done(record, self._chain.finish(work))
+        return self._done(record, self._of(work).finish(work))
 
     async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
         """Finishes work that blocks; calls the store until it succeeds or can never do so.
@@ -137,7 +137,7 @@ class Retries:
         Returns:
             The work as it is now known.
         """
-        return await self._until_answered(lane, record, lambda: self._chain.measured(work))
+        return await self._until_answered(lane, record, lambda: self._of(work).measured(work))
 
     async def _until_answered(self, lane: Lane, record: SourceRecord, asking: Callable[[], _T]) -> _T:
         with self._trying(_Trial(lane, record, time.monotonic())) as trial:
@@ -185,8 +185,15 @@ class Retries:
 
     def _advance(self, work: Work) -> tuple[Work, Result | None]:
         """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""
-        work = self._chain.advance(work)
-        return work, None if work.asks_store else self._chain.finish(work)
+        chain = self._of(work)
+        work = chain.advance(work)
+        return work, None if work.asks_store else chain.finish(work)
+
+    def _of(self, work: Work) -> Chain:
+        return work.chain or self._chain
+
+    def _finish_all(self, work: Work) -> Result:
+        return self._of(work).finish(work)
 
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
@@ -261,7 +268,7 @@ class Retries:
 
     def _done(self, record: SourceRecord, result: Result) -> Sequence[RecordLike]:
         records, applied = result
-        self._count(applied, record, records)
+        self.count(applied, record, records)
         return records
 
     def _watch(self, trial: _Trial, seconds: float) -> None:
@@ -314,7 +321,8 @@ class Retries:
         self._fallen_back = str(error)
         self._log.failed(f"the store failed, large values go as chunks: {error}")
 
-    def _count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
+    def count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
+        """Counts what the stages of these names have made of a record."""
         stats = self._stats
         for name in applied:
             if name == "offload":

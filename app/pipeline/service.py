@@ -280,10 +280,10 @@ class Pipeline(Service):
             self._worker.client,
             self.settings,
             plan,
-            build(
+            lambda limit_bytes: build(
                 self.settings,
                 self._store,
-                plan.sink.max_message_bytes,
+                limit_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
                 recompressed=plan.sink.recompressed,

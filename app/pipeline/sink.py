@@ -16,13 +16,13 @@ from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
 
-__all__ = ["Sink", "Unfit"]
+__all__ = ["Origins", "Sink", "Unfit"]
 
 Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Origins:
+class Origins:
     """Where the records of a batch come from, and the bytes of the budget that they hold. A `Load`.
 
     Only the source offset is kept for each record; all else is kept once for each source partition.
@@ -51,9 +51,18 @@ class _Origins:
         if tracker not in self.spans:
             self.spans[tracker] = tracker.span(offset)
 
-    def split(self, count: int) -> _Origins:
+    @property
+    def first(self) -> tuple[OffsetTracker, int]:
+        """The tracker of the source partition of the first record, and its offset there."""
+        return self.runs[0][1], self.offsets[0]
+
+    def repeat(self, count: int) -> None:
+        """So many records take the place of the only one."""
+        self.offsets = [self.offsets[0]] * count
+
+    def split(self, count: int) -> Origins:
         """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
-        rest = _Origins(self._share, self._acknowledged, self._unfit)
+        rest = Origins(self._share, self._acknowledged, self._unfit)
         total = len(self.offsets)
         rest.held = self.held * (total - count) // total  # in the end all of it is given back
         self.held -= rest.held
@@ -82,7 +91,7 @@ class _Origins:
     def failed(self, error: BaseException) -> None:
         """See `Load.failed`: `Batches` ends the flow, which gives back all that it holds."""
         if isinstance(error, RecordUnfitError) and self._unfit is not None:
-            self._unfit(self.runs[0][1], self.offsets[0], error)
+            self._unfit(*self.first, error)
 
 
 class Sink:
@@ -113,10 +122,10 @@ class Sink:
         self._acknowledged = acknowledged
         self._unfit = unfit
         self._limit_bytes = limit_bytes
-        self._outboxes: dict[int, Outbox[_Origins]] = {}
-        self._unsent: set[Outbox[_Origins]] = set()
+        self._outboxes: dict[int, Outbox[Origins]] = {}
+        self._unsent: set[Outbox[Origins]] = set()
 
-    def _outbox(self, partition: int) -> Outbox[_Origins]:
+    def _outbox(self, partition: int) -> Outbox[Origins]:
         outbox = self._outboxes.get(partition)
         if outbox is None:
             outbox = self._outboxes[partition] = self._batches.outbox(
@@ -188,5 +197,5 @@ class Sink:
             outbox.send(outbox)
         self._unsent.clear()
 
-    def _origins(self) -> _Origins:
-        return _Origins(self._share, self._acknowledged, self._unfit)
+    def _origins(self) -> Origins:
+        return Origins(self._share, self._acknowledged, self._unfit)

@@ -1,4 +1,4 @@
-"""The topic watcher: notices topics that are deleted, created anew, or get partitions or another limit.
+"""The topic watcher: notices topics that are deleted, created anew, get partitions or another limit, or are compacted.
 
 Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
 anew is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) tells them apart. With
@@ -16,10 +16,18 @@ from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import Plan
 from app.kafka.clients import ClusterError
-from app.kafka.topics import MAX_MESSAGE_BYTES, Identity, Topic, identities, limits
+from app.kafka.topics import (
+    CLEANUP_POLICY,
+    MAX_MESSAGE_BYTES,
+    Identity,
+    Topic,
+    TopicSettings,
+    identities,
+    topic_settings,
+)
 from app.pipeline.termination import Termination
 
-__all__ = ["LimitRaisedError", "PartitionsChangedError", "TopicWatcher"]
+__all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "TopicWatcher"]
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
@@ -39,11 +47,21 @@ class LimitRaisedError(ClusterError):
         super().__init__(f"{MAX_MESSAGE_BYTES} of topic {topic} is {limit:,}, and was {former:,}", retriable=True)
 
 
+class PolicyChangedError(ClusterError):
+    """A topic is compacted, and was not, or the reverse; what was written may be committed before another try.
+
+    The next flow is refused, or goes another way: `app.cluster.topic_checks`, `Chain`.
+    """
+
+    def __init__(self, topic: str, policy: str, former: str) -> None:
+        super().__init__(f"{CLEANUP_POLICY} of topic {topic} is {policy}, and was {former}", retriable=True)
+
+
 class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
     `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
-    if that is less than before.
+    if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete.
     """
 
     def __init__(
@@ -52,10 +70,13 @@ class TopicWatcher:
         termination: Termination,
         send: Callable[[Any], Awaitable[Any]],
         lowered: Callable[[str, int], None],
+        *,
+        chunked: bool,
     ) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
+        self._configured = self._topics if chunked else self._targets
         # As they were first seen: the limits of the plan may be lower, after a refusal (`app.pipeline.learned_limits`).
         self._limits: dict[str, int] = {}
         self._termination = termination
@@ -70,12 +91,22 @@ class TopicWatcher:
             # No answer says nothing of the topics; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
                 change = self._change(await identities(self._send, self._topics))
-                change = change or self._limit_change(await limits(self._send, self._targets))
+                change = change or self._settings_change(await topic_settings(self._send, self._configured))
                 if change is not None and str(change) == seen:
                     self._termination.fail(change)
                     return
                 seen = None if change is None else str(change)
             await asyncio.sleep(_LOOK_S)
+
+    async def limit_of(self, topic: str) -> int | None:
+        """What a topic takes now; None if the cluster does not tell. `lowered` is not called for it again."""
+        with contextlib.suppress(KafkaError, OSError):
+            found = (await topic_settings(self._send, [topic])).get(topic)
+            if found is not None:
+                limit = found.max_message_bytes
+                self._limits[topic] = min(limit, self._limits.get(topic, limit))
+                return limit
+        return None
 
     def _change(self, found: Mapping[str, Identity | None]) -> ClusterError | None:
         # The changes after which nothing may be committed come first.
@@ -90,6 +121,13 @@ class TopicWatcher:
             if (error := _grown(topic, found[name])) is not None:
                 return error
         return None
+
+    def _settings_change(self, found: Mapping[str, TopicSettings]) -> ClusterError | None:
+        for name, settings in found.items():
+            former = self._topics[name].cleanup_policy
+            if settings.compacted != ("compact" in former):
+                return PolicyChangedError(name, settings.cleanup_policy, former)
+        return self._limit_change({name: found[name].max_message_bytes for name in self._targets if name in found})
 
     def _limit_change(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
         """A limit that was raised. One that was lowered is told when it is seen twice, and the flow goes on with it."""

@@ -6,7 +6,7 @@ Imports `chunks`, `kafka` and `config`. Only the module that is named after a cl
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.wrapper import WrapperDeserializer, WrapperSerializer
+from app.serializers.wrapper import TypedWrapper, WrapperDeserializer, WrapperSerializer
 from transforms.errors import (
     ConfigurationError,
     MalformedReferenceError,
@@ -36,6 +36,7 @@ __all__ = [
     "PayloadTooLargeError",
     "ReferenceRefusedError",
     "SerializationError",
+    "TypedWrapper",
     "ValueTooLargeError",
     "WrapperDeserializer",
     "WrapperSerializer",

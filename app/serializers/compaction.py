@@ -1,37 +1,51 @@
-"""The warning that a topic is compacted and its payloads have random ids.
+"""Warnings that a topic is compacted, where that keeps what ought to go.
 
-Source: seed 000, "TTL and usage of Compacted Topic": ids should be made from the content there.
+Source: seed 000, "TTL and usage of Compacted Topic": ids should be made from the content there; and seed 002, "To
+handle compaction issue": compaction knows no tombstone in a wrapper.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 
-__all__ = ["warn_if_compacted"]
+__all__ = ["CompactionWarning"]
 
 _logger = logging.getLogger(__name__)
 
 
-def warn_if_compacted(config: Mapping[str, object], topic: str) -> None:
-    """Asks the cluster for the topic's `cleanup.policy`, and waits for the answer: call it in a thread of its own.
+class CompactionWarning:
+    """Warns once of each topic that is compacted, as far as the cluster tells. Several threads may use it at once.
 
     Args:
         config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
-        topic: the topic.
-    """
-    try:
-        # Here, as importing the serializers must import no client.
-        from app.chunks.topic_limits import described
+        consequence: what that means, for the log.
 
-        policy = described(config, topic).cleanup_policy
-    except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
-        _logger.debug("cleanup.policy of topic %s is not known: %s: %s", topic, type(exc).__name__, exc)
-        return
-    if "compact" in policy:
-        _logger.warning(
-            "topic %s has cleanup.policy=%s, and large.message.id.generator is uuid: each record leaves another "
-            "payload, and those of compacted records stay; set large.message.id.generator to sha256",
-            topic,
-            policy,
-        )
+    Attributes:
+        asked: the topics of which the cluster was asked.
+    """
+
+    def __init__(self, config: Mapping[str, object], consequence: str) -> None:
+        self.asked: dict[str, threading.Thread] = {}
+        self._config = config
+        self._consequence = consequence
+
+    def ask(self, topic: str) -> None:
+        """Lets a thread look once whether the topic is compacted; no record waits for it."""
+        name = f"cleanup-policy-{topic}"
+        thread = threading.Thread(target=self._warn, args=(topic,), name=name, daemon=True)
+        if self.asked.setdefault(topic, thread) is thread:
+            thread.start()
+
+    def _warn(self, topic: str) -> None:
+        try:
+            # Here, as importing the serializers must import no client.
+            from app.chunks.topic_limits import described
+
+            policy = described(self._config, topic).cleanup_policy
+        except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
+            _logger.debug("cleanup.policy of topic %s is not known: %s: %s", topic, type(exc).__name__, exc)
+            return
+        if "compact" in policy:
+            _logger.warning("topic %s has cleanup.policy=%s, and %s", topic, policy, self._consequence)

@@ -6,12 +6,11 @@ worker's (`transforms.reference`).
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.serializers.compaction import warn_if_compacted
+from app.serializers.compaction import CompactionWarning
 from app.serializers.fallback import Fallback
 from app.serializers.options import (
     CONSUMER_KEYS,
@@ -43,6 +42,11 @@ __all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
 
 # Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
+
+_RANDOM_IDS = (
+    "large.message.id.generator is uuid: each record leaves another payload, and those of compacted records stay; set "
+    "large.message.id.generator to sha256"
+)
 
 
 class _LargeMessage(ABC):
@@ -141,8 +145,8 @@ class LargeMessageSerializer(_LargeMessage):
         self._to_prove = is_key and not isinstance(self._store, Put)
         own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
         random_ids = not self._by_digest and not own_ids
-        self._cluster = config if random_ids and config.get("bootstrap.servers") else None
-        self._asked: dict[str, threading.Thread] = {}
+        asks = random_ids and config.get("bootstrap.servers")
+        self._compaction = CompactionWarning(config, _RANDOM_IDS) if asks else None
         self._fallback: Fallback | None = None
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
@@ -183,8 +187,8 @@ class LargeMessageSerializer(_LargeMessage):
                 f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[], or use "
                 "the SerializingProducer of wideload.serializers.confluent",
             )
-        if self._cluster is not None and topic not in self._asked:
-            self._ask(self._cluster, topic)
+        if self._compaction is not None and topic not in self._compaction.asked:
+            self._compaction.ask(topic)
         try:
             reference = self._publish(store, topic, self._offload.payload(data, hashed=not self._encrypts))
             value = reference.value()
@@ -228,13 +232,6 @@ class LargeMessageSerializer(_LargeMessage):
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
         return with_appended(context, lambda headers: self.serialize(context.topic, headers, data))
-
-    def _ask(self, cluster: Mapping[str, object], topic: str) -> None:
-        """Lets a thread look once whether the topic is compacted; the record does not wait for it."""
-        name = f"cleanup-policy-{topic}"
-        thread = threading.Thread(target=warn_if_compacted, args=(cluster, topic), name=name, daemon=True)
-        if self._asked.setdefault(topic, thread) is thread:
-            thread.start()
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)

@@ -62,6 +62,21 @@ def _stage_keys(kind: str, note: str) -> Sequence[Key]:
 SERIALIZER_KEYS = _stage_keys("serializer", "The first takes what the application has.")
 DESERIALIZER_KEYS = _stage_keys("deserializer", "The last gives what the application gets.")
 
+
+def _wrapper_keys(kind: str, value: str, header: str) -> Sequence[Key]:
+    return (
+        Key(f"wrapper.value.{kind}", "string", f"Of the value in a message wrapper: a class, path or object. {value}"),
+        Key(f"wrapper.header.NUMBER.{kind}", "string", f"Of the header in a message wrapper with this key. {header}"),
+    )
+
+
+WRAPPER_SERIALIZER_KEYS = _wrapper_keys(
+    "serializer", "Without it the value is bytes.", "Without it the header's value is bytes."
+)
+WRAPPER_DESERIALIZER_KEYS = _wrapper_keys(
+    "deserializer", "With it, or one of a header, the application gets a `TypedWrapper`.", "The same."
+)
+
 MAX_BLOCK = Key(
     "max.block.ms",
     "int",

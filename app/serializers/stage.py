@@ -81,7 +81,7 @@ def load(
         item: a class, a dotted path, or an object.
         direction: the method that the stage needs.
         key: the key of the configuration that has the list.
-        position: in the list, from 1.
+        position: in the list, from 1; None if the key names one stage.
         config: for a class.
         is_key: whether the stage is for keys.
 
@@ -92,11 +92,12 @@ def load(
     if isinstance(item, str):
         path = parts(item)
         if path is None:
+            where = "" if position is None else f"stage {position}: "
             raise ConfigurationError(
-                key, f"stage {position}: found {item!r}, allowed is a class, or its path as package.module.Class"
+                key, f"{where}found {item!r}, allowed is a class, or its path as package.module.Class"
             )
         target = resolve(key, item, path)
-    name = f"stage {position}, {_name(target)}"
+    name = _name(target) if position is None else f"stage {position}, {_name(target)}"
     made = isinstance(target, type)
     if isinstance(target, type):
         target = _made(target, key, name)

@@ -18,6 +18,7 @@ from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableSerializer
 from app.serializers.large_message import LargeMessageSerializer
+from app.serializers.wrapper import TypedWrapper
 from stores.keys import read
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
@@ -264,4 +265,4 @@ class Oversized:
 
 
 def _is_wrapped_null(value: Any) -> bool:
-    return isinstance(value, MessageWrapper) and value.value is None
+    return isinstance(value, MessageWrapper | TypedWrapper) and value.value is None

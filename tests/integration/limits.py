@@ -1,4 +1,4 @@
-"""The limit of a topic, changed while it is in use."""
+"""The limit of a topic, and its other settings, changed while it is in use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-__all__ = ["set_limit"]
+__all__ = ["set_configs", "set_limit"]
 
 
 async def set_limit(broker: str, topic: str, size: int) -> None:
     """Sets `max.message.bytes`, and waits until the broker goes by it; the topic keeps its records for ever."""
-    configs = {"max.message.bytes": str(size), "retention.ms": "-1"}
+    await set_configs(broker, topic, {"max.message.bytes": str(size)})
+
+
+async def set_configs(broker: str, topic: str, configs: dict[str, str]) -> None:
+    """Sets a configuration, and waits until the broker goes by it; the topic keeps its records for ever."""
+    configs = {"retention.ms": "-1", **configs}
     client = AIOKafkaAdminClient(bootstrap_servers=broker)
     await client.start()
     try:
@@ -21,7 +26,7 @@ async def set_limit(broker: str, topic: str, size: int) -> None:
             while True:
                 (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
                 entries = response.to_object()["resources"][0]["config_entries"]
-                if any(entry["config_value"] == str(size) for entry in entries):
+                if {entry["config_names"]: entry["config_value"] for entry in entries} == configs:
                     return
                 await asyncio.sleep(0.05)
     finally:

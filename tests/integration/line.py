@@ -92,7 +92,7 @@ class Line:
                 self.settings.client,
                 self.pipeline,
                 plan,
-                build(self.pipeline, store, plan.sink.max_message_bytes, stats),
+                lambda limit: build(self.pipeline, store, limit, stats),
                 budget=budget,
                 executor=executor,
                 stats=stats,

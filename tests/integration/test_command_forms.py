@@ -260,6 +260,10 @@ def test_consume_takes_wrappers_off(place: Place) -> None:
     assert place.consumed("--unwrap", "-b", place.broker, status=1)[1]["headers"] == [["wrapper.header.3000001", "7"]]
     shown = place.consumed("-b", place.broker)
     assert [(line["headers"], line["unwrapped"]) for line in shown] == [([], False)] * 3
+    # It is told all the same, also with --inflate; what was taken off is none any more.
+    assert [line["wrapped"] for line in shown] == [False, True, True]
+    assert [line["wrapped"] for line in place.consumed("--inflate", "-c", config)] == [False, True, True]
+    assert [line["wrapped"] for line in place.consumed("--unwrap", "-c", passing)] == [False, False, False]
 
 
 def test_consume_restores_in_the_order_of_the_worker(place: Place) -> None:

@@ -365,7 +365,7 @@ def test_consume_shows_records_as_json_lines(place: Place) -> None:
     assert by_place[0, 0] == {
         "topic": place.raw, "partition": 0, "offset": 0, "timestamp": 5, "key": "k", "size": 1,
         "headers": [["a", {"base64": "/w=="}], ["a", None]], "reference": False, "inflated": False,
-        "chunk": False, "assembled": False, "unwrapped": False, "value": "v",
+        "chunk": False, "assembled": False, "unwrapped": False, "wrapped": False, "value": "v",
     }  # fmt: skip
     assert by_place[1, 0]["value"] == {"base64": "/w=="}
     assert (by_place[1, 1]["size"], by_place[1, 1]["value"]) == (None, None)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from app.serializers import LargeMessageSerializer
+from app.serializers import LargeMessageSerializer, MessageWrapper, WrapperSerializer
 from stores.memory import MemoryStore
 from tests.integration.way import MakeTopic
 from tests.s3_server import free_port
@@ -34,6 +34,11 @@ def send(bootstrap: str, topic: str, **more: object) -> None:
         serializer.serialize(topic, [], LARGE)
     serializer.close()
     MemoryStore.clear()
+    asked(topic)
+
+
+def asked(topic: str) -> None:
+    """Waits until the cluster has been asked."""
     deadline = time.monotonic() + 30
     for thread in threading.enumerate():
         if thread.name == f"cleanup-policy-{topic}":
@@ -104,6 +109,32 @@ def test_a_class_with_its_own_ids_is_not_warned_of(
     with caplog.at_level(logging.WARNING, LOGGER):
         send(broker, topic, **{"large.message.payload.store.class": store})
     assert [record.name for record in caplog.records if record.name == LOGGER] == [LOGGER] * warned
+
+
+@pytest.mark.parametrize(
+    ("policy", "marks", "warned"), [("compact", True, True), ("delete", True, False), ("compact", False, False)]
+)
+def test_wrapped_nulls_for_a_compacted_topic_are_warned_of_once(
+    broker: str,
+    make_topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    marks: bool,  # noqa: FBT001
+    warned: bool,  # noqa: FBT001
+) -> None:
+    """Where compaction would keep the marker for ever, it says what deletes the key; other wrappers are no matter."""
+    topic = make_topic(**{"cleanup.policy": policy})
+    serializer = WrapperSerializer({"bootstrap.servers": broker})
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        for value in (b"v", None if marks else b"v", None if marks else b""):
+            assert serializer.serialize(topic, [], MessageWrapper({1: b"h"}, value))
+        asked(topic)
+    told = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert len(told) == warned
+    if warned:
+        assert told[0].startswith(
+            f"topic {topic} has cleanup.policy=compact, and a wrapper without a value deletes nothing"
+        )
 
 
 def test_a_cluster_that_does_not_answer_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from app.kafka.batches.batch import sent_bytes
 from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, end_offsets, read_all, send
@@ -84,7 +86,7 @@ def test_worker_splits_batches_when_the_limit_sinks(make_way: MakeWay) -> None:
 
 
 def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> None:
-    """A value below the threshold goes to the store once the sink takes no such record, in its place, and once.
+    """A value below the threshold goes to the store once the sink takes no such record, in its place, once, at once.
 
     Also where the settings would not let the worker start any more: the limit is below threshold and batch size.
     """
@@ -99,13 +101,75 @@ def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> N
         send(way.broker, way.raw, sent[10:])
         came(way, way.inflated, len(sent))
         page = pipeline_of(worker)
-        assert (page["name"], page["state"], page["restarts"]) == ("offload", "RUNNING", 1)
+        assert (page["name"], page["state"], page["restarts"]) == ("offload", "RUNNING", 0)
         assert page["offloaded_records"] == 3
         assert worker.terminate() == 0
         log = worker.log.read_text()
-    assert f"topic {way.orders} has refused a record that takes 15,0" in log
+    assert f"max.message.bytes of topic {way.orders} was lowered to 5000, and is followed" in log
+    assert "offset 30: it takes 15,0" in log
     assert "goes on, though it would not start any more" in log
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "guarantee"),
+    [(["offload"], "exactly_once"), (["offload", "wrap"], "at_least_once"), (["chunk"], "exactly_once")],
+)
+def test_worker_goes_on_where_a_record_is_refused(make_way: MakeWay, transforms: list[str], guarantee: str) -> None:
+    """A record between the old limit and the new one is moved in its place, once, and no flow begins anew."""
+    way = make_way(1)
+    named = [("wrapper.header.7", b"7")]
+    large, small = records(3, 15_000), records(25, 100, 3)
+    sent: list[Sent] = [(*each[:3], named, STAMP) for each in (*large[:2], *small[:20], *large[2:], *small[20:])]
+    back = {"offload": ["inflate"], "offload,wrap": ["unwrap", "inflate"], "chunk": ["assemble"]}[",".join(transforms)]
+    pipelines = {
+        **way.offload(transforms=transforms, **{"processing.guarantee": guarantee}),
+        **way.inflate(transforms=back),
+    }
+    if transforms == ["chunk"]:
+        del pipelines["offload"]["large.message.threshold.bytes"]
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
+        send(way.broker, way.raw, sent[:1])
+        came(way, way.inflated, 1)
+        asyncio.run(set_limit(way.broker, way.orders, 5_000))
+        send(way.broker, way.raw, sent[1:22])
+        came(way, way.inflated, 22)
+        send(way.broker, way.raw, sent[22:])
+        came(way, way.inflated, len(sent))
+        page = pipeline_of(worker)
+        assert (page["state"], page["restarts"]) == ("RUNNING", 0)
+        assert page["chunked_messages" if transforms == ["chunk"] else "offloaded_records"] == 2
+        assert worker.terminate() == 0
+    assert page["wrapped_records"] == (len(sent) if "wrap" in transforms else 0)
+    # The second one was judged by the new limit before it was sent.
+    assert worker.log.read_text().count(f"more than {way.orders} takes by now") == 1
+    assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+    found = [each.headers for each in read_all(way.broker, way.inflated)[0]]
+    assert found == [tuple(headers) for _, _, _, headers, _ in sent]
+
+
+def test_letters_follow_a_limit_that_is_lowered(make_way: MakeWay) -> None:
+    """Where the dead-letter topic takes less, letters take the form that it takes, and no flow begins anew."""
+    way = make_way(1)
+    sent = records(2, 15_000)
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    keys = {
+        "topics": [way.raw],
+        "output.topic": way.inflated,
+        "transforms": ["unwrap"],
+        "group.id": way.group("unwrap"),
+    }
+    worker = WorkerProcess(way.folder, way.settings(), {"unwrap": {**keys, **tolerant}})
+    worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 0.25}
+    with worker:
+        send(way.broker, way.raw, sent[:1])
+        came(way, way.dead, 1)
+        asyncio.run(set_limit(way.broker, way.dead, 8_000))
+        until(lambda: "was lowered to 8000" in worker.log.read_text(), "the worker has seen the new limit")
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.dead, 3)
+        assert pipeline_of(worker)["restarts"] == 0
+        assert worker.terminate() == 0
 
 
 def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> None:

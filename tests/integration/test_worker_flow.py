@@ -144,7 +144,7 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
                 settings.client,
                 pipeline,
                 plan,
-                Chain(stages, sink, plan.sink.max_message_bytes),
+                lambda limit: Chain(stages, sink, limit),
                 budget=Budget(1_000_000),
                 executor=executor,
                 stats=PipelineStats(),

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from confluent_kafka import DeserializingConsumer as ConfluentConsumer
 from confluent_kafka import SerializingProducer as ConfluentProducer
+from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
-from app.serializers import MessageWrapper, WrapperDeserializer, WrapperSerializer
+from app.serializers import MessageWrapper, SerializationError, TypedWrapper, WrapperDeserializer, WrapperSerializer
 from app.serializers import aiokafka as for_aiokafka
 from app.serializers import kafka_python as for_kafka_python
 from app.serializers.confluent import consumer_config, producer_config
+from tests.integration.limits import set_configs
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -224,6 +226,51 @@ def test_wrapped_tombstones_may_not_go_to_a_compacted_topic(broker: str, make_to
     assert whole(read_all(broker, sink)[0]) == [WRAP.wrap(records[0]), records[1]]
 
 
+def test_a_topic_that_is_compacted_later_is_refused_then(way: Way) -> None:
+    """A pipeline that would keep deleted keys, or lose chunks, waits as soon as the topic is compacted, and says why.
+
+    It goes on once the topic is as it was; what was written before is written once.
+    """
+    records = [Record(b"%d" % number, b"v", HEADERS, TIME) for number in range(3)]
+    piping = {
+        "wrapping": piped(way.raw, way.orders, "wrap"),
+        "joining": piped(way.orders, way.inflated, "assemble", "unwrap"),
+        "passing": piped(way.raw, way.orders, "wrap", **{"wrap.on.null.value": "pass"}),
+    }
+    rarely = {"offset.flush.interval.ms": 60_000, "errors.retry.delay.max.ms": 500}
+    tables = {name: {"group.id": way.group(name), **NAMED, **rarely, **keys} for name, keys in piping.items()}
+    worker = WorkerProcess(way.folder, way.settings(), tables)
+    worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 0.25}
+    with worker:
+        send(way.broker, way.raw, [sent(records[0])])
+        until(lambda: way.arrived(2), "the first has come both ways")
+        asyncio.run(set_configs(way.broker, way.orders, {"cleanup.policy": "compact"}))
+        told = f"topic {way.orders} has cleanup.policy compact"
+        for name, reason in (
+            ("wrapping", f"wrap.on.null.value: found 'wrap', and {told}"),
+            ("joining", f"topics: {told}; the chunks of a value"),
+        ):
+            until(lambda: str(counts(worker)[name]["last_error"]).startswith(reason), f"{name} is refused")  # noqa: B023
+            assert counts(worker)[name]["state"] == "RESTARTING"
+        assert told in str(worker.get("/health")[1]["reasons"])
+        until(lambda: counts(worker)["passing"]["state"] == "RUNNING", "the one that may goes on")
+        assert counts(worker)["passing"]["restarts"] == 1
+        send(way.broker, way.raw, [sent(records[1])])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 3, "it has written the second")
+        asyncio.run(set_configs(way.broker, way.orders, {"cleanup.policy": "delete"}))
+        until(lambda: way.arrived(4), "the second has come both ways")
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "all is well again")
+        assert worker.terminate() == 0
+        log = worker.log.read_text()
+    assert f"cleanup.policy of topic {way.orders} is compact, and was delete" in log
+    assert sorted(record.key or b"" for record in whole(read_all(way.broker, way.inflated)[0])) == [
+        b"0",
+        b"0",
+        b"1",
+        b"1",
+    ]
+
+
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 WRAPPERS: list[MessageWrapper | None] = [
@@ -299,3 +346,41 @@ def test_clients_write_and_read_wrappers(way: Way, client: str) -> None:
     assert found == [None if wrapper is None or wrapper.value is None else wrapper for wrapper in WRAPPERS]
     headers = [dict(each.headers) for each in read_all(way.broker, way.orders)[0]]
     assert (headers[0], headers[2]) == ({"trace-id": b"t", "wrapper.header.77": b""}, {"trace-id": b"t"})
+
+
+TYPED: list[TypedWrapper[str]] = [
+    TypedWrapper({3_000_001: "t", 77: b""}, "value"),
+    TypedWrapper({}, "l" * (THRESHOLD + 1)),
+    TypedWrapper({3_000_001: "ä"}, None),
+]
+
+
+def test_clients_write_and_read_typed_wrappers(way: Way) -> None:
+    """Objects in, headers and bytes between, objects out; a compacted topic refuses a typed marker as any other."""
+    writing = {"wrapper.header.3000001.serializer": str.encode, "wrapper.value.serializer": StringSerializer()}
+    reading = {"wrapper.header.3000001.deserializer": bytes.decode, "wrapper.value.deserializer": StringDeserializer()}
+    base: dict[str, object] = {"bootstrap.servers": way.broker}
+
+    async def write(topic: str, wrappers: list[TypedWrapper[str]]) -> None:
+        config = {**base, **writing, "value.serializers": [WrapperSerializer]}
+        async with for_aiokafka.SerializingProducer(config) as producer:
+            for wrapper in wrappers:
+                await producer.send_and_wait(topic, wrapper, b"k")
+
+    async def read_back() -> list[Any]:
+        config = {**base, **reading, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
+        async with for_aiokafka.DeserializingConsumer(config, way.inflated) as consumer:
+            return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in TYPED]
+
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "unwrap", "offload", **stored(way)),
+        two=piped(way.orders, way.inflated, "inflate", "wrap", **stored(way)),
+    ):
+        asyncio.run(write(way.raw, TYPED))
+        until(lambda: way.arrived(len(TYPED)), "all records have come back")
+    assert asyncio.run(read_back()) == TYPED
+    assert dict(read_all(way.broker, way.orders)[0][0].headers) == {"trace-id": b"t", "wrapper.header.77": b""}
+    asyncio.run(set_configs(way.broker, way.dead, {"cleanup.policy": "compact"}))
+    with pytest.raises(SerializationError, match="found a wrapper without a value"):
+        asyncio.run(write(way.dead, TYPED[2:]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -38,13 +38,21 @@ from app.kafka.producer import UNLIMITED_BYTES, ProducerControls
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import room_bytes
+from transforms.record import RecordLike
 from transforms.record_batch import CODECS
 
-__all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
+__all__ = ["BatchSettings", "Batches", "RecordRefusedError", "Refit"]
 
 log = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=Load)
+
+Refit = Callable[[str, Any, RecordLike, int, int], Awaitable[Sequence[RecordLike]]]
+"""What is asked for records in the place of one that is refused for its size; none if there are none for it.
+
+It gets the topic, the load of the record, the record, the number of the codec with which it was sent, and its bytes as
+a batch of one, as it was sent. The load must then be one for as many records.
+"""
 
 _LARGE_BATCH_BYTES = 2 * 1_048_576
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
@@ -116,6 +124,7 @@ class Batches:
         bounds: limits of the batches in flight; several producers may share them.
         limits: the `max.message.bytes` of topics for which it has changed since their outboxes were made; looked at
             before each batch. A batch of several records that waits and is longer by now is divided before it is sent.
+        refit: makes other records of one that is refused alone for its size at the first try; they go in its place.
 
     Attributes:
         failure: the error that ended all sending; None if none has.
@@ -133,6 +142,7 @@ class Batches:
         failed: Callable[[BaseException, str], None] | None = None,
         bounds: Bounds | None = None,
         limits: Mapping[str, int] | None = None,
+        refit: Refit | None = None,
     ) -> None:
         self._controls = ProducerControls(producer)
         if not self._controls.acknowledged:
@@ -145,6 +155,7 @@ class Batches:
         self._failed = failed
         self._estimates = self.numbers.estimates
         self._limits = {} if limits is None else limits
+        self._refit = refit
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
 
@@ -272,6 +283,8 @@ class Batches:
             if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
                 await self._split(outbox, batch, exc)
                 return
+            if isinstance(exc, _TOO_LARGE) and batch.builder.tries == 1 and await self._replace(outbox, batch):
+                return
             error = self._refused(exc, place, batch)
             # If an earlier try did reach the log, the broker would take the next batch for that one, and drop it.
             if self._halts or batch.builder.tries > 1:
@@ -361,6 +374,23 @@ class Batches:
             outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, outbox.partition, self.failure)
+
+    async def _replace(self, outbox: Outbox[L], batch: Batch[L]) -> bool:
+        """Puts other records in the place of one that is refused for its size; False if there are none for it."""
+        if self._refit is None:
+            return False
+        record = await asyncio.get_running_loop().run_in_executor(None, batch.single)
+        size = batch.wire_bytes + BATCH_OVERHEAD_BYTES
+        records = await self._refit(outbox.partition.topic, batch.load, record, batch.builder.codec, size)
+        outbox.answered()  # the time that this took is not that of the batches behind it
+        if not records:
+            return False
+        if self.failure is None:
+            make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
+            outbox.put_back(batch.parts(batch.replaced(make, records)))
+        else:
+            self._give_up(batch, outbox.partition, self.failure)
+        return True
 
     def _observe(self, topic: str, batch: Batch[Any]) -> None:
         wire, codec = batch.wire_bytes, CODECS[batch.builder.codec]

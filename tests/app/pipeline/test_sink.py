@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.pipeline.budget import Budget, Share
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import _Origins
+from app.pipeline.sink import Origins
 
 DONE = RecordMetadata("t", 0, TopicPartition("t", 0), 0, -1, 0, 0)
 
@@ -24,11 +24,11 @@ def test_parts_of_a_batch_commit_no_more_than_is_durable(data: st.DataObject) ->
     origins = data.draw(st.lists(st.integers(0, sources - 1), min_size=1, max_size=40))
     share = Share(Budget(10**9))
     counts: list[int] = []
-    batches: list[tuple[_Origins, list[tuple[int, int]]]] = []  # and (source, offset) of its records
+    batches: list[tuple[Origins, list[tuple[int, int]]]] = []  # and (source, offset) of its records
     offsets = [0] * sources
     for source in origins:
         if not batches or data.draw(st.booleans()):
-            batches.append((_Origins(share, lambda records, size: counts.append(records)), []))
+            batches.append((Origins(share, lambda records, size: counts.append(records)), []))
         load, inside = batches[-1]
         offset = offsets[source]
         offsets[source] += data.draw(st.integers(0, 2))  # chunks share the offset of their source

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from confluent_kafka.serialization import MessageField, SerializationContext
+from confluent_kafka.serialization import MessageField, SerializationContext, StringDeserializer, StringSerializer
 from faust.serializers.codecs import Codec
 
 from app.serializers import (
@@ -18,6 +20,7 @@ from app.serializers import (
     MalformedWrapperError,
     MessageWrapper,
     SerializationError,
+    TypedWrapper,
     WrapperDeserializer,
     WrapperSerializer,
 )
@@ -109,6 +112,138 @@ def test_plain_values_come_as_wrappers_where_they_may() -> None:
     assert reader.deserialize("orders", [], BYTES) == WRAPPER
     with pytest.raises(ConfigurationError, match=r"unwrap.on.plain.value: found 'skip', allowed is one of: fail, pass"):
         WrapperDeserializer({"unwrap.on.plain.value": "skip"})
+
+
+# --- serializers of what is in the wrapper ---------------------------------------------------------------------------
+
+
+def to_json(data: object) -> bytes:
+    """A plain function, as aiokafka takes it."""
+    return json.dumps(data).encode()
+
+
+class Number:
+    """Kafka's shape, both ways; configured."""
+
+    KEYS = ("number.length",)
+    closed = 0
+
+    def configure(self, config: Mapping[str, object], is_key: bool) -> None:  # noqa: FBT001  # Kafka's signature
+        """Takes the length in bytes."""
+        self._length = int(str(config["number.length"]))
+        assert not is_key
+
+    def serialize(self, topic: str, headers: object, data: int) -> bytes:
+        """An int as bytes."""
+        assert (topic, headers) == ("orders", None)
+        return data.to_bytes(self._length, "big")
+
+    def deserialize(self, topic: str, headers: object, data: bytes) -> int:
+        """The reverse."""
+        assert (topic, headers) == ("orders", None)
+        return int.from_bytes(data, "big")
+
+    def close(self) -> None:
+        """Counts."""
+        Number.closed += 1
+
+
+WRITING: dict[str, object] = {
+    "value.serializers": [WrapperSerializer],
+    "wrapper.value.serializer": to_json,
+    "wrapper.header.3000001.serializer": StringSerializer(),
+    "wrapper.header.-7.serializer": Number,
+    "number.length": 3,
+}
+READING: dict[str, object] = {
+    "value.deserializers": [WrapperDeserializer],
+    "wrapper.value.deserializer": "json.loads",
+    "wrapper.header.3000001.deserializer": StringDeserializer(),
+    "wrapper.header.-7.deserializer": Number,
+    "number.length": 3,
+}
+
+
+def test_what_is_in_a_wrapper_has_serializers_of_its_own() -> None:
+    """The value and each header by its key, in the shape of any client; what has none is bytes; both ways."""
+    writer, reader = taken.producer(WRITING, []).parts["value"], taken.consumer(READING, []).parts["value"]
+    typed = TypedWrapper({3_000_001: "ä", 5: b"plain", -7: 258}, {"a": [1]})
+    data = MessageWrapper({3_000_001: "ä".encode(), 5: b"plain", -7: b"\0\1\2"}, b'{"a": [1]}').serialize()
+    headers: list[tuple[str, bytes | None]] = []
+    assert writer.serialize("orders", headers, typed) == data
+    assert reader.deserialize("orders", headers, data) == typed
+    assert list(reader.deserialize("orders", headers, data).headers) == [3_000_001, 5, -7]
+    marker: TypedWrapper[object] = TypedWrapper({-7: 1}, None)
+    assert reader.deserialize("orders", [], writer.serialize("orders", [], marker)) == marker
+    assert writer.serialize("orders", [], None) is reader.deserialize("orders", [], None) is None
+    assert headers == []
+    before = Number.closed
+    writer.close()
+    reader.close()
+    assert Number.closed == before + 2
+
+
+def raising(_data: object) -> bytes:
+    """One that fails."""
+    raise ArithmeticError("no")
+
+
+def textual(_data: object) -> Any:
+    """One that gives no bytes."""
+    return "text"
+
+
+@pytest.mark.parametrize(
+    ("key", "stage", "data", "reason"),
+    [
+        ("header.9", raising, TypedWrapper({9: 1}, b""), "raising, raised ArithmeticError: no"),
+        ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
+        ("header.9", raising, TypedWrapper({9: None}, b""), "found None, and a header in a wrapper has a value"),
+        ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
+        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed are bytes and None"),
+    ],
+)
+def test_an_error_names_the_header(key: str, stage: object, data: object, reason: str) -> None:
+    """What fails says by which key of the configuration, and so for which header; the cause is kept."""
+    writer = WrapperSerializer({f"wrapper.{key}.serializer": stage})
+    with pytest.raises(SerializationError, match=re.escape(f"wrapper.{key}.serializer, {reason}")) as caught:
+        writer.serialize("orders", [], data)
+    assert isinstance(caught.value.__cause__, ArithmeticError) == ("raised" in reason)
+
+
+@pytest.mark.parametrize("key", ["header.9", "value"])
+def test_an_error_of_a_reader_names_the_header(key: str) -> None:
+    """The same on the way back, and it says that it was read."""
+    reader = WrapperDeserializer({f"wrapper.{key}.deserializer": raising})
+    told = re.escape(f"wrapper.{key}.deserializer, raising, raised ArithmeticError: no")
+    with pytest.raises(SerializationError, match=told) as caught:
+        reader.deserialize("orders", [], MessageWrapper({9: b"1"}, b"1").serialize())
+    assert "deserializ" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"wrapper.header.trace.serializer": to_json},
+            "header.trace.serializer: found 'trace', allowed between",
+        ),
+        ({"wrapper.header.2147483648.serializer": to_json}, "found '2147483648', allowed between"),
+        ({"wrapper.header.07.serializer": to_json}, "found '07', allowed between"),
+        ({"wrapper.header.7.serializer": 5}, "wrapper.header.7.serializer: int: lacks the method serialize"),
+        (
+            {"wrapper.header.7.serializer": "nothing"},
+            "header.7.serializer: found 'nothing', allowed is a class",
+        ),
+        ({"wrapper.value.serializr": to_json}, "did you mean wrapper.value.serializer?"),
+        ({"wrapper.header.7.deserializer": to_json}, "wrapper.header.7.deserializer: is not a key"),
+    ],
+)
+def test_wrong_serializers_are_refused(config: dict[str, object], message: str) -> None:
+    """Before anything is sent, with the key that is wrong."""
+    stages = {"value.serializers": [WrapperSerializer], "wrapper.value.serializer": to_json}
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        taken.producer({**stages, **config}, [])
 
 
 def test_keys_are_kept_from_the_client() -> None:
