@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Consumer
 
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences
@@ -43,6 +44,60 @@ def test_workers_with_one_instance_id(make_way: Callable[..., Way], more: dict[s
     )
     assert "Traceback" not in log
     assert "begins again" not in log
+
+
+def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -> None:
+    """A worker shares the partitions with a member of the protocol `consumer` (KIP-848), and has all when that is gone.
+
+    So a group can be moved to the newer protocol and back while a worker is in it.
+    """
+    way = make_way(partitions=2)
+    newer = Consumer(
+        {"bootstrap.servers": way.broker, "group.id": way.group("offload"), "group.protocol": "consumer"}
+    )
+    newer.subscribe([way.raw])
+    try:
+        until(lambda: held(newer) == 2, "the other has all; it takes Kafka 4.0 or newer")
+        with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+            until(lambda: (held(newer), partitions_of(worker)) == (1, 1), "each has one")
+            newer.close()
+            until(lambda: partitions_of(worker) == 2, "the worker has all")
+            send(way.broker, way.raw, numbered(0, 50))
+            until(lambda: complete(way, expected(numbered(0, 50))), "each record has arrived, in order")
+            assert worker.terminate() == 0
+        assert "begins again" not in worker.log.read_text()
+    finally:
+        newer.close()
+
+
+def test_worker_in_a_group_with_another_strategy(make_way: Callable[..., Way]) -> None:
+    """A worker that cannot join, as the group goes by another assignment strategy, says so and ends."""
+    way = make_way(partitions=2)
+    strategy = {"partition.assignment.strategy": "range"}
+    other = Consumer({"bootstrap.servers": way.broker, "group.id": way.group("offload"), **strategy})
+    other.subscribe([way.raw])
+    try:
+        until(lambda: held(other) == 2, "the other has all")
+        with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+            assert worker.wait() == 1
+    finally:
+        other.close()
+    log = worker.log.read_text()
+    assert "the group has members with another partition.assignment.strategy than roundrobin" in log
+    assert "set a group.id that nobody else has" in log
+    assert "Traceback" not in log
+
+
+def held(consumer: Consumer) -> int:
+    """How many partitions a consumer has been given."""
+    consumer.poll(0.05)
+    return len(consumer.assignment())
+
+
+def partitions_of(worker: WorkerProcess) -> int:
+    """How many partitions the one pipeline of a worker has been given."""
+    status, pipelines = worker.get("/pipelines")
+    return len(pipelines[0]["partitions"]) if status == 200 else 0
 
 
 def complete(way: Way, records: dict[int, list[tuple[bytes | None, str]]]) -> bool:
