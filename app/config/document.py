@@ -41,8 +41,8 @@ _ELSEWHERE: Mapping[str, str] = {
 # Keys of Kafka's consumer for something that the worker does not have, and why.
 _REFUSED: Mapping[str, str] = {
     "consumer.group.protocol": (
-        "is not a key that is known here: the worker is a member by the protocol classic, as its client aiokafka has no "
-        "other; brokers of Kafka 4.0 and newer let it share a group with members of the protocol consumer (KIP-848)"
+        "is not a key that is known here: the worker is a member by the protocol classic, as its client aiokafka has "
+        "no other; brokers of Kafka 4.0 and newer let it share a group with members of the protocol consumer (KIP-848)"
     ),
 }
 

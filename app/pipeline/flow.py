@@ -111,7 +111,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._share = share = Share(budget)
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
-        self._brokers = brokers = _brokers(settings)
+        self._brokers = brokers = _brokers(settings, stats)
         self._consumer = GroupConsumer(client, settings, brokers, share)
         self._lowered: dict[str, int] = {}
         destination = Destination(client, settings, plan, brokers, stats, termination, self._lowered)
@@ -417,10 +417,10 @@ def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _brokers(settings: PipelineSettings) -> BrokerHealth:
+def _brokers(settings: PipelineSettings, stats: PipelineStats) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return BrokerHealth(topics, fetch_wait_ms / 1000)
+    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled)

@@ -52,9 +52,7 @@ def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -
     So a group can be moved to the newer protocol and back while a worker is in it.
     """
     way = make_way(partitions=2)
-    newer = Consumer(
-        {"bootstrap.servers": way.broker, "group.id": way.group("offload"), "group.protocol": "consumer"}
-    )
+    newer = Consumer({"bootstrap.servers": way.broker, "group.id": way.group("offload"), "group.protocol": "consumer"})
     newer.subscribe([way.raw])
     try:
         until(lambda: held(newer) == 2, "the other has all; it takes Kafka 4.0 or newer")
