@@ -38,6 +38,14 @@ _ELSEWHERE: Mapping[str, str] = {
     "ssl.truststore.location": "ssl.ca.location, a PEM file",
 }
 
+# Keys of Kafka's consumer for something that the worker does not have, and why.
+_REFUSED: Mapping[str, str] = {
+    "consumer.group.protocol": (
+        "is not a key that is known here: the worker is a member by the protocol classic, as its client aiokafka has "
+        "no other; brokers of Kafka 4.0 and newer let it share a group with members of the protocol consumer (KIP-848)"
+    ),
+}
+
 
 def flatten(
     table: Mapping[str, Any], environ: Mapping[str, str], findings: Findings, prefix: str = ""
@@ -175,6 +183,8 @@ def _note_unknown(name: str, known: Iterable[str], findings: Findings) -> None:
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+    if name in _REFUSED:
+        return ConfigurationError(name, _REFUSED[name])
     if name in _ELSEWHERE:
         return ConfigurationError(name, f"is not a key that is known here; use instead: {_ELSEWHERE[name]}")
     return unknown(name, known)

@@ -100,7 +100,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.group.instance.id",
         "string",
-        "The name of a static member (KIP-345): after its restart, partitions do not move.",
+        "The name of a static member (KIP-345): after its restart, partitions do not move. Each worker needs its own.",
     ),
     _int32("consumer.heartbeat.interval.ms", 3_000, "How often the worker sends a heartbeat to the group coordinator."),
     Key(

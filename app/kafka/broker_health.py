@@ -16,6 +16,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
 from app.kafka.refusals import refusal
+from app.kafka.throttles import Throttles
 from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
@@ -35,6 +36,7 @@ class BrokerHealth:
     Args:
         topics: each of their partitions must have a leader.
         fetch_wait_s: how long a broker may wait before it answers a fetch.
+        throttled: gets each wait for a quota, in seconds.
         clock: seconds that do not go back.
 
     Attributes:
@@ -42,7 +44,12 @@ class BrokerHealth:
     """
 
     def __init__(
-        self, topics: Collection[str], fetch_wait_s: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        topics: Collection[str],
+        fetch_wait_s: float,
+        *,
+        throttled: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._topics = topics
         self._patience_s = UNANSWERED_S + fetch_wait_s
@@ -53,10 +60,15 @@ class BrokerHealth:
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
         self.refused: int | None = None
+        self._throttles = Throttles(throttled, clock=clock)
 
-    def watch(self, client: AIOKafkaClient) -> None:
-        """Watches a client that has not been started, for as long as it lives."""
+    def watch(self, client: AIOKafkaClient, throttled: Callable[[float], None] | None = None) -> None:
+        """Watches a client that has not been started, for as long as it lives.
+
+        Its requests wait while a quota asks for that; `throttled` gets each such wait of its own, in seconds.
+        """
         self._clients.append(client)
+        self._throttles.watch(client, throttled)
         leave_no_connection(client)
         watch_connections(
             client, lambda address, reached: (self._missed if reached is None else self._answered)(address)
@@ -84,17 +96,24 @@ class BrokerHealth:
 
     @property
     def trouble(self) -> str | None:
-        """Which brokers do not answer, or which partitions have no leader, and since when; None if all is well."""
+        """Which brokers do not answer, or let clients wait, or which partitions have no leader; None if all is well."""
         now_s = self._clock()
         away = {address: since_s for address, (since_s, seen_s) in self._away.items() if now_s - seen_s < _FORGOTTEN_S}
         for address, asked_s in self._asked.values():
-            if now_s - asked_s > self._patience_s:
+            # A request that waits for a quota goes out after that.
+            if now_s - max(asked_s, self._throttles.until_s(address)) > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
         known = {f"{each.host}:{each.port}" for client in self._clients for each in client.cluster.brokers()}
         reasons = [
             f"broker {address} does not answer since {ago(now_s - since_s)}"
             for address, since_s in sorted(away.items())
             if address in known
+        ]
+        reasons += [
+            f"broker {address} lets this client wait for a quota since {ago(now_s - since_s)} (producer_byte_rate, "
+            "consumer_byte_rate or request_percentage)"
+            for address, since_s in sorted(self._throttles.since_s().items())
+            if now_s - since_s > UNANSWERED_S
         ]
         return "; ".join(reasons or self._no_leaders(now_s)) or None
 

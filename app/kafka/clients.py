@@ -119,6 +119,10 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "consumer.session.timeout.ms is outside the brokers' group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
     ),
+    kafka_errors.InconsistentGroupProtocolError: (
+        "the group has members with another partition.assignment.strategy than roundrobin, or is no group of "
+        "consumers: set a group.id that nobody else has"
+    ),
     kafka_errors.OffsetOutOfRangeError: (
         "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from app.kafka.leader_epochs import Cut, LeaderEpochs
 from app.kafka.membership import join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
+from app.kafka.static_member import StaticMember
 
 __all__ = ["GroupConsumer"]
 
@@ -50,9 +52,11 @@ class GroupConsumer(ConsumerControls):
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
+        join_patiently(self.client, interval_ms / 1000)  # first: it must be the last one before the connection
         brokers.watch(self.client)
         receive_at_once(self.client)
-        join_patiently(self.client, interval_ms / 1000)
+        instance_id = settings.consumer["consumer.group.instance.id"]
+        self._static = None if instance_id is None else StaticMember(self.client, str(instance_id))
         self._fetches = FetchErrors(self.client, self._backoff_s)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
@@ -64,6 +68,18 @@ class GroupConsumer(ConsumerControls):
         await self.consumer.start()
         self.commit_as_member()
         FetchedBatches(self, self._read_ahead, self._epochs.read)
+
+    async def replaced(self) -> None:
+        """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""
+        await (asyncio.Event() if self._static is None else self._static.replaced).wait()
+
+    async def is_replaced(self) -> bool:
+        """Asks the coordinator whether another consumer has joined with `consumer.group.instance.id`."""
+        if self._static is None:
+            return False
+        if not self._static.replaced.is_set() and self._coordinator is not None:
+            await self._static.ask(self._coordinator)
+        return self._static.replaced.is_set()
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int

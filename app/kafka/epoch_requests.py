@@ -19,12 +19,15 @@ from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query
 from app.kafka.watched_client import Versions
 
 __all__ = [
+    "COMMIT_RESULTS",
+    "OFFSETS",
     "CommittedEpoch",
     "EpochEnd",
     "FetchEpochEnds",
     "asking_for_epochs",
     "committing_epochs",
     "fetching_from",
+    "knows",
     "take_committed_epochs",
     "take_leader_epochs",
 ]
@@ -32,20 +35,24 @@ __all__ = [
 _FETCH_WITH_EPOCH = 9
 _CONSUMER = -1
 
-_RESULTS = rows(topic=TEXT, partitions=rows(partition=Int32, error_code=Int16))
-_OFFSETS = rows(topic=TEXT, partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT))
+COMMIT_RESULTS = rows(topic=TEXT, partitions=rows(partition=Int32, error_code=Int16))
+"""What became of the offsets in a commit."""
+
+OFFSETS = rows(topic=TEXT, partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT))
+"""The offsets in a commit, with their epochs."""
+
 _COMMIT = version(
     8,
     6,
-    fields(group=TEXT, generation=Int32, member=TEXT, topics=_OFFSETS),
-    fields(throttle_time_ms=Int32, topics=_RESULTS),
+    fields(group=TEXT, generation=Int32, member=TEXT, topics=OFFSETS),
+    fields(throttle_time_ms=Int32, topics=COMMIT_RESULTS),
     flexible=False,
 )
 _COMMIT_IN_TRANSACTION = version(
     28,
     2,
-    fields(transactional_id=TEXT, group=TEXT, producer_id=Int64, producer_epoch=Int16, topics=_OFFSETS),
-    fields(throttle_time_ms=Int32, errors=_RESULTS),
+    fields(transactional_id=TEXT, group=TEXT, producer_id=Int64, producer_epoch=Int16, topics=OFFSETS),
+    fields(throttle_time_ms=Int32, errors=COMMIT_RESULTS),
     flexible=False,
 )
 _COMMITTED = version(
@@ -82,7 +89,8 @@ _METADATA = version(
 )
 
 
-def _knows(versions: Versions, made: type[RequestStruct]) -> bool:
+def knows(versions: Versions, made: type[RequestStruct]) -> bool:
+    """Whether a broker that knows these versions knows one of a request."""
     least, most = versions.get(made.API_KEY, (0, -1))
     number: int = made.API_VERSION
     return least <= number <= most
@@ -97,7 +105,7 @@ def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPa
         before: the epoch of an offset with metadata; -1 if it is not known.
     """
     made = _COMMIT if struct.API_KEY == _COMMIT.API_KEY else _COMMIT_IN_TRANSACTION
-    if not _knows(versions, made):
+    if not knows(versions, made):
         return struct
     topics = [
         (topic, [(at, offset, before(TopicPartition(topic, at), offset, note), note) for at, offset, note in offsets])
@@ -111,7 +119,7 @@ def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPa
 def asking_for_epochs(struct: Any, versions: Versions) -> Any:
     """What aiokafka has made of a request for committed offsets, or for metadata, so that the answer has epochs."""
     made = _METADATA if struct.API_KEY == _METADATA.API_KEY else _COMMITTED
-    if not _knows(versions, made):
+    if not knows(versions, made):
         return struct
     return made(*(getattr(struct, name) for name in struct.SCHEMA.names))
 

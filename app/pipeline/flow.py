@@ -114,7 +114,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._share = share = Share(budget)
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
-        self._brokers = brokers = _brokers(settings)
+        self._brokers = brokers = _brokers(settings, stats)
         self._consumer = GroupConsumer(client, settings, brokers, share)
         self._topic_watcher = TopicWatcher(
             plan, termination, self._consumer.send, self._follow, chunked=settings.chunks.expects_chunks
@@ -274,7 +274,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             await self._delivery.start()
             await self._join()
-            watching = [asyncio.create_task(each) for each in (self._topic_watcher.watch(), self._watch_brokers())]
+            watched = self._topic_watcher.watch(), self._watch_brokers(), self._watch_membership()
+            watching = [asyncio.create_task(each) for each in watched]
             while not self._termination.asked:
                 self._termination.raise_error()
                 await self._poll_loop.turn()
@@ -284,8 +285,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 exc.partition = self._lanes.partition_of(exc.tracker)
             if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
+            await self._raise_if_replaced(exc)
             raise
         except (KafkaError, OSError, TimeoutError) as exc:
+            await self._raise_if_replaced(exc)
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:
             self._leaving = True
@@ -311,6 +314,26 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
         self._termination.fail(error)
         self._consumer.interrupt(KafkaConnectionError(str(error)))
+
+    async def _watch_membership(self) -> None:
+        """Ends the flow if another worker is in its place."""
+        await self._consumer.replaced()
+        error = self._replaced()
+        self._termination.fail(error)
+        self._consumer.interrupt(KafkaConnectionError(str(error)))
+
+    async def _raise_if_replaced(self, error: BaseException) -> None:
+        """After an error: the next flow would join again, and so put the other worker out."""
+        if not isinstance(error, RecordError) and await self._consumer.is_replaced():
+            raise self._replaced() from error
+
+    def _replaced(self) -> ClusterError:
+        key = "consumer.group.instance.id"
+        return ClusterError(
+            f"another worker has joined group {self.settings.group_id} with {key} = {self.settings.consumer[key]!r}, "
+            f"and this one is out of it: give each worker a {key} of its own, or none",
+            retriable=False,
+        )
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member, but no longer than until `stop`."""
@@ -420,10 +443,10 @@ def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _brokers(settings: PipelineSettings) -> BrokerHealth:
+def _brokers(settings: PipelineSettings, stats: PipelineStats) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return BrokerHealth(topics, fetch_wait_ms / 1000)
+    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled)

@@ -185,13 +185,20 @@ class OffsetReset:
         if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
-        if lane.tracker is not None:
+        known = "is committed"
+        if lane.tracker is None:
+            begins = await self._begin(lane, first)
+        elif offset < first:
+            # What is in flight was before that, and stays valid. Another flow would begin here too, and later.
+            known = "is the next one"
+            begins = self._consumer.begin(partition, first)
+        else:
             raise ClusterError(
                 f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
-                "created anew, or records were deleted before they were read, or lost in the cluster",
+                "created anew, or records were lost in the cluster",
                 retriable=True,
             )
-        if not await self._begin(lane, first):
+        if not begins:
             return
         if offset < first:
             self._stats.expired_records += first - offset
@@ -199,11 +206,12 @@ class OffsetReset:
         else:
             what = "the topic was created anew, or records were lost in the cluster"
         log.warning(
-            "pipeline %s: %s: offset %s is committed, and there are records from %s to %s: %s; all that are there are "
-            "read, from the first",
+            "pipeline %s: %s: offset %s %s, and there are records from %s to %s: %s; all that are there are read, from "
+            "the first",
             self._name,
             place,
             f"{offset:,}",
+            known,
             f"{first:,}",
             f"{end:,}",
             what,

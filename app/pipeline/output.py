@@ -94,8 +94,6 @@ class Output:
         self._refit = destination.refit
         self._codec = clients.codec_number(self._settings)
         self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
-        destination.brokers.watch(self.producer.client)
-        join_once(self.producer.client)
         self._batches = Batches(
             self.producer,
             batch_settings(self._settings),
@@ -106,6 +104,8 @@ class Output:
             limits=destination.lowered,
             refit=self._refitted,
         )
+        destination.brokers.watch(self.producer.client, self._batches.hold)
+        join_once(self.producer.client)
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
 

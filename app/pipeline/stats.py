@@ -77,6 +77,7 @@ class PipelineStats:
         transactions: committed transactions.
         expired_records: records that were deleted before they were read.
         truncated_records: offsets that were read, or committed, and that the cluster has lost or filled anew.
+        throttled_s: for how long brokers have let clients wait for a quota, in seconds; clients wait beside each other.
         discarded: chunked messages that did not become whole, by reason (`transforms.assembly`).
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
         late_chunks: chunks of discarded messages that came after the messages were discarded.
@@ -109,6 +110,7 @@ class PipelineStats:
     rebalances: int = 0
     expired_records: int = 0
     truncated_records: int = 0
+    throttled_s: float = 0.0
     chunked_messages: int = 0
     chunks_published: int = 0
     assembled_messages: int = 0
@@ -127,6 +129,10 @@ class PipelineStats:
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
     _failed_places: OrderedDict[tuple[str, int, int], None] = field(default_factory=OrderedDict)
+
+    def throttled(self, seconds: float) -> None:
+        """Counts a wait for a quota."""
+        self.throttled_s += seconds
 
     @property
     def store_errors(self) -> int:

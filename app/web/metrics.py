@@ -52,6 +52,7 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
         "truncated_records",
         "Records that were read and that the cluster has lost, as by an unclean election.",
     ),
+    ("wideload_throttled_seconds", "throttled_s", "Seconds for which brokers let the clients wait for a quota."),
 )
 
 # name of the metric, attribute of PipelineStats, help text; one value for each reason

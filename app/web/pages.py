@@ -23,7 +23,7 @@ _COUNTS = (
     "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records",
     "inflated_records", "dead_letters", "store_errors", "retries", "restarts", "expired_records",
     "truncated_records", "transactions", "chunked_messages", "chunks_published", "assembled_messages",
-    "duplicate_chunks", "late_chunks", "unwrapped_records", "wrapped_records",
+    "duplicate_chunks", "late_chunks", "unwrapped_records", "wrapped_records", "throttled_s",
 )  # fmt: skip
 _AS_ASKED: Mapping[Target, Collection[str]] = {
     "STARTED": {"RUNNING"},

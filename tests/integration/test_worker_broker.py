@@ -22,6 +22,7 @@ from app.cluster.preflight import check
 from app.config.parsing import parse
 from app.local.broker import EmbeddedBroker
 from tests.forks import run
+from tests.integration.quotas import set_quotas
 from tests.integration.switched_store import STUCK
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, THRESHOLD, Way, digests, expected, first_occurrences, mixed
@@ -344,3 +345,23 @@ def relay(port: int, broker: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(10)
+
+
+def test_worker_over_its_quota(broker: str, make_way: Callable[..., Way]) -> None:
+    """A producer that the broker lets wait for a quota waits: nothing times out, or begins again; the time is told."""
+    way = make_way(1)
+    # A broker looks at ten seconds: after the second of three batches the writer has to wait for more than two.
+    set_quotas(broker, f"{way.raw}-offload", producer_byte_rate=8_000)
+    short = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 1_000}
+    pipelines = way.offload(**short, **{"producer.batch.size": 50_000})
+    records: list[Sent] = [(0, b"%d" % number, bytes(4_900), [], 1) for number in range(30)]
+    with WorkerProcess(way.folder, {**way.settings(), "client.id": way.raw}, pipelines) as worker:
+        worker.wait_ready()
+        send(broker, way.raw, records)
+        until(lambda: end_offsets(broker, way.orders)[0] >= len(records), "all have arrived")
+        (page,) = worker.get("/pipelines")[1]
+        assert worker.terminate() == 0
+    assert (page["restarts"], end_offsets(broker, way.orders)[0]) == (0, len(records))
+    assert page["throttled_s"] > 2
+    assert "does not answer" not in worker.log.read_text()
+    assert digests(read_all(broker, way.orders)) == expected(records)

@@ -238,6 +238,35 @@ def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
     assert "from 20 to 30: 12 records were deleted before they were read" in log
 
 
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_records_deleted_before_they_are_read(topics: Topics, guarantee: str) -> None:
+    """Retention overtakes a reader: each record is there once, in order, or counted; the flow goes on."""
+    sent = 60
+    patient = {"consumer.session.timeout.ms": 20_000, "consumer.max.partition.fetch.bytes": 1}  # a batch at a time
+    with topics.worker(**patient, **{"processing.guarantee": guarantee}) as worker:
+        send(topics.broker, topics.raw, records(range(10)))
+        until(lambda: topics.count(topics.copies) == 10, "records flow")
+        assert worker.process is not None
+        for begin in (10, 35):
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            for number in range(begin, begin + 20):
+                send(topics.broker, topics.raw, records(range(number, number + 1)))
+            place = {TopicPartition(topics.raw, 0): RecordsToDelete(before_offset=begin + 15)}
+            topics.administer(lambda client, place=place: client.delete_records(place))  # type: ignore[misc]
+            send(topics.broker, topics.raw, records(range(begin + 20, begin + 25)))
+            os.kill(worker.process.pid, signal.SIGCONT)
+            until(lambda last=begin + 24: last in topics.values(topics.copies)[0], "it reads on")  # type: ignore[misc]
+        page = state(worker)
+        assert worker.terminate() == 0
+        log = worker.log.read_text()
+    found = topics.values(topics.copies)[0]
+    assert found == sorted(set(found))
+    assert set(range(sent)) - set(found) <= {*range(10, 25), *range(35, 50)}
+    assert (len(found) + page["expired_records"], page["restarts"]) == (sent, 0)
+    assert page["expired_records"] > 0
+    assert "is the next one, and there are records from 25 to 35" in log
+
+
 def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
     """With `none` such an offset stops the pipeline, which says what was found."""
     topics.commit({0: 1_000})

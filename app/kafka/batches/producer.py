@@ -130,7 +130,7 @@ class Batches:
         failure: the error that ended all sending; None if none has.
     """
 
-    # State that changes: `_outboxes`, `_estimates`, `failure`; on the event loop alone.
+    # State that changes: `_outboxes`, `_estimates`, `failure`, `_deadlines`, `_held_until_s`; on the event loop alone.
 
     def __init__(
         self,
@@ -158,6 +158,8 @@ class Batches:
         self._refit = refit
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._held_until_s = 0.0
 
     def outbox(
         self, topic: str, partition: int, make_load: Callable[[], L], *, limit_bytes: int | None = None
@@ -180,6 +182,15 @@ class Batches:
                 place, make_builder, make_load, self._start, codec=codec, transactional=transactional
             )
         return found
+
+    def hold(self, seconds: float) -> None:
+        """Takes in that a broker takes nothing for so long, by a quota: the time limit of batches begins after that."""
+        until_s = asyncio.get_running_loop().time() + seconds
+        self._held_until_s = max(self._held_until_s, until_s)
+        for deadline in self._deadlines:
+            when_s = deadline.when()
+            if when_s is not None and not deadline.expired():
+                deadline.reschedule(max(when_s, until_s + self._settings.delivery_timeout_s))
 
     async def flush(self) -> None:
         """Sends all appended records without lingering, and waits until each is delivered or has failed."""
@@ -319,8 +330,10 @@ class Batches:
     async def _send_by(self, began_s: float, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
         timeout_s = self._settings.delivery_timeout_s
         turn = self._bounds.turn() if batch.wire_bytes > _LARGE_BATCH_BYTES else nullcontext()
+        timeout = asyncio.timeout_at(max(began_s, self._held_until_s) + timeout_s)
+        self._deadlines.add(timeout)
         try:
-            async with asyncio.timeout_at(began_s + timeout_s) as timeout, turn:
+            async with timeout, turn:
                 future = await self._producer.send_batch(batch.builder, place.topic, partition=place.partition)
                 metadata: RecordMetadata = await future
                 return metadata
@@ -329,6 +342,8 @@ class Batches:
                 raise
             told = f"a batch was not acknowledged within the {timeout_s:g} s of delivery.timeout.ms"
             raise KafkaTimeoutError(f"topic {place.topic}, partition {place.partition}: {told}") from exc
+        finally:
+            self._deadlines.discard(timeout)
 
     async def _build(self, place: TopicPartition, builder: Builder) -> None:
         stamp = self._controls.next_stamp(place)

@@ -329,6 +329,14 @@ BAD_WORKERS = [
     (HEAD + "errors.tolerance = 'some'", "errors.tolerance: found 'some', allowed is one of: none, all"),
     (HEAD + "consumer.group.id = 'g'", "consumer.group.id: is not a key that is known here; use instead: group.id"),
     (
+        HEAD + "consumer.group.protocol = 'consumer'",
+        (
+            "consumer.group.protocol: is not a key that is known here: the worker is a member by the protocol classic, "
+            "as its client aiokafka has no other; brokers of Kafka 4.0 and newer let it share a group with members of "
+            "the protocol consumer (KIP-848)"
+        ),
+    ),
+    (
         HEAD + "[pipelines.a]\ntopics = ['a']",
         "pipelines.a.topics: is not a key that is known here; a pipeline is a table [pipeline.NAME]",
     ),

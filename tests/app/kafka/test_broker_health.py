@@ -13,6 +13,23 @@ from aiokafka.protocol.metadata import MetadataResponse_v5
 from app.kafka.broker_health import BrokerHealth
 
 
+class Connection:
+    """One that answers with what the test says."""
+
+    host, port = "b1", 9
+    answers: list[Any]
+
+    async def send(self, request: object, *, expect_response: bool = True) -> Any:
+        return self.answers.pop(0)
+
+
+class Answer:
+    """An answer with a time to wait."""
+
+    def __init__(self, throttle_time_ms: int) -> None:
+        self.throttle_time_ms = throttle_time_ms
+
+
 class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
     """A client whose connections and answers the test decides on."""
 
@@ -30,7 +47,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         self.cluster.update_metadata(MetadataResponse_v5(0, brokers, None, 1, [(0, "t", False, partitions)]))
 
     async def _get_conn(self, node_id: int, *, group: int = 0, no_hint: bool = False) -> Any:
-        return object() if self.connects else None
+        return Connection() if self.connects else None
 
     async def send(self, node_id: int, request: object, *, group: int = 0) -> Any:
         await self._get_conn(node_id, group=group)
@@ -143,3 +160,24 @@ async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
     now[0] += 60
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(brokers.silent(5), 0.01)
+
+
+async def test_waits_for_a_quota(now: list[float]) -> None:
+    """A broker that lets a client wait is not away, and is told if the waits last; others are counted too."""
+    waits: list[float] = []
+    brokers, client = BrokerHealth(["t"], 0.5, throttled=waits.append, clock=lambda: now[0]), Client()
+    own: list[float] = []
+    brokers.watch(client, own.append)
+    connection = await client._get_conn(1)
+    connection.answers = [Answer(4_000), Answer(8_000), Answer(0)]
+    for seconds in (0.0, 4.5):
+        now[0] += seconds
+        await connection.send("produce")
+        assert told(brokers) is None
+    assert waits == own == [4.0, 8.0]
+    now[0] += 6
+    said = str(told(brokers))
+    assert said.startswith("broker b1:9 lets this client wait for a quota since 20")
+    assert said.endswith(" (producer_byte_rate, consumer_byte_rate or request_percentage)")
+    now[0] += 3
+    assert told(brokers) is None

@@ -38,7 +38,7 @@ def samples_of(family: Metric) -> dict[tuple[str, ...], float]:
 
 def test_every_number_of_the_stats_is_a_metric() -> None:
     """Each counter of PipelineStats appears on the page, under its own name."""
-    numbers = {field.name for field in dataclasses.fields(PipelineStats) if field.type == "int"}
+    numbers = {field.name for field in dataclasses.fields(PipelineStats) if field.type in {"int", "float"}}
     assert {attribute for _, attribute, _ in COUNTERS} == numbers
     stats = PipelineStats()
     for number, attribute in enumerate(sorted(numbers), start=1):

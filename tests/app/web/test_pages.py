@@ -163,6 +163,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "restarts": 7,
         "expired_records": 0,
         "truncated_records": 0,
+        "throttled_s": 0.0,
         "transactions": 17,
         "msgChunkPublished": True,
         "chunkedMessageRate": {"published": 2.0, "consumed": 1.0},

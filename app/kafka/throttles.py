@@ -1,0 +1,69 @@
+"""The throttles of brokers: for how long they take nothing more from a client that is over its quota (KIP-219).
+
+A broker answers a request at once, says for how long the client is to wait, and until then reads nothing more from the
+connection. aiokafka sends all the same. The broker then seems to be away; after `request.timeout.ms` aiokafka
+connects anew, which the broker takes, and what has waited is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+
+from app.kafka.watched_client import Send, watch_sends
+
+__all__ = ["Throttles"]
+
+_PAUSE_S = 1.0  # between two waits that count as one
+
+
+class Throttles:
+    """Holds the requests of clients back as long as their brokers ask for. Belongs to one event loop.
+
+    Args:
+        told: gets each wait, in seconds.
+        clock: seconds that do not go back.
+    """
+
+    def __init__(self, told: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._told = told
+        self._clock = clock
+        self._until: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._by_address: dict[str, tuple[float, float]] = {}
+
+    def watch(self, client: AIOKafkaClient, told: Callable[[float], None] | None = None) -> None:
+        """Watches a client that has not been started; `told` gets its waits, in seconds, when they begin."""
+
+        async def held_back(connection: Any, _: Any, send: Send) -> Any:
+            while (left_s := self._until.get(connection, 0.0) - self._clock()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(left_s)  # it may be longer by then
+            response = await send()
+            seconds = getattr(response, "throttle_time_ms", 0) / 1000
+            if seconds > 0:
+                self._until[connection] = until_s = self._clock() + seconds
+                self._note(f"{connection.host}:{connection.port}", until_s)
+                self._told(seconds)
+                if told is not None:
+                    told(seconds)
+            return response
+
+        watch_sends(client, held_back)
+
+    def _note(self, address: str, until_s: float) -> None:
+        since_s, before_s = self._by_address.get(address, (0.0, 0.0))
+        now_s = self._clock()
+        self._by_address[address] = since_s if now_s - before_s < _PAUSE_S else now_s, max(until_s, before_s)
+
+    def until_s(self, address: str) -> float:
+        """Until when, by the clock, a broker takes nothing from some connection of the clients; 0 if it never said."""
+        return self._by_address.get(address, (0.0, 0.0))[1]
+
+    def since_s(self) -> Mapping[str, float]:
+        """Since when, by the clock, brokers let clients wait again and again; those that do so now, by address."""
+        now_s = self._clock()
+        return {at: since_s for at, (since_s, until_s) in self._by_address.items() if now_s - until_s < _PAUSE_S}

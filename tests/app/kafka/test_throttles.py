@@ -1,0 +1,52 @@
+"""The waits that brokers ask for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+
+from app.kafka.throttles import Throttles
+
+
+class Answer:
+    """An answer with a time to wait."""
+
+    def __init__(self, throttle_time_ms: int) -> None:
+        self.throttle_time_ms = throttle_time_ms
+
+
+class Connection:
+    """One that notes when it is asked."""
+
+    host, port = "b1", 9
+
+    def __init__(self, *waits_ms: int) -> None:
+        self.asked_s: list[float] = []
+        self._answers = [Answer(each) for each in waits_ms]
+
+    async def send(self, _: object, *, expect_response: bool = True) -> Any:
+        self.asked_s.append(time.monotonic())
+        return self._answers.pop(0)
+
+
+async def test_requests_wait_as_long_as_the_broker_says() -> None:
+    """A connection is asked nothing while its broker does not read from it; other connections are."""
+    client: Any = AIOKafkaClient()
+    held, free = Connection(200, 0), Connection(0)
+
+    async def connect(node_id: int, *, group: int = 0) -> Connection:
+        return held if node_id == 1 else free
+
+    client._get_conn = connect
+    throttles = Throttles(lambda _: None)
+    throttles.watch(client)
+    first: Any = await client._get_conn(1)
+    other: Any = await client._get_conn(2)
+    await first.send("produce")
+    await other.send("heartbeat")
+    await first.send("produce")
+    before_s, after_s = held.asked_s
+    assert after_s - before_s >= 0.2
+    assert free.asked_s[0] - before_s < 0.2
