@@ -224,10 +224,12 @@ class Steered:
         self.settings = SimpleNamespace(group_id=group_id)
         self.status = "RUNNING"
         self.asked: list[str] = []
+        self.steered = asyncio.Event()
 
     def steer(self, target: str) -> None:
         """Notes the state."""
         self.asked.append(target)
+        self.steered.set()
 
     def begin_anew(self) -> None:
         """Notes the restart."""
@@ -280,6 +282,33 @@ async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pyt
         await steering.steer(cast(Any, pipeline), "STOPPED")
         assert pipeline.asked[4:] == ["STOPPED"]
     assert f"topic {group.topic} was made again or cut: it has no record at offset 3" in caplog.text
+
+
+async def test_a_topic_that_was_made_again_and_has_grown(group: Group) -> None:
+    """Its id tells, though it has a record at the position: what stands before that is obeyed too, once."""
+    async with steered(group) as (pipeline, steering, topic), asyncio.timeout(90):
+        for state in ("PAUSED", "STARTED"):
+            await steering.steer(cast(Any, pipeline), cast(Any, state))
+        await steering.on_stop()
+        await make_again(group)
+        await asyncio.to_thread(group.write, group.key, b'{"state": "PAUSED"}')
+        for number in range(3):
+            await asyncio.to_thread(group.write, b"of another group", b"%d" % number)
+        pipeline.asked.clear()
+        again = GroupSteering(topic, [cast(Any, pipeline)])
+        pipeline.asked.clear()
+        await again.on_start()
+        assert pipeline.asked == ["PAUSED"]
+        assert topic._log.position == 4
+
+        await make_again(group)  # while it is followed
+        await asyncio.to_thread(group.write, group.key, b'{"state": "STOPPED"}')
+        for number in range(5):
+            await asyncio.to_thread(group.write, b"of another group", b"%d" % number)
+        while pipeline.asked[-1] != "STOPPED":
+            pipeline.steered.clear()
+            await pipeline.steered.wait()
+        await again.on_stop()
 
 
 async def test_a_topic_that_was_cut(group: Group) -> None:
