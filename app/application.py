@@ -141,7 +141,7 @@ class Application(faust.App):
         dashboard.add_to(web.web_app)
         rest = Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index, steering)
         rest.add_to(web.web_app)
-        add_pages(self, self.pipelines, settings.in_flight_bytes)
+        add_pages(self, self.pipelines, settings.in_flight_bytes, steering)
 
     def _new_web(self) -> WebServer:
         return WebServer(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -109,9 +110,7 @@ class TopicLog:
                         raise ClusterError(f"topic {self._topic} is shorter than it was", retriable=True)
                     heard_s = time.monotonic()
                 if time.monotonic() - looked_s > _LOOK_S:
-                    # A new topic may have grown past the position by now: only the id tells.
-                    if await self._other_id(controls) is not None:
-                        raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
+                    await self._check_same(controls)
                     looked_s = time.monotonic()
 
     async def append(self, key: bytes, value: bytes) -> None:
@@ -169,12 +168,27 @@ class TopicLog:
             self.position, self._new_from = first, end
         return self.position
 
+    async def _check_same(self, controls: ConsumerControls) -> None:
+        """Looks whether the topic is still the same: another one may have grown past the position by now."""
+        other = None
+        with contextlib.suppress(KafkaError, OSError):  # no answer says nothing of the topic
+            other = await self._other_id(controls)
+        if other is not None:
+            raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
+
     async def _other_id(self, controls: ConsumerControls) -> str | None:
-        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none."""
+        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none.
+
+        Raises:
+            ClusterError: it does not exist.
+            KafkaError, OSError: no broker has answered.
+        """
         client = controls.client
         async with asyncio.timeout(_ANSWER_S):
             found = await identities(lambda request: client.send(client.get_random_node(), request), [self._topic])
         identity = found.get(self._topic)
+        if identity is None and self._topic in found:
+            raise ClusterError(f"topic {self._topic} does not exist any more", retriable=True)
         return None if identity is None or identity.id == self._id else identity.id
 
     async def _end(self, controls: ConsumerControls) -> int:

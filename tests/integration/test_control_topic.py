@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -252,9 +253,10 @@ async def steered(group: Group) -> AsyncIterator[tuple[Steered, GroupSteering, C
 
 
 async def make_again(group: Group) -> None:
-    """Deletes the topic, and makes it."""
+    """Deletes the topic, if it is there, and makes it."""
     client = AdminClient({"bootstrap.servers": group.way.broker})
-    await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
+    with contextlib.suppress(KafkaException):
+        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
     new = NewTopic(group.topic, 1, 1, config={"cleanup.policy": "compact"})
 
     async def made() -> bool:
@@ -309,6 +311,20 @@ async def test_a_topic_that_was_made_again_and_has_grown(group: Group) -> None:
             pipeline.steered.clear()
             await pipeline.steered.wait()
         await again.on_stop()
+
+
+async def test_a_topic_that_is_gone_is_told(group: Group) -> None:
+    """While it cannot be read, who asks for the health of the worker learns it, until it is made again."""
+    async with steered(group) as (pipeline, steering, _), asyncio.timeout(90):
+        assert steering.trouble is None
+        client = AdminClient({"bootstrap.servers": group.way.broker})
+        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
+        await asyncio.to_thread(until, lambda: steering.trouble is not None, "the topic is missed")
+        told = f"control.topic {group.topic} cannot be read, so no request arrives: topic {group.topic} does not exist"
+        assert str(steering.trouble).startswith(told)
+        await make_again(group)
+        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        assert steering.trouble is None
 
 
 async def test_a_topic_that_was_cut(group: Group) -> None:
