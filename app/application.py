@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import faust
@@ -77,6 +78,7 @@ class Application(faust.App):
         plans: the results of the preflight, by pipeline; a pipeline without a plan runs the preflight when it starts.
         config: the path of the configuration file, for the log.
         control_topic: what it has said; without it, each request is for this worker alone.
+        sockets: at which the pages are served; without any, it makes them, as Faust does.
 
     Attributes:
         ending: why the app is stopped, for the log; None if nobody has said.
@@ -91,8 +93,10 @@ class Application(faust.App):
         plans: Sequence[Plan] = (),
         config: str | None = None,
         control_topic: ControlTopic | None = None,
+        sockets: Collection[socket.socket] = (),
     ) -> None:
         self.web_hosts = settings.web_hosts or ()
+        self.web_sockets = sockets
         self.settings = settings
         self.ending: str | None = None
         self._config = config
@@ -137,7 +141,7 @@ class Application(faust.App):
         dashboard.add_to(web.web_app)
         rest = Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index, steering)
         rest.add_to(web.web_app)
-        add_pages(self, self.pipelines, settings.in_flight_bytes)
+        add_pages(self, self.pipelines, settings.in_flight_bytes, steering)
 
     def _new_web(self) -> WebServer:
         return WebServer(self)

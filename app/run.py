@@ -21,7 +21,7 @@ from app.json_log import log_as_json
 from app.log_filters import LineFormatter, bound_repeats, calm_clients, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
-from app.web.address import check_address
+from app.web.address import check_address, listening
 
 __all__ = ["run_worker"]
 
@@ -84,10 +84,11 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     # Before logging is set up: the caller prints an error as one line.
     plans = asyncio.run(check_patiently(settings, findings, _tell_wait))
     control_topic = read_control_topic(settings)
+    sockets = listening(settings)  # all that took its time is behind it, and nobody takes the port any more
     tell_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    application = _Application(settings, plans, config, control_topic)
+    application = _Application(settings, plans, config, control_topic, sockets)
     worker = _Worker(
         application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
     )

@@ -107,6 +107,12 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
             )
     if sweep.left_alone:
         print(f"left alone, as they are not among --topic: {', '.join(sweep.left_alone)}")
+    if sweep.search.searched:
+        print(
+            f"other topics, searched for references: {sweep.search.searched:,}, the newest "
+            f"{arguments.search_records:,} offsets of each partition; older records were not looked at, nor were topics "
+            "that these credentials may not see"
+        )
     for topic, records in sweep.quarantined.items():
         print(f"in quarantine: {topic}, with {records:,} records that cannot be read")
     for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
@@ -146,6 +152,7 @@ def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]
             }
             for topic, each in sweep.search.found.items()
         },
+        "searched": sweep.search.searched,
         "not_searched": dict(sweep.search.unread),
         "outcomes": {name: {"payloads": number, "bytes": size} for name, (number, size) in sweep.outcomes.items()},
         "seconds": sweep.seconds,
@@ -322,8 +329,8 @@ def _parser() -> argparse.ArgumentParser:
         "only it refers to. Without this, and without --carrier, such a topic is a reason to refuse. A pattern as "
         "'team-b-*' is for many")
     source.add_argument("--search-records", type=at_least(1), default=DEFAULT_RECORDS, metavar="N",
-        help="how many of the newest records of each partition of all other topics are searched for references to the "
-        "payloads (default: 1,000)")
+        help="how many of the newest offsets of each partition of all other topics are searched for references to the "
+        "payloads (default: 1,000); older ones are not seen")
     source.add_argument("--search-time", type=_duration, default=DEFAULT_TIME, metavar="TIME",
         help="how long that may last; topics that are left then are a reason to refuse (default: 10m)")
     source.add_argument("--newest-only", action="store_true",

@@ -7,6 +7,7 @@ readers. A reader keeps the last ones in memory for some minutes, so payloads th
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -15,11 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.exceptions as aws
 import urllib3.exceptions
 from botocore.config import Config
+from botocore.utils import is_valid_endpoint_url
 
 from stores.s3_time import LateError, keep_time, within
 from transforms.errors import (
@@ -97,7 +100,11 @@ class KmsKeyring:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if settings.endpoint is not None and not _ENDPOINT.fullmatch(settings.endpoint):
+        # It logs the body of each answer, at DEBUG; the key is there in the clear.
+        logger = logging.getLogger("botocore.parsers")
+        if _hide_key not in logger.filters:
+            logger.addFilter(_hide_key)
+        if settings.endpoint is not None and not _is_endpoint(settings.endpoint):
             raise ConfigurationError(
                 KMS_ENDPOINT_NAME,
                 f"found {shown(masked(settings.endpoint))}, allowed is https://, host and port: answers have keys in "
@@ -163,10 +170,14 @@ class KmsKeyring:
                 found: dict[str, Any] = getattr(client, call)(EncryptionContext=dict(CONTEXT), **parameters)
         except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
             raise _translated(exc, operation, key_id, path) from exc
-        plaintext, token = found.get("Plaintext"), found.get("CiphertextBlob", b"-")
+        except (ValueError, TypeError, AttributeError) as exc:
+            # botocore takes any JSON for an object, and any value for base64.
+            raise _no_kms(f"{operation} of key {key_id}", f"no answer of AWS KMS ({type(exc).__name__})") from exc
+        plaintext, token = found.get("Plaintext"), found.get("CiphertextBlob")
         right = isinstance(plaintext, bytes) and len(plaintext) == _KEY_BYTES
-        if not right or not 0 < len(token) <= _MOST_TOKEN_BYTES:
-            raise PayloadStoreError(f"{operation} of key {key_id}: AWS KMS gave no key of 256 bits", retriable=False)
+        sealed = path is not None or (isinstance(token, bytes) and 0 < len(token) <= _MOST_TOKEN_BYTES)
+        if not right or not sealed:
+            raise _no_kms(f"{operation} of key {key_id}", "an answer of AWS KMS without a key of 256 bits")
         return found
 
     def _client(self, key_id: str) -> Any:
@@ -183,11 +194,29 @@ class KmsKeyring:
                         read_timeout=part_s,
                         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
                         user_agent_extra="wideload",
+                        # AWS_ENDPOINT_URL is often that of an S3 server, and may be http://.
+                        ignore_configured_endpoint_urls=True,  # type: ignore[call-arg]  # the stubs lack it
                     ),
                 )
                 keep_time(client)
                 self._clients[region] = client
             return self._clients[region]
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        return _ENDPOINT.fullmatch(url) is not None and urlsplit(url).port != 0 and is_valid_endpoint_url(url)
+    except ValueError:  # a port over 65,535
+        return False
+
+
+def _hide_key(record: logging.LogRecord) -> bool:
+    return "Plaintext" not in record.getMessage()
+
+
+def _no_kms(call: str, found: str) -> PayloadStoreError:
+    told = f"{call} failed: there is {found}; check {KMS_ENDPOINT_NAME}, and any proxy before it"
+    return PayloadStoreError(told, retriable=True, key=KMS_ENDPOINT_NAME)
 
 
 def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -> Exception:
@@ -204,7 +233,7 @@ def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -
         return EncryptionError(path, f"AWS KMS does not open its data key with {key_id} ({code})")
     said = printable(f"{code or 'no code'} (HTTP {status}): {error.get('Message', '')}", _TEXT_CHARACTERS)
     text = f"{operation} of key {key_id} failed: {said}"
-    if code in _MAY_PASS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if code in _MAY_PASS or status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return PayloadStoreError(text, retriable=True, key=KMS_KEY_NAME)
     needed = f"kms:{operation}"
     return PayloadStoreAccessError(f"{text}; it needs {needed} of an enabled key", key=KMS_KEY_NAME)

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -30,12 +31,16 @@ class KmsServer:
     Attributes:
         calls: the name and the key of each call, in order.
         contexts: the encryption context of each.
+        plaintexts: the keys of all answers, in base64.
+        pause_s: before each byte of an answer.
         trouble: gives the answer to a call in place of the right one; None for the right one.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.contexts: list[dict[str, str]] = []
+        self.plaintexts: list[str] = []
+        self.pause_s = 0.0
         self.trouble: Callable[[str], _Answer | None] = lambda _: None
         self._keys = {arn: AESGCM(os.urandom(32)) for arn in (ARN, OTHER_ARN)}
         server = self
@@ -49,7 +54,12 @@ class KmsServer:
                 self.send_header("Content-Type", "application/x-amz-json-1.1")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                if not server.pause_s:
+                    self.wfile.write(data)
+                    return
+                for byte in data:
+                    time.sleep(server.pause_s)
+                    self.wfile.write(bytes([byte]))
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -87,6 +97,7 @@ class KmsServer:
         context = json.dumps(body.get("EncryptionContext", {}), sort_keys=True).encode()
         if operation == "GenerateDataKey":
             plaintext, nonce = os.urandom(32), os.urandom(12)
+            self.plaintexts.append(_text(plaintext))
             blob = nonce + key.encrypt(nonce, plaintext, context)
             return 200, {"KeyId": arn, "Plaintext": _text(plaintext), "CiphertextBlob": _text(blob)}
         blob = base64.b64decode(body["CiphertextBlob"])

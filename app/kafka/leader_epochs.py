@@ -53,6 +53,7 @@ from transforms.epoch_history import NO_EPOCH, EpochHistory
 __all__ = ["Cut", "LeaderEpochs"]
 
 _NONE = 0
+_OLDER_S = 10.0  # metadata is not older for so long; and a topic that was created anew is noticed before
 _FENCED, _UNKNOWN = 74, 75  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH, which aiokafka does not know
 
 
@@ -81,12 +82,22 @@ class _Partition:
             a message whose chunks are not all there.
         leader: the epoch of the leader whose log was found to be the one that was read; None if none was asked yet.
         cut: what was found instead.
+        older_s: since when metadata names a leader that is older than what was read; None if it does not.
     """
 
     history: EpochHistory = field(default_factory=EpochHistory)
     delivered: tuple[int, int] = 0, NO_EPOCH
     leader: int | None = None
     cut: Cut | None = None
+    older_s: float | None = None
+
+    def waits(self, leader: int, now_s: float) -> bool:
+        """Whether newer metadata is waited for, if what was read is newer than a leader; True for `_OLDER_S`."""
+        if leader == NO_EPOCH:
+            return False
+        if self.older_s is None:
+            self.older_s = now_s
+        return now_s - self.older_s < _OLDER_S
 
 
 class LeaderEpochs:
@@ -197,13 +208,15 @@ class LeaderEpochs:
 
     async def _fetch(self, request: FetchRequest, send: Send) -> Any:
         # Each fetch comes through here, with all partitions of a broker.
-        of, assigned = self._assignment(), self._assigned()
+        of, assigned, held = self._assignment(), self._assigned(), False
         offsets = {
             TopicPartition(topic, number): offset for topic, wanted in request.topics for number, offset, _ in wanted
         }
         leaders: dict[TopicPartition, int] = {}
         changed: list[tuple[TopicPartition, int, int]] = []
         unknown: list[TopicPartition] = []
+        older: list[TopicPartition] = []
+        now_s = asyncio.get_running_loop().time()
         for partition, offset in offsets.items():
             found, leader = assigned[partition], self._leaders.get(partition, NO_EPOCH)
             end, epoch = found.delivered
@@ -213,34 +226,42 @@ class LeaderEpochs:
                 epoch = found.history.before(offset)
             if leader < epoch:
                 # Metadata is older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
+                older += [partition] if found.waits(leader, now_s) else []
                 leader = NO_EPOCH
+            else:
+                found.older_s = None
             leaders[partition] = leader
             if epoch == NO_EPOCH:
                 unknown.append(partition)
             elif epoch < leader != found.leader:
                 # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
                 changed.append((partition, leader, epoch))
-        refused = await self._compare(changed, offsets) if changed else {}
+        refused = await self._compare(assigned, changed, offsets) if changed else {}
         fenced: list[bool] = []
         with prepared(request, lambda struct: fenced.append(fetching_from(struct, leaders.values()))):
             response = await send()
         if of is self._assignment():  # else it is of no use any more
             answered = _answered(response, refused, unknown)
+            held = _held(response, older)
             for partition in unknown if fenced[-1:] == [True] else ():
                 # The epoch of the last record is not known, but it is not above that of the leader which has it.
                 if partition in answered and assigned[partition].history.before(offsets[partition]) == NO_EPOCH:
                     assigned[partition].history.reached(offsets[partition], leaders[partition])
                     assigned[partition].leader = leaders[partition]
-        if NotLeaderForPartitionError.errno in refused.values():
+        if held or NotLeaderForPartitionError.errno in refused.values():
             await asyncio.sleep(self._pause_s)
         return response
 
     async def _compare(
-        self, changed: Iterable[tuple[TopicPartition, int, int]], offsets: Mapping[TopicPartition, int]
+        self,
+        assigned: Mapping[TopicPartition, _Partition],
+        changed: Iterable[tuple[TopicPartition, int, int]],
+        offsets: Mapping[TopicPartition, int],
     ) -> Mapping[TopicPartition, int]:
         """Compares the logs of leaders with what was read; returns the errors of partitions that must not be read.
 
         Args:
+            assigned: what is known of the partitions; it is not that of the next assignment, if that comes meanwhile.
             changed: of each partition the epoch of its leader, and that of the last record.
             offsets: behind that record.
 
@@ -264,7 +285,7 @@ class LeaderEpochs:
                     error = TopicAuthorizationFailedError if forbidden else NotLeaderForPartitionError
                     refused[partition] = error.errno
                     continue
-                found = self._at(partition)
+                found = assigned[partition]
                 found.cut = _parting(offsets[partition], end)
                 if found.cut is None:
                     found.leader = leader
@@ -295,6 +316,17 @@ def _answered(
                 else:
                     answered.add(partition)
     return answered
+
+
+def _held(response: Any, older: Collection[TopicPartition]) -> bool:
+    """Takes back what a former leader says of offsets that it has not: another one may have them. True if it does."""
+    held = False
+    for topic, partitions in response.topics if older else ():
+        for at, row in enumerate(partitions):
+            if row[1] == OffsetOutOfRangeError.errno and TopicPartition(topic, row[0]) in older:
+                partitions[at] = row[0], NotLeaderForPartitionError.errno, *row[2:]
+                held = True
+    return held
 
 
 def _parting(offset: int, end: EpochEnd) -> Cut | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,11 +18,13 @@ from app.kafka.clients import ClusterError, security_arguments, translated, writ
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches
 from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.topics import identities
 
 __all__ = ["Entry", "TopicLog"]
 
 _POLL_MS = 500
 _QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
+_LOOK_S = 2.5  # between two looks whether it is the same topic
 _ANSWER_S = 15.0
 _WRITE_MS = 10_000
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
@@ -65,6 +68,7 @@ class TopicLog:
         self._skipped = skipped
         self.position: int | None = None
         self._new_from = 0
+        self._id: str | None = None
 
     async def read(self, seconds: float) -> None:
         """Reads up to the end that the log has now.
@@ -94,7 +98,7 @@ class TopicLog:
         """
         async with self._reading() as controls:
             end = await self._end(controls)
-            heard_s = time.monotonic()
+            heard_s = looked_s = time.monotonic()
             while True:
                 if self._reached >= end:
                     ready()
@@ -105,6 +109,9 @@ class TopicLog:
                     if await self._end(controls) < self._reached:
                         raise ClusterError(f"topic {self._topic} is shorter than it was", retriable=True)
                     heard_s = time.monotonic()
+                if time.monotonic() - looked_s > _LOOK_S:
+                    await self._check_same(controls)
+                    looked_s = time.monotonic()
 
     async def append(self, key: bytes, value: bytes) -> None:
         """Writes a record to all replicas that are in sync.
@@ -154,9 +161,35 @@ class TopicLog:
         """The offset to go on at; that of the beginning for a log that is new, or another one."""
         first = (await controls.consumer.beginning_offsets([self._partition]))[self._partition]
         end = await self._end(controls)
+        other = await self._other_id(controls)
+        if other is not None:
+            self._id, self.position = other, None
         if self.position is None or not first <= self.position <= end:
             self.position, self._new_from = first, end
         return self.position
+
+    async def _check_same(self, controls: ConsumerControls) -> None:
+        """Looks whether the topic is still the same: another one may have grown past the position by now."""
+        other = None
+        with contextlib.suppress(KafkaError, OSError):  # no answer says nothing of the topic
+            other = await self._other_id(controls)
+        if other is not None:
+            raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
+
+    async def _other_id(self, controls: ConsumerControls) -> str | None:
+        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none.
+
+        Raises:
+            ClusterError: it does not exist.
+            KafkaError, OSError: no broker has answered.
+        """
+        client = controls.client
+        async with asyncio.timeout(_ANSWER_S):
+            found = await identities(lambda request: client.send(client.get_random_node(), request), [self._topic])
+        identity = found.get(self._topic)
+        if identity is None and self._topic in found:
+            raise ClusterError(f"topic {self._topic} does not exist any more", retriable=True)
+        return None if identity is None or identity.id == self._id else identity.id
 
     async def _end(self, controls: ConsumerControls) -> int:
         async with asyncio.timeout(_ANSWER_S):

@@ -139,9 +139,11 @@ class Steering(Protocol):
 
     Attributes:
         shared: whether it reaches all of them, and outlives them.
+        trouble: why no request reaches this worker from the others, in a sentence; None if they do.
     """
 
     shared: bool
+    trouble: str | None
 
     async def steer(self, pipeline: PipelineControl, target: Target) -> None:
         """Lets it run, pause or stop; see `PipelineControl.steer`.

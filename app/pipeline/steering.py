@@ -29,6 +29,7 @@ class OwnSteering:
     """Steers the pipelines of this worker, until it ends. A `Steering`."""
 
     shared = False
+    trouble: str | None = None
 
     async def steer(self, pipeline: PipelineControl, target: Target) -> None:
         """See `Steering`."""
@@ -48,6 +49,9 @@ class GroupSteering(Service):
     Args:
         topic: what it says by now holds from the beginning.
         pipelines: of this worker.
+
+    Attributes:
+        trouble: why the topic cannot be read; None if it can.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
@@ -63,6 +67,7 @@ class GroupSteering(Service):
         self._writing: set[asyncio.Task[asyncio.Event]] = set()
         self._patience: set[asyncio.Timeout] = set()
         self._stopping = False
+        self.trouble: str | None = None
         for group, target in topic.targets.items():
             self._pipelines[group].steer(target)
         topic.listener = self._obey
@@ -155,24 +160,26 @@ class GroupSteering(Service):
             pipeline.steer(request.state)
 
     async def _follow(self) -> None:
-        delay_s, failing = _FIRST_DELAY_S, False
+        delay_s = _FIRST_DELAY_S
 
         def ready() -> None:
-            nonlocal delay_s, failing
-            if failing:
+            nonlocal delay_s
+            if self.trouble is not None:
                 log.info("control.topic %s is read again", self._topic.name)
-            delay_s, failing = _FIRST_DELAY_S, False
+            delay_s, self.trouble = _FIRST_DELAY_S, None
             self._ready.set()
 
         while True:
             try:
                 await self._topic.follow(ready)
             except WideloadError as exc:
-                if not failing:
-                    log.warning("control.topic %s cannot be read, so no request arrives: %s", self._topic.name, exc)
-            except Exception:  # a defect of ours: the pipelines go on as they are
+                told = f"control.topic {self._topic.name} cannot be read, so no request arrives: {exc}"
+                if self.trouble is None:
+                    log.warning("%s", told)
+                self.trouble = told
+            except Exception as exc:  # a defect of ours: the pipelines go on as they are
                 log.exception("control.topic %s: unexpected error", self._topic.name)
-            failing = True
+                self.trouble = f"control.topic {self._topic.name}: unexpected {type(exc).__name__}"
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LAST_DELAY_S)
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from app.config.settings import Settings
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_address", "runs_already"]
+__all__ = ["check_address", "listening", "runs_already"]
 
 _NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _ANSWER_S = 3.0
@@ -22,14 +22,30 @@ def check_address(settings: Settings) -> None:
     """Checks that the pages can be served.
 
     Raises:
+        ConfigurationError: see `listening`.
+    """
+    for each in listening(settings):
+        each.close()
+
+
+def listening(settings: Settings) -> list[socket.socket]:
+    """Sockets for the pages, which have the address from now on: one for each address of a name.
+
+    Raises:
         ConfigurationError: `web.bind` is no address of this machine, or `web.port` cannot be used.
     """
+    sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(settings.web_bind, settings.web_port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        with socket.create_server(address, family=family):
-            pass
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            try:
+                sockets.append(socket.create_server(address, family=family))
+            except OSError as exc:
+                if not sockets or exc.errno not in _NO_ADDRESS:  # a name may have an address that this machine lacks
+                    raise
     except (OSError, UnicodeError) as exc:
+        for each in sockets:
+            each.close()
         # All other reasons concern the port: another process uses it, or this user may not.
         if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
             raise ConfigurationError(
@@ -42,6 +58,7 @@ def check_address(settings: Settings) -> None:
             f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop the process that uses it, "
             "or choose another port",
         ) from exc
+    return sockets
 
 
 def runs_already(settings: Settings) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
-from app.pipeline.report import PipelineReport, Target, lag_of
+from app.pipeline.report import PipelineReport, Steering, Target, lag_of
 from app.web.metrics import Metrics
 from transforms.identifiers import transactional_id
 
@@ -35,18 +35,25 @@ _BY_BADNESS = ("running", "degraded", "starting", "restarting", "paused", "stopp
 _PROMETHEUS = "text/plain; version=0.0.4"
 
 
-def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
+def health(pipelines: Sequence[PipelineReport], trouble: str | None = None) -> dict[str, Any]:
     """The content of /health.
 
     `live`: the process answers. `ready`: every pipeline runs; if not, the page answers 503. `status`: the state of the
     worst pipeline. `ok` and `degraded` (records wait for a store or a broker) are those of a worker that is ready;
     `starting`, `restarting`, `paused`, `stopped` and `failed` are not. `reasons`: the reason, by pipeline. A pipeline
     that is paused or stopped because somebody has asked for that is as well as one that runs.
+
+    Args:
+        pipelines: of the worker.
+        trouble: see `Steering`. It is a reason by the name `control.topic`; the pipelines run all the same.
     """
-    states = {pipeline.settings.name: _state(pipeline) for pipeline in pipelines}
+    states = [_state(pipeline) for pipeline in pipelines]
     found = ((pipeline.settings.name, reason_of(pipeline)) for pipeline in pipelines)
     reasons = {name: reason for name, reason in found if reason is not None}
-    status = max(states.values(), key=_badness, default="running")
+    if trouble is not None:
+        states.append("degraded")
+        reasons["control.topic"] = trouble
+    status = max(states, key=_badness, default="running")
     ready = all(_as_asked(pipeline) for pipeline in pipelines)
     return {"status": "ok" if status == "running" else status, "live": True, "ready": ready, "reasons": reasons}
 
@@ -140,7 +147,7 @@ def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[
     return {"transactional_id": transactional_id(settings.name, partition.topic, partition.partition)}
 
 
-def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int) -> None:
+def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int, steering: Steering) -> None:
     """Adds the pages to the web server of the app."""
     metrics = Metrics(pipelines, limit_bytes)
 
@@ -148,7 +155,7 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: 
         return view.json({"live": True})
 
     async def ready(view: View, request: Request) -> Response:  # noqa: ARG001
-        state = health(pipelines)
+        state = health(pipelines, steering.trouble)
         return view.json(state, status=200 if state["ready"] else 503)
 
     async def all_pipelines(view: View, request: Request) -> Response:  # noqa: ARG001

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from aiohttp.web import AppRunner, Request, RequestHandler, Response, Server, StreamResponse, middleware
+from aiohttp.web import AppRunner, Request, RequestHandler, Response, Server, SockSite, StreamResponse, middleware
 from faust.web.drivers.aiohttp import Web
 from yarl import URL
 
@@ -63,6 +64,7 @@ class WebServer(Web):
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
         names: Collection[str] = app.web_hosts
+        self._sockets: Collection[socket.socket] = app.web_sockets
 
         @middleware
         async def known(request: Request, handler: _Handler) -> StreamResponse:
@@ -74,6 +76,15 @@ class WebServer(Web):
 
         self.web_app.middlewares.append(known)
         self._runner = _Runner(self.web_app, access_log=None, keepalive_timeout=_IDLE_S)
+
+    async def start_server(self) -> None:
+        """Serves the pages at the sockets of the app; without any, at its address."""
+        if not self._sockets:
+            await super().start_server()
+            return
+        await self._runner.setup()
+        for each in self._sockets:
+            await SockSite(self._runner, each).start()
 
 
 class _Runner(AppRunner):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -47,7 +47,8 @@ class SearchSettings:
         ignored: names of topics that are not searched, or patterns of `fnmatch`.
         root: the beginning of all paths in the store; None if a path does not tell its topic.
         other_roots: beginnings of paths to other stores.
-        records: how many of the newest offsets of a partition are read.
+        records: how many of the newest offsets of a partition are read; markers of transactions, and records that
+            compaction removed, have offsets too.
         limit: how long the search may last.
     """
 
@@ -83,10 +84,12 @@ class Search:
     Attributes:
         found: the topics with references, by name.
         unread: the topics that were not searched, with the reason.
+        searched: how many topics were searched, those with references too.
     """
 
     found: dict[str, Found] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    searched: int = 0
 
     @property
     def refusal(self) -> str | None:
@@ -129,7 +132,7 @@ def search(spark: SparkSession, kafka: Kafka, settings: SearchSettings, steps: S
             steps.note = f"{done:,} of {total:,} partitions"
             _search(spark, kafka, settings, batch, deadline, result)
             done += sum(topic.partitions for topic in batch)
-    return result
+    return replace(result, searched=sum(topic.name not in result.unread for topic in topics))
 
 
 def _batches(topics: Sequence[Listed]) -> Iterator[list[Listed]]:

@@ -9,16 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from app.cli import main
+from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.run import run_worker
-from app.web.address import runs_already
+from app.web.address import listening, runs_already
 from tests.forks import run
 from tests.s3_server import free_port
 from transforms.errors import ConfigurationError
@@ -39,6 +40,43 @@ def test_address_of_the_pages_is_not_ours(address: str) -> None:
         run_worker(settings, "INFO")
     (told,) = [each for each in refused.value.each if each.key == "web.bind"]
     assert told.reason.startswith(f"found '{address}', which is no address of this machine")
+
+
+def test_port_that_is_taken_while_the_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at again before the worker begins, and is the worker's from then on: one sentence, no traceback."""
+    port = free_port()
+    settings = parse({"bootstrap.servers": "localhost:1", "web.port": port, "pipeline": {"p": ORDERS}}, {})
+    taken: list[socket.socket] = []
+
+    async def waited(*_: object) -> list[Plan]:
+        taken.append(socket.create_server(("127.0.0.1", port)))
+        return []
+
+    monkeypatch.setattr("app.run.check_patiently", waited)
+    with pytest.raises(ConfigurationError, match=f"web.port: 127.0.0.1:{port} cannot be used"):
+        run_worker(settings, "INFO")
+    taken[0].close()
+    (mine,) = listening(settings)
+    with closing(mine), pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+
+
+def test_all_addresses_of_a_name() -> None:
+    """A name that has several is served at each that this machine has, and takes the port at none if one is in use."""
+    port = free_port()
+    settings = parse(
+        {"bootstrap.servers": "b:1", "web.bind": "localhost", "web.port": port, "pipeline": {"p": ORDERS}}, {}
+    )
+    sockets = listening(settings)
+    addresses = [(each.family, each.getsockname()[:2]) for each in sockets]
+    for each, (_, address) in zip(sockets, addresses, strict=True):
+        with socket.create_connection(address, timeout=5):
+            pass
+        each.close()
+    family, address = addresses[-1]
+    told = f"web.port: localhost:{port} cannot be used"
+    with socket.create_server(address, family=family), pytest.raises(ConfigurationError, match=told):
+        listening(settings)
 
 
 @pytest.mark.parametrize("command", ["check", "worker"])

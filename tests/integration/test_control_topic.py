@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -224,10 +225,12 @@ class Steered:
         self.settings = SimpleNamespace(group_id=group_id)
         self.status = "RUNNING"
         self.asked: list[str] = []
+        self.steered = asyncio.Event()
 
     def steer(self, target: str) -> None:
         """Notes the state."""
         self.asked.append(target)
+        self.steered.set()
 
     def begin_anew(self) -> None:
         """Notes the restart."""
@@ -250,9 +253,10 @@ async def steered(group: Group) -> AsyncIterator[tuple[Steered, GroupSteering, C
 
 
 async def make_again(group: Group) -> None:
-    """Deletes the topic, and makes it."""
+    """Deletes the topic, if it is there, and makes it."""
     client = AdminClient({"bootstrap.servers": group.way.broker})
-    await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
+    with contextlib.suppress(KafkaException):
+        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
     new = NewTopic(group.topic, 1, 1, config={"cleanup.policy": "compact"})
 
     async def made() -> bool:
@@ -280,6 +284,47 @@ async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pyt
         await steering.steer(cast(Any, pipeline), "STOPPED")
         assert pipeline.asked[4:] == ["STOPPED"]
     assert f"topic {group.topic} was made again or cut: it has no record at offset 3" in caplog.text
+
+
+async def test_a_topic_that_was_made_again_and_has_grown(group: Group) -> None:
+    """Its id tells, though it has a record at the position: what stands before that is obeyed too, once."""
+    async with steered(group) as (pipeline, steering, topic), asyncio.timeout(90):
+        for state in ("PAUSED", "STARTED"):
+            await steering.steer(cast(Any, pipeline), cast(Any, state))
+        await steering.on_stop()
+        await make_again(group)
+        await asyncio.to_thread(group.write, group.key, b'{"state": "PAUSED"}')
+        for number in range(3):
+            await asyncio.to_thread(group.write, b"of another group", b"%d" % number)
+        pipeline.asked.clear()
+        again = GroupSteering(topic, [cast(Any, pipeline)])
+        pipeline.asked.clear()
+        await again.on_start()
+        assert pipeline.asked == ["PAUSED"]
+        assert topic._log.position == 4
+
+        await make_again(group)  # while it is followed
+        await asyncio.to_thread(group.write, group.key, b'{"state": "STOPPED"}')
+        for number in range(5):
+            await asyncio.to_thread(group.write, b"of another group", b"%d" % number)
+        while pipeline.asked[-1] != "STOPPED":
+            pipeline.steered.clear()
+            await pipeline.steered.wait()
+        await again.on_stop()
+
+
+async def test_a_topic_that_is_gone_is_told(group: Group) -> None:
+    """While it cannot be read, who asks for the health of the worker learns it, until it is made again."""
+    async with steered(group) as (pipeline, steering, _), asyncio.timeout(90):
+        assert steering.trouble is None
+        client = AdminClient({"bootstrap.servers": group.way.broker})
+        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
+        await asyncio.to_thread(until, lambda: steering.trouble is not None, "the topic is missed")
+        told = f"control.topic {group.topic} cannot be read, so no request arrives: topic {group.topic} does not exist"
+        assert str(steering.trouble).startswith(told)
+        await make_again(group)
+        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
+        assert steering.trouble is None
 
 
 async def test_a_topic_that_was_cut(group: Group) -> None:

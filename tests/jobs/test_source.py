@@ -20,6 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
+from stores.encryption import keyring_of
+from stores.payload import publish
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
 from tests.integration.worker_process import until
@@ -46,12 +48,12 @@ class Place:
         self.config = config
         spark.dataSource.register(WideloadDataSource)
 
-    def referring(self, key: bytes, value: bytes) -> Record:
+    def referring(self, key: bytes, value: bytes, encryption: Mapping[str, object] | None = None) -> Record:
         work = Offload(0)
         record = Record(key, value, [("x", b"1")], 1_700_000_000_000)
-        payload = work.payload(value)
+        keyring = keyring_of(encryption or {})
         with closing(open_store(self.config)) as store:
-            return work.refer(record, payload.reference(store.publish(self.topic, payload.data)))
+            return work.refer(record, publish(store, self.topic, work.payload(value), by_digest=True, keyring=keyring))
 
     def chunks(self, key: bytes, value: bytes) -> list[Record]:
         record = Record(key, value, [("x", b"2")], 1_700_000_000_000)
@@ -310,6 +312,40 @@ def test_batch_on_error(place: Place, on_error: str) -> None:
     assert values == ([None] * (1 + len(spoilt)) if on_error == "null" else [r.value for r in (reference, *spoilt)])
 
 
+NAMED = "large.message.encryption.key.id"
+SECRET = "large.message.encryption.key.secret"
+PREVIOUS = "large.message.encryption.previous.keys"
+
+
+def encrypting(name: str, secret: str) -> dict[str, object]:
+    return {"large.message.encryption.type": "aes-256-gcm", NAMED: name, SECRET: secret}
+
+
+def test_encrypted_payloads(place: Place, tmp_path: Path) -> None:
+    """Payloads of the present key and of previous ones are decrypted, in batches and streams; no other is."""
+    old, new = "1f" * 32, "2e" * 32
+    large = random.Random(6).randbytes(300_000)
+    place.send(
+        [
+            place.referring(b"old", large, encrypting("old", old)),
+            place.referring(b"new", large[::-1], encrypting("new", new)),
+            place.referring(b"clear", b"in the clear"),
+        ]
+    )
+    expected = [(b"old", large), (b"new", large[::-1]), (b"clear", b"in the clear")]
+    keys = {NAMED: "new", SECRET: new, PREVIOUS: f"older:{'3d' * 32}, old:{old}"}
+    assert whole(place.batch(**keys).orderBy("offset").collect()) == expected
+    follow(place.stream(**keys), tmp_path, availableNow=True).awaitTermination()
+    assert written(place, tmp_path) == expected
+    others = {NAMED: "new", SECRET: old}
+    with pytest.raises(PySparkException, match="encrypted with key old, known here are: new;") as caught:
+        place.batch(**others).collect()
+    assert old not in str(caught.value)
+    rows = place.batch(**others, onError="null").orderBy("offset").collect()
+    assert [row.inflate_error and row.inflate_error.state for row in rows] == ["refused", "refused", None]
+    assert whole(rows) == [(b"old", None), (b"new", None), expected[2]]
+
+
 def test_batch_hides_secrets(place: Place) -> None:
     """Neither a plan nor a failure shows what the options keep secret."""
     secret = "hunter-2-hunter"
@@ -423,7 +459,13 @@ def test_event_log_has_no_secret(place: Place, tmp_path: Path) -> None:
     """Whoever reads Spark's event log learns no password and no key of a reader, a stream or a writer."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="jaas-hunter2";'
     kafka = {"kafka.sasl.jaas.config": jaas}
-    own = {**kafka, "kafka.sasl.password": "own-hunter2", "large.message.signing.key": "signing-hunter2" * 3}
+    own = {
+        **kafka,
+        "kafka.sasl.password": "own-hunter2",
+        "large.message.signing.key": "signing-hunter2" * 3,
+        **encrypting("one", "5ec1e7" * 10 + "0000"),
+        PREVIOUS: "two:" + "5ec1e7" * 10 + "1111",
+    }
     place.send([Record(b"k", b"v")])
     assert place.batch(**own).count() == 1
     query = place.stream(**own).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
@@ -444,3 +486,4 @@ def test_event_log_has_no_secret(place: Place, tmp_path: Path) -> None:
     found = log()
     assert place.topic in found.partition(f"behind {place.topic}")[0], "the log has the reads"
     assert "hunter2" not in found
+    assert "5ec1e7" not in found

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -267,7 +268,7 @@ def test_main_table(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a terminal the summary is a table, which says what was left alone and that nothing was deleted."""
+    """In a terminal the summary is a table; it says what was left alone, how far others were looked at, what went."""
     topic, other = make_topic(), make_topic()
     (live, _) = put(tmp_path, topic, ["live", "orphan"])
     put(tmp_path, other, ["another"])
@@ -278,10 +279,13 @@ def test_main_table(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["topic", "payloads", "size", "live", "young", "to", "delete", "size", "oldest"]
     assert lines[1].split()[:9] == [topic, "2", "14", "B", "1", "0", "1", "7", "B"]
-    assert lines[2:] == [
-        f"left alone, as they are not among --topic: {other}",
-        "nothing was deleted: this was a dry run; --delete deletes",
-    ]
+    assert lines[2] == f"left alone, as they are not among --topic: {other}"
+    assert re.fullmatch(
+        "other topics, searched for references: [1-9][0-9]*, the newest 1,000 offsets of each partition; older records "
+        "were not looked at, nor were topics that these credentials may not see",
+        lines[3],
+    )
+    assert lines[4:] == ["nothing was deleted: this was a dry run; --delete deletes"]
 
 
 @pytest.mark.slow

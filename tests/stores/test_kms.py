@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +27,7 @@ from transforms.reference import Reference
 PREVIOUS = "large.message.encryption.kms.previous.key.ids"
 REUSE: str = "large.message.encryption.kms.data.key.reuse"
 VALUE = b"hello world"
+KEY = base64.b64encode(b"k" * 32).decode()
 
 
 @pytest.fixture
@@ -118,6 +123,7 @@ def test_what_kms_does_not_open_is_of_the_record(kms: KmsServer) -> None:
     ("code", "status", "kind", "retriable"),
     [
         ("ThrottlingException", 400, PayloadStoreError, True),
+        ("", 429, PayloadStoreError, True),
         ("KMSInternalException", 500, PayloadStoreError, True),
         ("DependencyTimeoutException", 503, PayloadStoreError, True),
         ("AccessDeniedException", 400, PayloadStoreAccessError, False),
@@ -133,7 +139,7 @@ def test_errors_are_told_apart(
     kms.trouble = lambda _: refusal(code, "said so", status)
     keyring = ring(kms.config())
     for call in (lambda: write(keyring), lambda: read(keyring, reference)):
-        with pytest.raises(PayloadStoreError, match=f"of key {ARN} failed: {code} ") as raised:
+        with pytest.raises(PayloadStoreError, match=f"of key {ARN} failed: {code or 'no code'} ") as raised:
             call()
         assert type(raised.value) is kind
         assert raised.value.retriable == retriable
@@ -151,12 +157,59 @@ def test_nothing_is_stored_without_a_key(kms: KmsServer) -> None:
     assert list(store.list()) == []
 
 
-def test_answers_that_are_no_keys(kms: KmsServer) -> None:
-    """A key of another length, or none, is not used."""
-    for answer in ({}, {"Plaintext": "AAAA", "CiphertextBlob": "AAAA"}):
-        kms.trouble = lambda _, answer=answer: (200, answer)  # type: ignore[misc]
-        with pytest.raises(PayloadStoreError, match="gave no key of 256 bits"):
-            write(ring(kms.config()))
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"Plaintext": "AAAA", "CiphertextBlob": "AAAA"},
+        {"Plaintext": KEY},
+        {"Plaintext": KEY, "CiphertextBlob": ""},
+        {"Plaintext": KEY, "CiphertextBlob": "A"},
+        {"Plaintext": 5, "CiphertextBlob": "AAAA"},
+        {"Plaintext": {"a": "b"}, "CiphertextBlob": "AAAA"},
+        [KEY],
+        "AAAA",
+        None,
+    ],
+)
+def test_answers_that_are_no_keys(kms: KmsServer, answer: Any) -> None:
+    """An answer that lacks a part, or is another program's, gives no key; it may pass, as that of a proxy does."""
+    kms.trouble = lambda _: (200, answer)
+    with pytest.raises(PayloadStoreError, match=f"of key {ARN} failed: there is (no|an) answer of AWS KMS") as raised:
+        write(ring(kms.config()))
+    assert raised.value.retriable
+    assert raised.value.key == "large.message.encryption.kms.endpoint"
+
+
+def test_no_key_stands_in_the_log(kms: KmsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """At DEBUG, botocore logs the bodies of answers; those with a key are left out."""
+    caplog.set_level(logging.DEBUG)
+    reference = write(ring(kms.config()))
+    assert read(ring(kms.config()), reference) == VALUE
+    assert kms.plaintexts
+    assert "Making request for OperationModel" in caplog.text
+    assert not any(text in caplog.text for text in kms.plaintexts)
+
+
+def test_no_other_endpoint_than_the_configured_one(kms: KmsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_ENDPOINT_URL, which many set for an S3 server, is not that of the keys, which would come in the clear."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", kms.endpoint)
+    config = kms.config() | {"large.message.store.timeout.ms": 1_000}
+    del config["large.message.encryption.kms.endpoint"]
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # AWS itself is not asked
+    with pytest.raises(PayloadStoreError, match=r"127\.0\.0\.1:9"):
+        write(ring(config))
+    assert kms.calls == []
+
+
+def test_slow_answer_has_an_end(kms: KmsServer) -> None:
+    """A server that sends a byte now and then holds no thread for longer than a quarter of the time of a store call."""
+    kms.pause_s = 0.05
+    begun = time.monotonic()
+    with pytest.raises(PayloadStoreError, match="did not come to its end in the time") as raised:
+        write(ring(kms.config() | {"large.message.store.timeout.ms": 4_000}))
+    assert raised.value.retriable
+    assert time.monotonic() - begun < 5.0
 
 
 def test_a_service_that_is_away_may_come_back(kms: KmsServer) -> None:
@@ -170,7 +223,15 @@ def test_a_service_that_is_away_may_come_back(kms: KmsServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["http://kms.example.com", "kms.example.com", "https://user:secret@host", "ftp://x"]
+    "endpoint",
+    [
+        "http://kms.example.com",
+        "kms.example.com",
+        "https://user:secret@host",
+        "ftp://x",
+        "https://kms.example.com:99999",
+        "https://kms..example.com",
+    ],
 )
 def test_endpoint_is_encrypted(endpoint: str) -> None:
     """Answers hold keys in the clear, so they come over TLS; the message shows no password."""

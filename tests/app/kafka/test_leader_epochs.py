@@ -65,6 +65,8 @@ class Leader(Reader):
         epochs: watches the client.
         versions: that the broker knows.
         refusal: the error with which it answers for the end of an epoch; 0 for none.
+        held: set if it answers at once for the end of an epoch.
+        asking: set once it was asked.
         asked: for the ends of these epochs.
         fenced: the epochs of leaders that were in fetches.
         updated: how often metadata was asked for.
@@ -75,6 +77,9 @@ class Leader(Reader):
         self.epoch = epoch
         self.versions = versions
         self.refusal = 0
+        self.held = asyncio.Event()
+        self.held.set()
+        self.asking = asyncio.Event()
         self.asked: list[int] = []
         self.fenced: list[int] = []
         self.updated = 0
@@ -104,6 +109,8 @@ class Leader(Reader):
             ((topic, ((number, current, epoch),)),) = struct.topics
             assert current == self.epoch
             self.asked.append(epoch)
+            self.asking.set()
+            await self.held.wait()
             below = [each for each in epochs_of(self.log) if each[0] <= epoch]
             found, end = max(below, default=(-1, -1))
             end = self.log.end if found == self.epoch else end
@@ -271,6 +278,48 @@ async def test_metadata_that_is_older_than_what_was_read() -> None:
         assert await offsets(leader) == list(range(20, 24))
         assert leader.asked == []
         assert leader.fenced[-1] == -1
+
+
+async def test_former_leader_that_takes_itself_for_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not have what was read from the next one. Reading waits for newer metadata, and begins nowhere anew."""
+    old = filled((3, 5))
+    new = filled((4, 5), until=old, cut=10)
+    async with reading(new, 0, 4) as leader:
+        assert await offsets(leader) == list(range(20))
+        leader.log, leader.epoch = old, 3
+        await leader.learn()
+        before = leader.updated
+        while leader.updated < before + 3:
+            assert not await leader.poll()
+        leader.log, leader.epoch = filled((4, 2), until=new, cut=20), 4
+        await leader.learn()
+        assert await offsets(leader) == list(range(20, 24))
+        # It is no former leader for ever: the topic may be a new one, at brokers that do not tell topics apart.
+        monkeypatch.setattr("app.kafka.leader_epochs._OLDER_S", 0.1)
+        leader.log, leader.epoch = old, 3
+        await leader.learn()
+        assert await refused(leader) == 24
+        assert leader.epochs.cut(PLACE) is None
+
+
+async def test_rebalance_while_logs_are_compared() -> None:
+    """What a leader says of a former assignment is not taken for the next one, which has other offsets."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch = filled((5, 9), until=old, cut=16), 5
+        await leader.learn()
+        leader.held = asyncio.Event()
+        poll = asyncio.ensure_future(leader.poll())
+        await leader.asking.wait()
+        leader.subscription.unsubscribe()
+        leader.subscription.assign_from_user({PLACE})
+        leader.subscription.seek(PLACE, 0)
+        assert leader.epochs.cut(PLACE) is None
+        leader.held.set()
+        await asyncio.sleep(0.05)
+        assert leader.epochs.cut(PLACE) is None
+        poll.cancel()
 
 
 async def test_old_brokers() -> None:

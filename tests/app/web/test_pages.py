@@ -20,6 +20,7 @@ from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
 from app.local.broker import free_ports
 from app.pipeline.stats import PipelineStats
+from app.pipeline.steering import OwnSteering
 from app.web.pages import add_pages, health, pipeline_page
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.app.reports import Flow, Pipeline, pipeline_settings
@@ -238,7 +239,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def served(pipelines: list[Pipeline], port: int, folder: Path) -> AsyncIterator[str]:
+async def served(pipelines: list[Pipeline], port: int, folder: Path, trouble: str | None = None) -> AsyncIterator[str]:
     """The pages on Faust's web server, without the rest of Faust; gives their address."""
     app = faust.App(
         "pages",
@@ -248,7 +249,9 @@ async def served(pipelines: list[Pipeline], port: int, folder: Path) -> AsyncIte
         web_port=port,
         loop=asyncio.get_running_loop(),
     )
-    add_pages(app, pipelines, 1_000)
+    steering = OwnSteering()
+    steering.trouble = trouble
+    add_pages(app, pipelines, 1_000, steering)
     web: Any = app.web  # its type is that of any driver; this one is on aiohttp
     web.init_server()
     await web.start_server()
@@ -291,6 +294,20 @@ async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_p
             assert json.loads(body) == health([pipeline])
         status, _, body = await get(address + "/health/live")
         assert (status, json.loads(body)) == (200, {"live": True})
+
+
+async def test_health_without_the_control_topic(free_port: int, tmp_path: Path) -> None:
+    """Requests that do not arrive are told, and keep no worker from being ready; a failed pipeline is worse."""
+    told = "control.topic c cannot be read, so no request arrives: topic c does not exist any more"
+    async with served([Pipeline()], free_port, tmp_path, told) as address:
+        status, _, body = await get(address + "/health")
+    reasons = {"control.topic": told}
+    assert (status, json.loads(body)) == (
+        200,
+        {"status": "degraded", "live": True, "ready": True, "reasons": reasons},
+    )
+    failed = health([Pipeline(status="FAILED", last_error="x")], told)
+    assert (failed["status"], failed["ready"], failed["reasons"]) == ("failed", False, {"p": "x", **reasons})
 
 
 async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from jobs.payloads import orphans
+from jobs.payloads import orphans, other_topics
 from jobs.payloads.inventory import LISTED
 from jobs.payloads.orphans import Sweep, SweepSettings, marked, run
 from jobs.payloads.reference_states import EXPIRY, RETAINED, findings
@@ -234,18 +234,45 @@ def test_sweep_finds_the_carriers_that_were_forgotten(spark: SparkSession, place
         refused.refusal
     )
     assert "give each with --carrier, or with --ignore-topic" in str(refused.refusal)
+    assert refused.search.searched >= 5
     # Of each partition only the newest records are looked at.
     place.send(copies, refers(theirs), partition=1)
     assert set(run(spark, dataclasses.replace(settings, search_records=1)).search.found) == {flagged, odd}
     # What there was no time for is as good as found.
     late = run(spark, dataclasses.replace(settings, search_time=timedelta(0)))
     assert {copies, flagged, odd, plain} <= set(late.search.unread)
+    assert late.search.searched == 0
     assert f"{plain} (no time was left; --search-time gives more)" in str(late.refusal)
 
     ignored = (flagged, f"{odd[:-1]}?", f"{plain}*")
     given = dataclasses.replace(settings, carriers=(copies,), ignored=ignored)
     assert outcomes(run(spark, given)) == {"deleted": 1}
     assert place.there() == {carried, theirs}
+
+
+def test_search_has_an_end(
+    spark: SparkSession, place: Place, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that cannot be searched in time holds up nothing for longer: Spark's job is cancelled, and it is told."""
+    topic, slow = make_topic(), make_topic()
+    (orphan,) = place.publish(topic, b"orphan")
+    place.send(slow, Record(b"k", b"plain"))
+
+    def kept(_: int) -> bool:
+        time.sleep(60)
+        return True
+
+    def sleeping(rows: DataFrame, *more: Any) -> DataFrame:
+        keeps = sf.udf(kept, "boolean").asNondeterministic()  # or other filters come first
+        return references(rows.where(keeps("offset")), *more)
+
+    monkeypatch.setattr(other_topics, "references", sleeping)
+    begun = time.monotonic()
+    sweep = run(spark, place.settings(topic, search_time=timedelta(seconds=4)))
+    assert time.monotonic() - begun < 50
+    assert sweep.search.unread[slow] == "no time was left; --search-time gives more"
+    assert place.there() == {orphan}
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
 def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
