@@ -1,4 +1,8 @@
-"""Spark's standalone cluster on this machine: a master and two workers, each a process, and executors of their own."""
+"""Spark's standalone cluster on this machine: a master, two workers, and executors that are processes of their own.
+
+Master and workers are a process each, or all of them are threads of the driver's (`local-cluster`), which starts in a
+third of the time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
@@ -21,13 +25,19 @@ from app.local import jars, spark_start
 from tests.integration.worker_process import until
 from wideload.jobs.archive import write
 
-__all__ = ["Cluster", "spark_cluster"]
+__all__ = ["Cluster", "local_cluster", "spark_cluster"]
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _SPARK = Path(pyspark.__file__).parent
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _STORE = "large.message.payload.store.class=filesystem"
 _GATE = b"\nfrom store_gate import gate\n\ngate(FilesystemStore)\n"
+# To make Java code of a plan that runs once takes longer than to run it without.
+_QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 _START_S = 60
 _LIMIT_S = 240
 
@@ -39,10 +49,12 @@ class Cluster:
     Attributes:
         master: its address, as `--master` takes it.
         folder: has `payloads` and `gate`, the code that is shipped, and the logs.
+        home: Spark's own folder.
     """
 
     master: str
     folder: Path
+    home: Path = _SPARK
 
     @property
     def payloads(self) -> Path:
@@ -60,8 +72,13 @@ class Cluster:
         (self.folder / "gate").mkdir()
         (self.folder / "gate" / "closed").write_text(payload)
 
-    def run(self, program: str, *arguments: str) -> str:
+    def run(self, program: str, *arguments: str, before: Callable[[], object] = lambda: True) -> str:
         """Submits a program, kills the executor that comes to the gate, and opens the gate for the one after it.
+
+        Args:
+            program: its file in `programs`.
+            arguments: of the program.
+            before: must be true before the executor is killed.
 
         Returns:
             The last line of its stdout, after it ended with status 0.
@@ -70,10 +87,11 @@ class Cluster:
         with log.open("wb") as errors:
             command = [*self._submit(program), *arguments]
             job = subprocess.Popen(
-                command, cwd=self.folder, env=_environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+                command, cwd=self.folder, env=_environment(self.home), stdout=subprocess.PIPE, stderr=errors, text=True
             )
         try:
             (first,) = until(lambda: self._waiting(job, 1), "a task comes to the gate", _LIMIT_S)
+            until(before, "the task is where it is to be killed", _LIMIT_S)
             _executor(first).kill()
             until(lambda: self._waiting(job, 2), "another task takes its place", _LIMIT_S)
             (self.folder / "gate" / "open").touch()
@@ -93,17 +111,27 @@ class Cluster:
 
     def _submit(self, program: str) -> Sequence[str]:
         return [
-            *(str(_SPARK / "bin" / "spark-submit"), "--master", self.master, "--executor-memory", "600m"),
-            *("--jars", ",".join(map(str, jars.ensure("spark"))), "--py-files", str(self.folder / "jobs.zip")),
+            *(str(self.home / "bin" / "spark-submit"), "--master", self.master, "--executor-memory", "600m"),
+            *(() if program == "backfill.py" else ("--jars", ",".join(map(str, jars.ensure("spark"))))),
+            *("--py-files", str(self.folder / "jobs.zip")),
             *("--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
+            *("--conf", f"spark.executor.extraJavaOptions={_java_options()}"),
+            *(part for key, value in _QUICK.items() for part in ("--conf", f"{key}={value}")),
             *("--conf", f"spark.pyspark.python={sys.executable}", str(self.folder / "programs" / program)),
         ]
 
 
-def _environment() -> dict[str, str]:
-    told = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": "", "SPARK_NO_DAEMONIZE": "1"}
+def _environment(home: Path) -> dict[str, str]:
+    told = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": "", "SPARK_NO_DAEMONIZE": "1"}
     first = str(Path(sys.executable).parent)
-    return {**os.environ, **spark_start.environ(short_run=True), **told, "PATH": f"{first}:{os.environ['PATH']}"}
+    started = {**spark_start.environ(short_run=True), "SPARK_DAEMON_JAVA_OPTS": _java_options()}
+    return {**os.environ, **started, **told, "PATH": f"{first}:{os.environ['PATH']}"}
+
+
+def _java_options() -> str:
+    """What makes a short run of any Java process of Spark shorter."""
+    (found,) = spark_start.environ(short_run=True).values()
+    return found
 
 
 def _executor(task: int) -> psutil.Process:
@@ -113,15 +141,8 @@ def _executor(task: int) -> psutil.Process:
 
 @contextlib.contextmanager
 def spark_cluster(folder: Path) -> Iterator[Cluster]:
-    """The cluster for the length of a `with` block. Programs are copies, so that all other code comes from the zip."""
-    write(folder / "whole.zip")
-    with ZipFile(folder / "whole.zip") as whole, ZipFile(folder / "jobs.zip", "w") as gated:
-        for name in whole.namelist():
-            gated.writestr(name, whole.read(name) + (_GATE if name == "stores/filesystem.py" else b""))
-        gated.write(_REPOSITORY / "tests" / "store_gate.py", "store_gate.py")
-    (folder / "programs").mkdir()
-    for name in ("backfill", "sweep"):
-        shutil.copy(_REPOSITORY / "jobs" / f"{name}.py", folder / "programs")
+    """The cluster for the length of a `with` block, with a process for the master and for each worker."""
+    _prepare(folder)
     with contextlib.ExitStack() as stack:
         master = ["master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         log = stack.enter_context(_started(folder / "master.log", master))
@@ -136,11 +157,33 @@ def spark_cluster(folder: Path) -> Iterator[Cluster]:
         yield Cluster(address, folder)
 
 
+def local_cluster(folder: Path) -> Cluster:
+    """The cluster whose master and workers live in the driver of each program."""
+    _prepare(folder)
+    home = folder / "spark"  # the workers write there
+    home.mkdir()
+    for each in _SPARK.iterdir():
+        (home / each.name).symlink_to(each)
+    return Cluster("local-cluster[2,1,1024]", folder, home)
+
+
+def _prepare(folder: Path) -> None:
+    """Writes the code that is shipped. Programs are copies, so that all other code comes from the zip."""
+    write(folder / "whole.zip")
+    with ZipFile(folder / "whole.zip") as whole, ZipFile(folder / "jobs.zip", "w") as gated:
+        for name in whole.namelist():
+            gated.writestr(name, whole.read(name) + (_GATE if name == "stores/filesystem.py" else b""))
+        gated.write(_REPOSITORY / "tests" / "store_gate.py", "store_gate.py")
+    (folder / "programs").mkdir()
+    for name in ("backfill", "sweep"):
+        shutil.copy(_REPOSITORY / "jobs" / f"{name}.py", folder / "programs")
+
+
 @contextlib.contextmanager
 def _started(log: Path, arguments: Sequence[str]) -> Iterator[Path]:
     command = [str(_SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
     with log.open("wb") as said:
-        process = subprocess.Popen(command, env=_environment(), stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(command, env=_environment(_SPARK), stdout=said, stderr=said, start_new_session=True)
     try:
         yield log
     finally:

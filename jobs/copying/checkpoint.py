@@ -8,6 +8,7 @@ one is deleted. No file is written twice: a second run with the same checkpoint 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,9 @@ class Checkpoint:
         spark: the session.
         folder: where the notes are.
         belongs_to: the settings that must be the same as when the checkpoint began.
+
+    Attributes:
+        id: of this checkpoint; known when `load` has returned. Copies have the same one.
     """
 
     def __init__(self, spark: SparkSession, folder: str, belongs_to: Mapping[str, str]) -> None:
@@ -55,6 +59,7 @@ class Checkpoint:
         self._folder = folder
         self._belongs_to = dict(belongs_to)
         self._last = -1
+        self.id = uuid.uuid4().hex
 
     def load(self) -> Progress | None:
         """The last note; None if there is none yet.
@@ -88,6 +93,7 @@ class Checkpoint:
         self._last += 1
         note = {
             "job": _JOB,
+            "id": self.id,
             **self._belongs_to,
             "positions": {str(partition): at for partition, at in sorted(progress.positions.items())},
             "ends": {str(partition): at for partition, at in sorted(progress.ends.items())},
@@ -96,9 +102,7 @@ class Checkpoint:
         try:
             self._files.create(f"{self._folder}/{self._last}", json.dumps(note))
         except FileExistsError as exc:
-            raise JobFailedError(
-                f"another run works with the checkpoint {self._folder}; records that both runs read were written twice"
-            ) from exc
+            raise JobFailedError(f"another run works with the checkpoint {self._folder}; wait for its end") from exc
         if self._last >= _KEPT:
             self._files.delete(f"{self._folder}/{self._last - _KEPT}")
 
@@ -110,6 +114,7 @@ class Checkpoint:
                     f"{self._folder} belongs to {part} {found.get(part)}, this is {part} {value}; "
                     "give a folder of its own",
                 )
+        self.id = str(found.get("id", self.id))  # notes of older releases have none
         return Progress(
             {int(partition): at for partition, at in found["positions"].items()},
             {int(partition): at for partition, at in found["ends"].items()},

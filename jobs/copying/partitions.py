@@ -2,8 +2,9 @@
 
 The ranges of a partition are done one after another; several partitions are done at a time, and do not wait for each
 other. A range is a Spark job of one task and one transaction. The checkpoint notes it when it is committed. So a run
-that ends, however it ends, leaves no gap, and the next run repeats at most the current range of each partition. Readers
-with `read_committed` see no repeated record, unless the run ended between the commit and the note.
+that ends, however it ends, leaves no gap, and the next run repeats at most the current range of each partition, unless
+that was committed: the transaction itself says so (`jobs.copying.receipt`). So readers with `read_committed` see no
+repeated record.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ class _Run:
         if offload is not None:
             signing = offload.signing or Signing.of(settings.source.inflater.store)
             offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
-        self._settings = replace(settings, offload=offload)
+        self._settings = replace(settings, offload=offload, checkpoint_id=checkpoint.id if checkpoint else "")
         self._sink = sink
         self._context = spark.sparkContext
         (self._topic,) = settings.source.topics

@@ -2,7 +2,8 @@
 
 A range ends at its end offset, or earlier when the task has read enough. It is done when all of its records are
 acknowledged and committed, in one transaction. The checkpoint does not note it before. A task that repeats the range
-ends the transaction of the task before it, and writes the same records again.
+ends the transaction of the task before it. If that was committed, its receipt says so, and the range is not written
+again; else the task writes the same records.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from aiokafka.partitioner import murmur2
 
 from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
+from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.failures import JobFailedError
 from jobs.reading.messages import Message, Messages, TopicRecord
@@ -69,6 +71,7 @@ class BackfillSettings:
         max_bytes: the most bytes of a range, read or written, and one record.
         partitions_at_a_time: how many partitions are copied at a time; None for as many as the session has cores.
         dry_run: only count.
+        checkpoint_id: the id of the checkpoint. The job sets it.
     """
 
     source: SourceSettings
@@ -84,6 +87,7 @@ class BackfillSettings:
     partitions_at_a_time: int | None = None
     dry_run: bool = False
     encryption: Mapping[str, object] | None = field(default=None, repr=False)
+    checkpoint_id: str = ""
 
     def check(self) -> None:
         """Makes sure that the settings fit together. Makes no request.
@@ -138,11 +142,29 @@ def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> 
     try:
         with ExitStack() as stack:
             copy = _Copy(settings, sink, range_, tally, stack)
+            done = copy.writer.receipt(range_.topic, range_.partition)
+            if done is not None and done.is_ahead(settings.checkpoint_id, range_.start):
+                return _done(done, settings, range_)
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
         # It is not known which of the last records the sink has, so the whole range counts as not done.
         return Outcome(range_.start, Tally(), {}, exc)
+
+
+def _done(receipt: Receipt, settings: BackfillSettings, range_: OffsetRange) -> Outcome:
+    if receipt.start > range_.start:
+        return Outcome(
+            range_.start,
+            Tally(),
+            {},
+            JobFailedError(
+                f"topic {range_.topic} partition {range_.partition} is copied up to offset {receipt.next:,}, and "
+                f"the checkpoint {settings.checkpoint} is at {range_.start:,}: another run works with it, or it is an "
+                "old copy; end the other run, or put the newest copy back"
+            ),
+        )
+    return Outcome(receipt.next, receipt.tally, dict([receipt.end] if receipt.end else ()), None, receipt.mark)
 
 
 def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Outcome:
@@ -290,7 +312,16 @@ class _Copy:
                 self.next = min(ready.place.message.offset, ready.place.at)
                 break
             self.next = ready.place.after
-        self.writer.commit()
+        self.writer.flush()
+        receipt = Receipt(
+            self._settings.checkpoint_id,
+            self._range.start,
+            self.next,
+            self._tally,
+            next(iter(self.writer.ends.items()), None),
+            self.mark(),
+        )
+        self.writer.commit(self._range.topic, self._range.partition, receipt)
         return error
 
     def mark(self) -> Mark | None:

@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client
 from transforms.errors import ConfigurationError
@@ -107,7 +108,8 @@ class SinkWriter:
     Args:
         client: how to reach the cluster.
         topic: the topic.
-        transactional_id: the id for this part of the topic; nobody else uses it.
+        transactional_id: the id for this part of the topic; nobody else uses it. A group of this name has the receipt
+            of the last transaction.
         timeout_ms: how long the transaction may be open before the brokers abort it.
 
     Attributes:
@@ -119,7 +121,9 @@ class SinkWriter:
 
     def __init__(self, client: Client, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
         self.ends: dict[int, int] = {}
+        self._client = client
         self._topic = topic.name
+        self._id = transactional_id
         self._timeout_ms = timeout_ms
         self._open = False
         self._builders: dict[int, Any] = {}
@@ -160,19 +164,54 @@ class SinkWriter:
                 return
             self._send(partition)
 
-    def commit(self) -> None:
-        """Waits until all records are acknowledged, and commits them. Nothing may be written afterwards.
+    def receipt(self, topic: str, partition: int) -> Receipt | None:
+        """The receipt of the last committed transaction with this id, for a partition of the source.
+
+        None if there is none, or the sink is no longer the topic that it was given for. The writers before this one
+        can commit nothing any more.
+
+        Raises:
+            ConfigurationError: the group may not be read.
+            JobFailedError: the brokers do not answer.
+        """
+        try:
+            return self._run(asyncio.wait_for(self._receipt(TopicPartition(topic, partition)), _ANSWER_S))
+        except kafka_errors.GroupAuthorizationFailedError as exc:
+            raise self._forbidden() from exc
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as exc:
+            raise JobFailedError(f"the offset of group {self._id} cannot be read: {_told(exc)}") from exc
+
+    def flush(self) -> None:
+        """Waits until all records are acknowledged; `ends` is right then.
 
         Raises:
             JobFailedError: the topic did not take them.
         """
-        assert self._producer is not None
         for partition in list(self._builders):
             self._send(partition)
         self._acknowledge(self._sent)
         self._sent = []
+
+    def commit(self, topic: str, partition: int, receipt: Receipt) -> None:
+        """Commits all records together with their receipt. Nothing may be written afterwards.
+
+        Args:
+            topic: the source.
+            partition: of the source.
+            receipt: what the records are.
+
+        Raises:
+            ConfigurationError: the group may not be used.
+            JobFailedError: the topic did not take the records.
+        """
+        assert self._producer is not None
+        self.flush()
+        offsets = {TopicPartition(topic, partition): (receipt.next, receipt.text())}
         try:
+            self._run(asyncio.wait_for(self._producer.send_offsets_to_transaction(offsets, self._id), _ANSWER_S))
             self._run(asyncio.wait_for(self._producer.commit_transaction(), _ANSWER_S))
+        except kafka_errors.GroupAuthorizationFailedError as exc:
+            raise self._forbidden() from exc
         except (kafka_errors.KafkaError, TimeoutError) as exc:
             raise self._refused("", exc) from exc
         self._open = False
@@ -221,6 +260,23 @@ class SinkWriter:
         else:
             reason = _told(error)
         return JobFailedError(f"topic {self._topic}{where} did not take records: {reason}")
+
+    def _forbidden(self) -> ConfigurationError:
+        return ConfigurationError(
+            "--kafka-option",
+            f"these credentials may not read and commit the offsets of group {self._id}; give them Read on the groups "
+            "that begin with wideload-backfill-",
+        )
+
+    async def _receipt(self, place: TopicPartition) -> Receipt | None:
+        assert self._producer is not None
+        found = await committed(self._producer.client, self._id, place)
+        if found is None or found.end is None:
+            return found
+        sink = TopicPartition(self._topic, found.end[0])
+        async with AIOKafkaConsumer(**self._client.connection(), group_id=None) as consumer:
+            ends = await consumer.end_offsets([sink])
+        return found if ends[sink] >= found.end[1] else None  # else the sink was made anew
 
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

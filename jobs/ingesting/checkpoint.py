@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -19,14 +20,13 @@ from pyspark.sql import SparkSession
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, Batches, CorruptLogError, batches, text
+from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, text
 from transforms.errors import ConfigurationError
 
 __all__ = ["bind", "read_start", "write_start"]
 
 _JOB = "ingest"
 _FILE = "wideload.json"
-_START_FILE = "wideload-start.json"
 _OF_SPARK = ("commits", "offsets", "sources", "state")
 
 _ID = "id"
@@ -49,7 +49,7 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
     """
     files, checkpoint, folder = Files(spark), settings.checkpoint, settings.output
     _check_kind(files, settings)
-    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(files, folder)
+    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(spark, files, folder)
     wanted = {
         "job": _JOB,
         "source": settings.source,
@@ -60,7 +60,7 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
         _check_tie(files, checkpoint, {name: wanted[name] for name in ("job", "source", "output")}, damaged=True)
         _clear(files, checkpoint, output, folder)
     try:
-        found = batches(files, checkpoint)
+        found = batches(files, checkpoint, may_lose=not settings.fail_on_data_loss)
     except CorruptLogError as exc:
         raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
     if found.planned == NONE:
@@ -70,25 +70,50 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
                 f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
                 f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {_REBUILD}",
             )
-        owner = None
-    else:
-        owner = _check_tie(files, checkpoint, wanted).get(_ID)
-        _check_output(output, found, owner, settings)
-    if owner is None:
-        owner = uuid.uuid4().hex
+        owner = uuid.uuid4().hex if settings.rebuild else _known_id(files, checkpoint)
         files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
-    if output.owner() != owner:
-        output.mark(owner)
+    else:
+        known = _check_tie(files, checkpoint, wanted).get(_ID)
+        _check_output(output, found, known, settings)
+        owner = known or uuid.uuid4().hex
+        if known is None:  # of an older release
+            files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
+    _claim(output, owner, settings)
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
     """The offsets that `write_start` wrote; None if there are none."""
-    return Files(spark).read(f"{checkpoint}/{_START_FILE}")
+    return Files(spark).read(f"{checkpoint}/{START_FILE}")
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
     """Notes in `checkpoint` the offsets where its first batch begins, as Spark's Kafka source takes them."""
-    Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
+    Files(spark).write(f"{checkpoint}/{START_FILE}", offsets)
+
+
+def _known_id(files: Files, checkpoint: str) -> str:
+    """The id of a checkpoint without any batch: that of its note, if it has a whole one; else a new one."""
+    with suppress(CorruptLogError, KeyError):
+        return str((_said(files, f"{checkpoint}/{_FILE}") or {})[_ID])
+    return uuid.uuid4().hex
+
+
+def _claim(output: Output, owner: str, settings: IngestSettings) -> None:
+    """Marks the output, so that of two runs that begin at once only one goes on."""
+    found = output.owner()
+    if found is None:
+        try:
+            output.mark(owner)
+        except FileExistsError:
+            found = output.owner()
+        else:
+            return
+    if found != owner:
+        raise ConfigurationError(
+            "--output",
+            f"{settings.output} is kept for another checkpoint than {settings.checkpoint}, by an ingest that began; "
+            "give another --output, or, if that ingest is no more, --rebuild",
+        )
 
 
 def _check_kind(files: Files, settings: IngestSettings) -> None:
@@ -145,6 +170,8 @@ def _check_output(output: Output, found: Batches, owner: str | None, settings: I
     there = output.last_batch(found.query)
     if found.written != NONE and (there == NONE or output.lacks_files()):
         raise _unlike(folder, f"is missing or empty, or another one than checkpoint {checkpoint} has written", found)
+    if there != NONE:
+        output.check()
     if there != NONE and output.owner() not in (owner, None):
         raise _unlike(folder, f"is another one than checkpoint {checkpoint} has written", found)
     if there < found.written:
@@ -174,5 +201,5 @@ def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
     output.forget()
     for name in _OF_SPARK:
         files.delete_folder(f"{checkpoint}/{name}")
-    for name in ("metadata", _START_FILE):
+    for name in ("metadata", START_FILE):
         files.delete(f"{checkpoint}/{name}")

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from jobs.driver.jvm import Files, java_packages, java_session
@@ -28,6 +29,13 @@ class Output(Protocol):
     def lacks_files(self) -> bool:
         """Whether files were written, and all are gone."""
 
+    def check(self) -> None:
+        """Makes sure that readers find what was written.
+
+        Raises:
+            ConfigurationError: the list of files is damaged.
+        """
+
     def last_batch(self, query: str) -> int:
         """The last batch of this query that is written; `NONE` if there is none."""
 
@@ -35,7 +43,11 @@ class Output(Protocol):
         """The mark of the checkpoint that writes here; None if there is no mark."""
 
     def mark(self, owner: str) -> None:
-        """Sets the mark."""
+        """Sets the mark, where there is none.
+
+        Raises:
+            FileExistsError: there is one by now.
+        """
 
     def forget(self) -> None:
         """Removes what an output without rows remembers of its batches."""
@@ -48,6 +60,7 @@ class ParquetOutput:
     Names that begin with `_` are no data for Spark, Hive and Arrow.
     """
 
+    spark: SparkSession
     files: Files
     folder: str
 
@@ -58,6 +71,22 @@ class ParquetOutput:
     def lacks_files(self) -> bool:
         """See `Output`."""
         return not self.holds_rows() and names_files(self.files, f"{self.folder}/{_SPARK_METADATA}")
+
+    def check(self) -> None:
+        """See `Output`. Spark itself reads the list here, as it does for readers."""
+        java = java_packages(self.spark)
+        log = f"{self.folder}/{_SPARK_METADATA}"
+        nothing = getattr(getattr(java.scala, "None$"), "MODULE$")
+        try:
+            found = java.org.apache.spark.sql.execution.streaming.FileStreamSinkLog(
+                1, java_session(self.spark), log, nothing
+            )
+            found.allFiles()
+        except Py4JJavaError as exc:
+            reason = str(exc.java_exception.getMessage()).partition("\n")[0]
+            raise ConfigurationError(
+                "--output", f"the list of files in {log} cannot be read, so the rows cannot be read either: {reason}"
+            ) from exc
 
     def last_batch(self, query: str) -> int:  # noqa: ARG002  # the list does not name its query
         """See `Output`."""
@@ -74,11 +103,13 @@ class ParquetOutput:
         try:
             return None if found is None else str(json.loads(found)["checkpoint"])
         except (ValueError, TypeError, LookupError) as exc:
-            raise ConfigurationError("--output", f"{path} is damaged; it names the checkpoint") from exc
+            raise ConfigurationError(
+                "--output", f"{path} is damaged; it names the checkpoint; delete it if no other ingest writes there"
+            ) from exc
 
     def mark(self, owner: str) -> None:
         """See `Output`."""
-        self.files.write(f"{self.folder}/{_MARKER}", json.dumps({"checkpoint": owner}))
+        self.files.create(f"{self.folder}/{_MARKER}", json.dumps({"checkpoint": owner}))
 
     def forget(self) -> None:
         """See `Output`."""
@@ -109,6 +140,9 @@ class DeltaOutput:
         if self._snapshot is None or any_in(self.files, self.folder):
             return False
         return bool(self._snapshot.numOfFiles() > 0)
+
+    def check(self) -> None:
+        """See `Output`. The log was read when this was made."""
 
     def last_batch(self, query: str) -> int:
         """See `Output`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +16,15 @@ from py4j.protocol import Py4JJavaError
 from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
-__all__ = ["NONE", "Batches", "CorruptLogError", "batches", "names_files", "newest"]
+__all__ = ["NONE", "START_FILE", "Batches", "CorruptLogError", "batches", "names_files", "newest"]
 
 NONE = -1
 """The number of the last batch where there is none."""
+
+START_FILE = "wideload-start.json"
+"""The file of a checkpoint with the offsets where its first batch begins, if the job itself plans batches."""
+
+Offsets = dict[tuple[str, int], int]
 
 _NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
 _VERSION = "v1"
@@ -48,8 +54,13 @@ class Batches:
         return max(self.done, self.planned - 1)
 
 
-def batches(files: Files, checkpoint: str) -> Batches:
+def batches(files: Files, checkpoint: str, *, may_lose: bool = False) -> Batches:
     """The batches of a checkpoint.
+
+    Args:
+        files: the files of the session.
+        checkpoint: the folder.
+        may_lose: whether a topic may have been made anew or deleted, so that its offsets may go back or end.
 
     Raises:
         CorruptLogError: a file that Spark will read is damaged or missing.
@@ -63,10 +74,23 @@ def batches(files: Files, checkpoint: str) -> Batches:
     if found.planned == NONE:
         return found
     # Spark begins with these: the last batch, and where the one before it ended.
+    ends: Offsets = {}
     for number in range(max(found.planned - 1, 0), found.planned + 1):
-        _check(files, f"{offsets}/{number}", lambda lines: len(lines) > 1 and all(map(_is_json, lines)))
+        path = f"{offsets}/{number}"
+        lines = _lines(files, path, lambda lines: _is_plan(*lines))
+        now = _offsets(lines[1]) or {}
+        for (topic, partition), end in ends.items():
+            if not may_lose and now.get((topic, partition), -1) < end:
+                raise CorruptLogError(
+                    "--checkpoint",
+                    f"{path} is damaged: it ends topic {topic} partition {partition} at offset "
+                    f"{now.get((topic, partition), 0):,}, and the batch before it ended at {end:,}",
+                )
+        ends = now
+    told = found.written != NONE or files.exists(f"{checkpoint}/{START_FILE}")
+    _check_first(files, f"{checkpoint}/sources/0/0", needed=not told)
     if found.done != NONE:
-        _check(files, f"{commits}/{found.done}", lambda lines: len(lines) == 1 and _is_json(lines[0]))
+        _lines(files, f"{commits}/{found.done}", lambda lines: len(lines) == 1 and _is_json(lines[0]))
     query = _query(files, f"{checkpoint}/metadata")
     return Batches(found.planned, found.done, query)
 
@@ -108,19 +132,48 @@ def _numbers(files: Files, folder: str) -> dict[int, str]:
     return {int(match[1]): name for match, name in found if match}
 
 
-def _check(files: Files, path: str, whole: Callable[[list[str]], bool]) -> None:
+def _lines(files: Files, path: str, whole: Callable[[list[str]], object]) -> list[str]:
+    """The lines of a file behind that with the version, if they are what Spark writes there."""
     found = text(files, path)
     if found is None:
         raise CorruptLogError("--checkpoint", f"{path} is missing, and Spark needs it to go on")
     version, *lines = found.splitlines() or [""]
     if version != _VERSION or not whole(lines):
         raise CorruptLogError("--checkpoint", f"{path} is damaged: {len(found)} characters, and not what Spark writes")
+    return lines
+
+
+def _is_plan(conf: str = "", offsets: str = "", *more: str) -> bool:
+    return not more and _is_json(conf) and _offsets(offsets) is not None
+
+
+def _check_first(files: Files, path: str, *, needed: bool) -> None:
+    """Checks where the first batch began. Spark reads it in any case, and asks Kafka anew where it is missing."""
+    found = text(files, path)
+    if found is None:
+        if needed:
+            raise CorruptLogError("--checkpoint", f"{path} is missing; it says where the first batch begins")
+    elif _offsets(found[1:].removeprefix(f"{_VERSION}\n")) is None:  # it begins with a byte that says nothing
+        raise CorruptLogError("--checkpoint", f"{path} is damaged: {len(found)} characters, and not what Spark writes")
+
+
+def _offsets(line: str) -> Offsets | None:
+    """Offsets as Spark's Kafka source writes them; None if they are anything else."""
+    try:
+        found = {
+            (topic, int(partition)): offset
+            for topic, partitions in json.loads(line).items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return found if all(type(offset) is int and offset >= 0 for offset in found.values()) else None
 
 
 def _query(files: Files, path: str) -> str:
     try:
-        return str(json.loads(text(files, path) or "")["id"])
-    except (ValueError, TypeError, LookupError) as exc:
+        return str(uuid.UUID(json.loads(text(files, path) or "")["id"]))
+    except (ValueError, TypeError, LookupError, AttributeError) as exc:
         raise CorruptLogError("--checkpoint", f"{path} is missing or damaged; it names the query") from exc
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -113,6 +113,9 @@ def test_output_that_is_not_the_checkpoints(
         ("offsets/0", ""),
         ("commits/1", "\x00" * 9),
         ("metadata", ""),
+        ("metadata", '{"id": 5}'),
+        ("sources/0/0", ""),
+        ("sources/0/0", "garbage"),
         ("wideload.json", "[1]"),
         ("wideload.json", '{"job": "ing'),
     ):
@@ -122,6 +125,34 @@ def test_output_that_is_not_the_checkpoints(
         assert said.endswith("or begin anew: move the output away and give --rebuild")
     for name in ("offsets/1", "metadata"):
         assert "is " in refused(spark, chosen, methodcaller("drop", f"checkpoint/{name}"))
+    plan = Path(chosen.checkpoint, "offsets", "1").read_text()
+    for offsets, reason in (
+        ("{}", f"it ends topic {topic} partition 0 at offset 0, and the batch before it ended at 3"),
+        (
+            json.dumps({topic: {"0": 1}}),
+            f"it ends topic {topic} partition 0 at offset 1, and the batch before it ended",
+        ),
+        (json.dumps({topic: {"0": -7}}), "and not what Spark writes"),
+        (json.dumps({topic: {"0": "5"}}), "and not what Spark writes"),
+        ("{}\n{}", "and not what Spark writes"),
+    ):
+        content = "\n".join([*plan.splitlines()[:2], offsets])
+        said = refused(spark, chosen, partial(Pair.put, name="checkpoint/offsets/1", content=content))
+        assert said.startswith("--checkpoint: F/checkpoint/offsets/1 is damaged: ")
+        assert reason in said
+    unwritten = ("checkpoint/offsets/1", "checkpoint/commits", "out/_spark_metadata", "checkpoint/sources")
+    said = refused(spark, chosen, methodcaller("drop", *unwritten))
+    assert "F/checkpoint/sources/0/0 is missing; it says where the first batch begins" in said
+    for name, content in (("0", "\x00" * 9), ("1", ""), ("1", "v1\n{")):
+        said = refused(spark, chosen, partial(Pair.put, name=f"out/_spark_metadata/{name}", content=content))
+        assert said.startswith(
+            "--output: the list of files in F/out/_spark_metadata cannot be read, so the rows cannot"
+        )
+    said = refused(spark, chosen, methodcaller("drop", "out/_spark_metadata/0"))
+    assert "the list of files in F/out/_spark_metadata cannot be read" in said
+    said = refused(spark, chosen, partial(Pair.put, name="out/_wideload.json", content=""))
+    assert said.endswith("is damaged; it names the checkpoint; delete it if no other ingest writes there")
+
     spoilt = Path(chosen.checkpoint, "offsets", "1").read_text().replace("5", "6")
     said = refused(spark, chosen, lambda pair: (pair.checkpoint / "offsets" / "1").write_text(spoilt))
     assert "F/checkpoint/offsets/1 cannot be read: Checksum error" in said
@@ -137,6 +168,30 @@ def test_output_that_is_not_the_checkpoints(
     told = f"ingest: begins anew, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
     assert told in capsys.readouterr().err.splitlines()
     assert [bytes(row.value) for row in written(spark, chosen)] == [b"v%d" % n for n in range(5)]
+
+
+def test_two_first_runs_at_once(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+) -> None:
+    """Of two ingests that begin with one new output, the second is refused; Spark would drop the batches of one.
+
+    With `--rebuild` the second takes it, and the first is refused.
+    """
+    one, two = make_topic(partitions=1), make_topic(partitions=1)
+    produce(broker, one, {0: numbered(2)})
+    produce(broker, two, {0: numbered(3)})
+    first = settings(one, checkpoint=str(tmp_path / "first"))
+    second = settings(two, checkpoint=str(tmp_path / "second"))
+    bind(spark, first)
+    with pytest.raises(
+        ConfigurationError, match=r"--output: \S+ is kept for another checkpoint than \S+/second, by an"
+    ):
+        bind(spark, second)
+    bind(spark, first)  # again, as after a kill
+    bind(spark, replace(second, rebuild=True))
+    with pytest.raises(ConfigurationError, match=r"kept for another checkpoint than \S+/first"):
+        bind(spark, first)
+    assert ingest(spark, second).rows == 3
 
 
 def test_delta_table_that_is_not_the_checkpoints(

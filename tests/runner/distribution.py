@@ -21,11 +21,15 @@ _PROCESS_S = 0.5  # of a test in a file that starts processes
 _MOST_WORKERS = 6
 # The tests of each of these share a Spark session; they take about as long as those of the others.
 _SPARK = (("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
+# These start Spark in processes of their own. Nobody else need wait for them.
+_ALONE = {"tests/jobs/test_cluster.py", "tests/jobs/test_program.py"}
 
 
 def scope_of(nodeid: str) -> str:
     """What a test stays together with: its file, or the others that share its Spark session."""
     path = nodeid.partition("::")[0]
+    if path in _ALONE:
+        return path
     return next((group[0] for group in _SPARK if path.startswith(group)), path)
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import KAFKA_KEYS, Client
@@ -35,9 +36,9 @@ def test_writer_that_was_given_up(broker: str, make_topic: Callable[..., str]) -
                 again.write(0, record)
                 with contextlib.suppress(JobFailedError):
                     lost.write(0, record)
-            again.commit()
+            again.commit(topic, 0, Receipt("again", 0, 8))
         with pytest.raises(JobFailedError, match="another run or task of the same backfill"):
-            lost.commit()
+            lost.commit(topic, 0, Receipt("lost", 0, 8))
     everything = [found.key for found in read_all(broker, topic)[0]]
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
     with closing(PartitionReader(client, topic, 0)) as log:

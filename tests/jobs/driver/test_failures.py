@@ -6,6 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from jobs.driver.failures import JobFailedError, executor_error, explained
+from transforms.errors import ConfigurationError
 
 TRACEBACK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -30,6 +31,20 @@ def test_explained_what_a_python_worker_raised(raised: str, message: str) -> Non
     error = PySparkException(TRACEBACK.replace("{raised}", raised))
     found = explained(error, servers="b:1", source="t", options={})
     assert (type(found), str(found)) == (JobFailedError, message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [CONCURRENT_STREAM_LOG_UPDATE] Con",
+        "java.lang.IllegalStateException: Race while writing batch 3",
+    ],
+)
+def test_two_runs_with_one_checkpoint(text: str) -> None:
+    """Where Spark's logs tell of another run, the user is told so, with what to do."""
+    error = explained(PySparkException(text), servers="h:1", source="t", options={})
+    assert isinstance(error, ConfigurationError)
+    assert str(error).startswith("--checkpoint: another run works with it at the same time; run this one again when")
 
 
 @pytest.mark.parametrize(
