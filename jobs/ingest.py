@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
@@ -30,10 +31,12 @@ from jobs.driver.session import AVRO, DELTA, open_session, require_class, stoppi
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
-from jobs.ingesting.kept_schema import keep
+from jobs.ingesting.kept_schema import keep, known
+from jobs.ingesting.outputs import may_widen
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
+from jobs.ingesting.table_schema import as_table
 from jobs.ingesting.values import parsed
 from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
@@ -79,8 +82,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
-            option = "--value-schema" if settings.registry is None else "--schema-registry-url"
-            keep(spark, settings.checkpoint, option, _rows(spark, settings).schema["value"].dataType)
+            settings = _kept(spark, settings)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
@@ -99,6 +101,17 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
+    """The settings with which values have the types of the table; the checkpoint has noted them."""
+    before = known(spark, settings.checkpoint)
+    if before is not None:
+        settings = replace(settings, value=as_table(settings.value, before))
+    option = "--value-schema" if settings.registry is None else "--schema-registry-url"
+    values = _rows(spark, settings).schema["value"].dataType
+    keep(spark, settings.checkpoint, option, values, settings.output, lambda: may_widen(spark, settings.output))
+    return settings
 
 
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
