@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.driver.command_line import configure, session_settings
+from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         argv: the command line.
         document: a worker's configuration; see `jobs.driver.worker_config`.
     """
-    arguments = parser().parse_args(argv)
+    arguments = parse(parser(), argv)
     tally = Tally()
     status, message = 0, None
     try:
