@@ -17,7 +17,15 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from pyspark.sql import Row
 
-from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_options, session_settings
+from jobs.driver.command_line import (
+    JobParser,
+    add_kafka,
+    add_spark,
+    configure,
+    kafka_options,
+    parse,
+    session_settings,
+)
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
@@ -40,7 +48,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         argv: the command line.
         document: a worker's configuration; see `jobs.driver.worker_config`.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parse(_parser(), argv)
     audit, status = None, 0
     try:
         configure(arguments, document)
@@ -129,7 +137,7 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = JobParser(
         prog="audit",
         description="Check every reference of topics: whether its payload is there, is the right one, and stays as "
         "long as the record.",

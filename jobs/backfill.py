@@ -21,7 +21,16 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings
-from jobs.driver.command_line import add_kafka, add_spark, at_least, configure, kafka_options, session_settings
+from jobs.driver.command_line import (
+    JobParser,
+    add_kafka,
+    add_spark,
+    at_least,
+    configure,
+    kafka_options,
+    parse,
+    session_settings,
+)
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
 from jobs.driver.report import Column, amount, text_table
@@ -50,7 +59,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         argv: the command line.
         document: a worker's configuration; see `jobs.driver.worker_config`.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parse(_parser(), argv)
     found = Backfill()
     status, message = 0, None
     try:
@@ -208,7 +217,7 @@ def _text(value: object) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = JobParser(
         prog="backfill",
         description="Copy an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
         "with references in place of large values, or with all values in their records. Order within partitions, keys, "

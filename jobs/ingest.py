@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
@@ -23,17 +24,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.driver.command_line import configure, session_settings
+from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
-from jobs.ingesting.kept_schema import keep
+from jobs.ingesting.kept_schema import keep, known
+from jobs.ingesting.outputs import may_widen
 from jobs.ingesting.query_progress import Tally, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
+from jobs.ingesting.table_schema import as_table
 from jobs.ingesting.values import parsed
 from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
@@ -79,8 +82,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
-            option = "--value-schema" if settings.registry is None else "--schema-registry-url"
-            keep(spark, settings.checkpoint, option, _rows(spark, settings).schema["value"].dataType)
+            settings = _kept(spark, settings)
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
@@ -99,6 +101,17 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
+    """The settings with which values have the types of the table; the checkpoint has noted them."""
+    before = known(spark, settings.checkpoint)
+    if before is not None:
+        settings = replace(settings, value=as_table(settings.value, before))
+    option = "--value-schema" if settings.registry is None else "--schema-registry-url"
+    values = _rows(spark, settings).schema["value"].dataType
+    keep(spark, settings.checkpoint, option, values, settings.output, lambda: may_widen(spark, settings.output))
+    return settings
 
 
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
@@ -120,7 +133,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         argv: the command line.
         document: a worker's configuration; see `jobs.driver.worker_config`.
     """
-    arguments = parser().parse_args(argv)
+    arguments = parse(parser(), argv)
     tally = Tally()
     status, message = 0, None
     try:

@@ -19,12 +19,14 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from jobs.driver.command_line import (
+    JobParser,
     add_kafka,
     add_spark,
     at_least,
     configure,
     kafka_options,
     pairs,
+    parse,
     session_settings,
 )
 from jobs.driver.failures import JobFailedError, require_broker
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         argv: the command line.
         document: a worker's configuration; see `jobs.driver.worker_config`.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parse(_parser(), argv)
     sweep, message, status = None, None, 0
     try:
         configure(arguments, document)
@@ -297,7 +299,7 @@ def _fraction(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = JobParser(
         prog="sweep",
         description="Remove the payloads that no record refers to any more. A dry run, unless --delete is given.",
         epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused, nothing was deleted. "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
 from jobs.driver.session import SessionSettings, connector_jars, submitted
@@ -15,15 +18,46 @@ from transforms.errors import ConfigurationError
 from transforms.properties import entries
 
 __all__ = [
+    "JobParser",
     "add_kafka",
     "add_spark",
     "at_least",
     "configure",
     "kafka_options",
     "pairs",
+    "parse",
     "properties",
     "session_settings",
 ]
+
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+
+
+class JobParser(argparse.ArgumentParser):
+    """The command line of a job; what is wrong with it is one line, without all options in front."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2."""
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments. An option that is not there is told first: argparse would ask for another that is missing.
+
+    It is told without its value, which may be a secret.
+
+    Raises:
+        SystemExit: they are wrong, or the user asked for help.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    lines = (line.strip() for line in parser.format_help().splitlines())
+    known = {name for line in lines if line.startswith("-") for name in _OPTION.findall(line)}
+    for argument in given:
+        name = argument.partition("=")[0]
+        if _OPTION.fullmatch(name) and name not in known:
+            near = difflib.get_close_matches(name[2:], sorted(each[2:] for each in known), n=1)
+            parser.error(f"there is no option {name}" + (f"; did you mean --{near[0]}?" if near else ""))
+    return parser.parse_args(given)
 
 
 def add_kafka(group: argparse._ArgumentGroup) -> None:
@@ -176,6 +210,7 @@ def properties(option: str, file: str) -> dict[str, str]:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(option, f"{file} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(option, f"{file} cannot be read: {reason}") from error
     found = pairs(option, entries(text))
     return {key: value.strip() for key, value in found.items()}

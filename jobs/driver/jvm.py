@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
@@ -29,7 +29,7 @@ def java_session(spark: SparkSession) -> Any:
 
 def map_in_arrow(rows: DataFrame, work: Callable[[Iterable[Any]], Iterator[Any]], schema: StructType) -> DataFrame:
     """`DataFrame.mapInArrow`, also where pandas is missing: PySpark asks for pandas here and does not use it."""
-    if find_spec("pandas") is not None:
+    if not isinstance(rows, ClassicDataFrame):  # Spark Connect, which needs pandas itself
         return rows.mapInArrow(cast("Any", work), schema)
     udf = cast("Any", UserDefinedFunction)(work, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = udf(*[rows[name] for name in rows.columns])

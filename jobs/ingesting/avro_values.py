@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
+from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, MapType, StructType
 
 from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.registry import Registered
 
-__all__ = ["AvroCodec", "whole"]
+__all__ = ["AvroCodec", "whole", "widened"]
 
 _NAMED = ("record", "error", "enum", "fixed")
+_WIDENED: Mapping[tuple[str, type[DataType]], str] = MappingProxyType(
+    {("int", LongType): "long", ("int", DoubleType): "double", ("float", DoubleType): "double"}
+)
 _EMPTY = "an array of items without bytes"
 _ITSELF = "a record inside itself"
 
@@ -67,6 +72,37 @@ def whole(schema: Registered) -> Any:
         if isinstance(found, dict) and isinstance(found.get("name"), str):
             parts[_full(found, found.get("namespace", ""))] = found
     return _put_in(json.loads(schema.text), parts, set(), "")
+
+
+def widened(schema: Any, table: DataType) -> Any:
+    """The schema as the table's reader: an int or a float as the wider number that the table has in its place.
+
+    Only where no value changes: Avro's own rules allow int as float too, and long as float and double.
+
+    Args:
+        schema: as `whole` makes it.
+        table: what the table has in place of the schema's values.
+    """
+    if isinstance(schema, str):
+        return _WIDENED.get((schema, type(table)), schema)
+    if isinstance(schema, list):
+        several = sum(each != "null" for each in schema) > 1
+        return schema if several else [widened(each, table) for each in schema]
+    if not isinstance(schema, dict) or "logicalType" in schema:
+        return schema
+    found = dict(schema)
+    if isinstance(table, StructType):
+        kinds = {field.name: field.dataType for field in table}
+        if schema.get("type") in ("record", "error"):
+            inside = ((each, kinds.get(each["name"])) for each in schema["fields"])
+            found["fields"] = [{**each, "type": widened(each["type"], kind)} if kind else each for each, kind in inside]
+    elif isinstance(table, ArrayType) and "items" in schema:
+        found["items"] = widened(schema["items"], table.elementType)
+    elif isinstance(table, MapType) and "values" in schema:
+        found["values"] = widened(schema["values"], table.valueType)
+    elif isinstance(schema.get("type"), str):
+        found["type"] = widened(schema["type"], table)
+    return found
 
 
 def _put_in(schema: Any, parts: Mapping[str, Any], done: set[str], space: str) -> Any:

@@ -64,6 +64,7 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
     except CorruptLogError as exc:
         raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
     if found.planned == NONE:
+        _check_apart(files.qualified(checkpoint), files.qualified(folder))
         if output.holds_rows() or output.last_batch("") != NONE:
             raise ConfigurationError(
                 "--checkpoint",
@@ -125,6 +126,17 @@ def _check_kind(files: Files, settings: IngestSettings) -> None:
     if settings.delta and not is_table and (any_in(files, output) or files.names(f"{output}/_spark_metadata")):
         raise ConfigurationError(
             "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
+        )
+
+
+def _check_apart(checkpoint: str, output: str) -> None:
+    """Makes sure that no reader of the output meets the checkpoint, and that nothing that cleans it up removes it."""
+    inside = f"{checkpoint}/".removeprefix(f"{output}/")
+    if inside != f"{checkpoint}/" and not inside.startswith(("_", ".")):
+        raise ConfigurationError(
+            "--checkpoint",
+            f"{checkpoint} is the output itself, or a folder of its rows: what reads or cleans the output would take "
+            "it for data; give a folder elsewhere, or one in it whose name begins with _",
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options, properties
+from jobs.driver.command_line import JobParser, add_kafka, add_spark, at_least, kafka_options, properties
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
 from jobs.ingesting.table_schema import check, registered
@@ -240,7 +240,7 @@ def _column(text: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line. With argparse, not click: the nodes of a cluster need nothing but Spark and these files."""
-    parser = argparse.ArgumentParser(
+    parser = JobParser(
         prog="ingest",
         description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
         "value, headers, topic, partition, offset, timestamp, each record once.",

@@ -13,7 +13,10 @@ from jobs.driver.jvm import Files, java_packages, java_session
 from jobs.ingesting.spark_logs import NONE, names_files, newest, text
 from transforms.errors import ConfigurationError
 
-__all__ = ["DeltaOutput", "Output", "ParquetOutput", "any_in", "has_delta_log"]
+__all__ = ["WIDENING", "DeltaOutput", "Output", "ParquetOutput", "any_in", "has_delta_log", "may_widen"]
+
+WIDENING = "delta.enableTypeWidening"
+"""The property of a Delta table whose columns may get wider types; its owner sets it, since older readers refuse it."""
 
 _DELTA_LOG = "_delta_log"
 _SPARK_METADATA = "_spark_metadata"
@@ -161,6 +164,14 @@ class DeltaOutput:
 
     def forget(self) -> None:
         """See `Output`. A new query has another id, so there is nothing to forget."""
+
+
+def may_widen(spark: SparkSession, folder: str) -> bool:
+    """Whether the folder is a Delta table whose columns may get wider types."""
+    if not has_delta_log(Files(spark), folder):
+        return False
+    found = _snapshot(spark, folder).metadata().configuration().get(WIDENING)
+    return bool(found.isDefined()) and str(found.get()).lower() == "true"
 
 
 def _snapshot(spark: SparkSession, folder: str) -> Any:

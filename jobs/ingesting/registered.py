@@ -1,16 +1,20 @@
-"""Values in the framing of a schema registry, made plain: a zero byte, the id of their schema in 4 bytes, the content.
+"""Values in the framing of a schema registry, made plain: which schema they have stands before them, or in a header.
 
-Each value is read with the schema of its id, and written again with the one schema of the table: Avro as Avro, JSON
-as it is, Protobuf as JSON. Spark's own functions then take it apart as any other value. This runs in Python, on
-executors, and asks the registry once for each id.
+Before the content stand a zero byte and the schema's id in 4 bytes. Newer serializers of Confluent write a header
+`__value_schema_id` instead, and leave the value alone: the byte 1 and the schema's GUID in 16 bytes, or as before the
+value (`SchemaId` of confluent-kafka 2.12). For Protobuf the message indexes follow in either place.
+
+Each value is read with the schema of its id, and written again with the one schema of the table: Avro as Avro, JSON as
+it is, Protobuf as JSON. Spark's own functions then take it apart as any other value. This runs in Python, on executors,
+and asks the registry once for each id.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
@@ -19,12 +23,12 @@ from jobs.driver.failures import JobFailedError
 from jobs.driver.jvm import map_in_arrow
 from jobs.driver.session import share_code
 from jobs.ingesting.codec import BadValueError, Codec
-from jobs.ingesting.registry import Registered, Registry, RegistrySettings, SchemaType
+from jobs.ingesting.registry import Registered, Registry, RegistrySettings, SchemaId, SchemaType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PLAIN", "REASON", "TABLE_FORMATS", "Reader", "RegisteredForm", "made_plain"]
+__all__ = ["HEADER", "PLAIN", "REASON", "TABLE_FORMATS", "Reader", "RegisteredForm", "made_plain"]
 
 PLAIN = "_wideload_plain"
 """The content of a value, without framing, in the schema of the table."""
@@ -34,7 +38,11 @@ REASON = "_wideload_reason"
 
 TABLE_FORMATS: Mapping[str, SchemaType] = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
-_FRAME = struct.Struct(">bI")
+HEADER = "__value_schema_id"
+"""The header that has a value's schema, where the value itself does not."""
+
+_ID, _GUID = 0, 1  # the first byte of the framing
+_ID_BYTES, _GUID_BYTES = 4, 16
 _MOST_UNKNOWN = 1000
 _MOST_KEPT = 256
 _TOGETHER = 2**22
@@ -97,7 +105,7 @@ class _Plain:
     form: RegisteredForm
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reader = Reader(self.form, Registry(self.form.registry).by_id)
+        reader = Reader(self.form, Registry(self.form.registry).schema)
         for batch in batches:
             # A large value is a batch of its own: written as JSON, two of them may be more than a batch can hold.
             for part in _parts(batch):
@@ -105,7 +113,7 @@ class _Plain:
 
 
 # The schema of an id never changes, and a Python process does many tasks.
-_kept: dict[tuple[str, str, str, str | None, int], Codec] = {}
+_kept: dict[tuple[str, str, str, str | None, SchemaId], Codec] = {}
 
 
 class Reader:
@@ -113,42 +121,55 @@ class Reader:
 
     Args:
         form: what values become.
-        by_id: gives the schema of an id, or None.
+        schema: gives the schema of an id or a GUID, or None.
     """
 
-    def __init__(self, form: RegisteredForm, by_id: Callable[[int], Registered | None]) -> None:
+    def __init__(self, form: RegisteredForm, schema: Callable[[SchemaId], Registered | None]) -> None:
         self._form = form
-        self._by_id = by_id
-        self._codecs: dict[int, Codec | BadValueError] = {}
+        self._schema = schema
+        self._codecs: dict[SchemaId, Codec | BadValueError] = {}
         self._unknown = 0
 
-    def plain(self, value: bytes) -> bytes:
+    def plain(self, value: bytes, header: bytes | None = None) -> bytes:
         """The content of a value, in the schema of the table.
+
+        Args:
+            value: of the record.
+            header: the value of its last header `HEADER`; None for none, and then the framing is in `value`.
 
         Raises:
             BadValueError: the value is damaged, or has the id of a schema that is unknown or does not fit.
             ConfigurationError: the registry refuses the credentials.
             JobFailedError: the registry does not answer, or more than 1,000 different ids were unknown.
         """
-        if len(value) < _FRAME.size or value[0] != 0:
-            raise BadValueError("does not begin with the zero byte and the schema's id of a schema registry")
-        number = _FRAME.unpack_from(value)[1]
-        codec = self._codecs.get(number)
+        if header is None:
+            found = _framing(value, (_ID,))
+            if found is None:
+                raise BadValueError("does not begin with the zero byte and the schema's id of a schema registry")
+            which, content = found
+        else:
+            found = _framing(header, (_ID, _GUID))
+            if found is None or (found[1] and self._form.format != "protobuf"):
+                raise BadValueError(
+                    f"has a header {HEADER} of {len(header):,} bytes, which is no id of a schema registry"
+                )
+            which, content = found[0], found[1] + value
+        codec = self._codecs.get(which)
         if codec is None:
-            codec = self._codecs[number] = self._codec(number)
+            codec = self._codecs[which] = self._codec(which)
         if isinstance(codec, BadValueError):
             raise codec
         try:
-            return codec.plain(value[_FRAME.size :])
+            return codec.plain(content)
         except BadValueError as exc:
-            raise BadValueError(f"with schema id {number}, {exc}") from exc
+            raise BadValueError(f"with {_named(which)}, {exc}") from exc
 
-    def _codec(self, number: int) -> Codec | BadValueError:
+    def _codec(self, which: SchemaId) -> Codec | BadValueError:
         form = self._form
-        key = (form.registry.url, form.format, form.table.text, form.message, number)
+        key = (form.registry.url, form.format, form.table.text, form.message, which)
         if key in _kept:
             return _kept[key]
-        written = self._by_id(number)
+        written = self._schema(which)
         if written is None:
             self._unknown += 1
             if self._unknown > _MOST_UNKNOWN:
@@ -156,15 +177,31 @@ class Reader:
                     f"the values of one task have more than {_MOST_UNKNOWN:,} different schema ids that the registry "
                     "does not have; they are most likely not in its framing"
                 )
-            return BadValueError(f"has schema id {number}, which the registry does not have")
+            why = "" if isinstance(which, int) else f" (of header {HEADER}; not each registry knows GUIDs)"
+            return BadValueError(f"has {_named(which)}, which the registry does not have{why}")
         try:
             found = self._form.codec(written)
         except BadValueError as exc:
-            return BadValueError(f"has schema id {number}, {exc}")
+            return BadValueError(f"has {_named(which)}, {exc}")
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
         _kept[key] = found
         return found
+
+
+def _framing(text: bytes, allowed: Container[int]) -> tuple[SchemaId, bytes] | None:
+    """The schema that a framing names, and what stands behind it; None if it is no framing."""
+    if not text or text[0] not in allowed:
+        return None
+    end = 1 + (_ID_BYTES if text[0] == _ID else _GUID_BYTES)
+    if len(text) < end:
+        return None
+    which = int.from_bytes(text[1:end], "big") if text[0] == _ID else UUID(bytes=text[1:end])
+    return which, text[end:]
+
+
+def _named(which: SchemaId) -> str:
+    return f"schema id {which}" if isinstance(which, int) else f"schema GUID {which}"
 
 
 def _with(batch: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
@@ -172,17 +209,24 @@ def _with(batch: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
 
     plain: list[bytes | None] = []
     reasons: list[str | None] = []
-    for value in batch.column("value"):
+    headers = batch.column("headers")
+    for row, value in enumerate(batch.column("value")):
         content, reason = None, None
         if value.is_valid:
             try:
-                content = reader.plain(value.as_py())
+                content = reader.plain(value.as_py(), _header(headers[row].as_py()))
             except BadValueError as exc:
                 reason = str(exc)
         plain.append(content)
         reasons.append(reason)
     columns = [*batch.columns, pa.array(plain, pa.binary()), pa.array(reasons, pa.string())]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, PLAIN, REASON])
+
+
+def _header(headers: Sequence[Mapping[str, Any]] | None) -> bytes | None:
+    """The last header `HEADER`, as Confluent's Java reads it. A null one is as none."""
+    found = (each["value"] for each in reversed(headers or ()) if each["key"] == HEADER)
+    return next(found, None)
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,36 +1,35 @@
-"""A schema registry with Confluent's API: schemas by their id, and the newest of a subject.
+"""A schema registry with Confluent's API: schemas by their id or GUID, and the newest of a subject.
 
-Three requests are made, each a GET. An answer is read up to 4 MiB and 30 seconds; redirects are not followed, so that
+Four requests are made, each a GET. An answer is read up to 4 MiB and 30 seconds; redirects are not followed, so that
 credentials go to the given address alone. Confluent's own client has no such limits, and more packages behind it.
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
+from uuid import UUID
 
 from jobs.driver.failures import JobFailedError
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONFIG", "OPTION", "Registered", "Registry", "RegistrySettings", "SchemaType"]
+__all__ = ["CONFIG", "OPTION", "Registered", "Registry", "RegistrySettings", "SchemaId", "SchemaType"]
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+SchemaId = int | UUID
+"""An id counts within one registry. A GUID is the same in all; Confluent's registry has them since Platform 8.0."""
 
 OPTION = "--schema-registry-url"
 CONFIG = "--schema-registry-config"
 _SOURCE = "basic.auth.credentials.source"
-_KEYS = (
-    "basic.auth.user.info",
-    _SOURCE,
-    "bearer.auth.token",
-    "ssl.ca.location",
-    "ssl.certificate.location",
-    "ssl.key.location",
-)
+_CA, _CERTIFICATE = "ssl.ca.location", "ssl.certificate.location"
+_KEY, _KEY_PASSWORD = "ssl.key.location", "ssl.key.password"
+_KEYS = ("basic.auth.user.info", _SOURCE, "bearer.auth.token", _CA, _CERTIFICATE, _KEY, _KEY_PASSWORD)
 _MOST_BYTES = 4 * 2**20
 _MOST_REFERENCES = 64
 _CONNECT_SECONDS, _READ_SECONDS, _ANSWER_SECONDS = 5.0, 10.0, 30.0
@@ -118,15 +117,12 @@ class Registry:
     def __init__(self, settings: RegistrySettings) -> None:
         import urllib3
 
-        options = settings.options
         self._url = settings.url.rstrip("/")
         self._pool = urllib3.PoolManager(
             headers=settings.headers(),
             timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             retries=False,
-            ca_certs=options.get("ssl.ca.location"),
-            cert_file=options.get("ssl.certificate.location"),
-            key_file=options.get("ssl.key.location"),
+            ssl_context=_context(settings.options) if self._url.startswith("https:") else None,
         )
 
     def newest(self, subject: str) -> Registered:
@@ -144,14 +140,14 @@ class Registry:
             )
         return self._registered(found)
 
-    def by_id(self, number: int) -> Registered | None:
-        """The schema with this id; None if there is none.
+    def schema(self, which: SchemaId) -> Registered | None:
+        """The schema with this id or GUID; None if there is none, or if the registry knows no GUIDs.
 
         Raises:
             ConfigurationError: the registry refuses the credentials.
             JobFailedError: the registry does not answer as one.
         """
-        found = self._get(f"/schemas/ids/{number}")
+        found = self._get(f"/schemas/{'ids' if isinstance(which, int) else 'guids'}/{which}")
         return None if found is None else self._registered(found)
 
     def _registered(self, found: Mapping[str, Any]) -> Registered:
@@ -198,6 +194,12 @@ class Registry:
             try:
                 status, body = self._answer(path)
             except urllib3.exceptions.HTTPError as exc:
+                if exc.args and isinstance(exc.args[0], ssl.SSLCertVerificationError):
+                    raise ConfigurationError(
+                        CONFIG,
+                        f"the certificate of the registry at {self._url} is not trusted: {exc.args[0].verify_message}; "
+                        f"name the file of its authority with {_CA}",
+                    ) from exc
                 reason = type(exc).__name__ if not exc.args else _first_line(exc)
                 continue
             if status == 404:  # noqa: PLR2004  # known by its number
@@ -239,6 +241,32 @@ class Registry:
 
     def _odd(self, what: str) -> JobFailedError:
         return JobFailedError(f"{self._url} does not answer as a schema registry: {what}")
+
+
+def _context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """What TLS needs: the authorities of this machine, or those of the user; and the user's own certificate."""
+    ca, certificate, key = (options.get(name) for name in (_CA, _CERTIFICATE, _KEY))
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as exc:  # an error of TLS is one too
+        raise ConfigurationError(CONFIG, f"{_CA} {ca} cannot be used: {_reason(exc)}") from exc
+    if certificate is None:
+        if key is not None:
+            raise ConfigurationError(CONFIG, f"has {_KEY} without {_CERTIFICATE}")
+        return context
+    try:
+        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(certificate, key, options.get(_KEY_PASSWORD, ""))
+    except (OSError, ValueError) as exc:
+        files = f"{_CERTIFICATE} {certificate}" + (f", {_KEY} {key}" if key else "")
+        raise ConfigurationError(
+            CONFIG, f"{files} cannot be used: {_reason(exc)}; {_KEY_PASSWORD} opens a key"
+        ) from exc
+    return context
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def _first_line(error: Exception) -> str:

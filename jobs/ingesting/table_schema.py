@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
+from pyspark.sql.types import StructType
+
 from jobs.driver.failures import JobFailedError
 from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.kept_schema import as_wide
 from jobs.ingesting.registered import TABLE_FORMATS, RegisteredForm
 from jobs.ingesting.registry import OPTION, Registered, Registry, RegistrySettings
 from jobs.ingesting.values import ValueForm
 from transforms.errors import ConfigurationError
 
-__all__ = ["check", "registered"]
+__all__ = ["as_table", "check", "registered"]
 
 _NEEDED = {
     "avro": ("fastavro", "urllib3"),
@@ -76,6 +79,23 @@ def registered(
         raise ConfigurationError(_FORMAT, f"is {form.format}, and the schema of {subject} is of the type {table.kind}")
     schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}", message)
     return replace(form, schema=schema, registered=RegisteredForm(settings, form.format, table, message))
+
+
+def as_table(form: ValueForm, table: StructType) -> ValueForm:
+    """The form that reads values as the table has them already, where the registry's schema has narrower numbers.
+
+    Avro resolves an int as the table's long, and Protobuf writes both the same way. Other formats stay as they are.
+    """
+    if form.registered is None or form.schema is None:
+        return form
+    if form.format == "avro":
+        from jobs.ingesting.avro_values import whole, widened
+
+        text = json.dumps(widened(whole(form.registered.table), table))
+        return replace(form, schema=text, registered=replace(form.registered, table=Registered("AVRO", text)))
+    if form.format == "protobuf":
+        return replace(form, schema=as_wide(form.json_schema(), table).json())
+    return form
 
 
 def _columns(form: str, table: Registered, where: str, message: str | None) -> str:

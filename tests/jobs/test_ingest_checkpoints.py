@@ -253,3 +253,15 @@ def test_what_begins_anew_is_told() -> None:
     )
     many = {("t", n): Bounds(0, 1) for n in range(30)}
     assert "t 27" not in sentence(dict.fromkeys(many, 0), many)
+
+
+def test_checkpoint_among_the_rows(spark: SparkSession, settings: Settings, tmp_path: Path) -> None:
+    """A new checkpoint is not the output itself, nor a folder of its rows; a hidden folder in it will do."""
+    output = tmp_path / "out"
+    for name in ("out", "out/checkpoint", "out/topic=t/_checkpoint"):
+        chosen = settings("t", checkpoint=str(tmp_path / name))
+        with pytest.raises(ConfigurationError, match="is the output itself, or a folder of its rows"):
+            bind(spark, chosen)
+        assert not output.exists()
+    bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
+    bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))

@@ -12,6 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from pyspark.errors import PySparkException
@@ -31,6 +32,8 @@ from jobs.ingesting.registry import Registered, RegistrySettings
 from jobs.ingesting.table_schema import registered
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
 from tests.integration.worker_process import until
+from tests.jobs.ingesting.test_registry import Certificates
+from tests.jobs.ingesting.test_registry import said as answered
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of
 from tests.registry_server import RegistryServer, registry_server_or_skip
@@ -151,6 +154,54 @@ def test_avro_of_all_versions(
     assert third != second
     with pytest.raises(ConfigurationError, match=r"--schema-registry-url: does not fit .* field old is missing"):
         ingest(spark, with_registry(settings(topic), registry, plain))
+
+
+def test_narrower_schema_by_tls(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+) -> None:
+    """A newest schema with int where the table has long is read as the table's, by Avro's rules; so is an older id.
+
+    The registry is a stand-in by TLS with credentials, that knows a GUID too: Apicurio knows none.
+    """
+    topic, made = make_topic(partitions=1), Certificates.made(tmp_path)
+    long, narrow = ({**FIRST, "fields": [{"name": "id", "type": kind}]} for kind in ("long", "int"))
+    guid = bytes(range(16))
+    with made.server() as server, server.serving():
+        found: dict[str, Any] = {"subjects": long, "ids/1": long, "ids/2": narrow, f"guids/{UUID(bytes=guid)}": narrow}
+
+        def answer(path: str) -> Any:
+            name = "subjects" if "/subjects/" in path else path.removeprefix("/api/schemas/")
+            return answered(schema=json.dumps(found[name])) if name in found else (404, b"", {})
+
+        server.answer = answer
+        reached = RegistrySettings(server.url, {"basic.auth.user.info": "user:pass-9", **made.trusting})
+
+        def run(*records: Record) -> IngestSettings:
+            produce(broker, topic, {0: records})
+            chosen = replace(settings(topic), value=ValueForm("avro"), registry=reached).with_schema()
+            ingest(spark, chosen)
+            return chosen
+
+        run(Record(None, framed(1, avro(long, {"id": 2**40}))), Record(None, framed(2, avro(narrow, {"id": 5}))))
+        found["subjects"] = narrow
+        header = [("__value_schema_id", b"\x01" + guid)]
+        chosen = run(
+            Record(None, framed(1, avro(long, {"id": -(2**40)}))),
+            Record(None, framed(2, avro(narrow, {"id": 6}))),
+            Record(None, avro(narrow, {"id": 7}), header),
+        )
+        rows = spark.read.parquet(chosen.output).orderBy("offset").select("value.id").collect()
+        assert [row.id for row in rows] == [2**40, 5, -(2**40), 6, 7]
+        assert {authorization for _, authorization in server.asked} == {"Basic dXNlcjpwYXNzLTk="}
+        unknown = b"\x01" + bytes(16)
+        with pytest.raises(JobFailedError) as failed:
+            run(Record(None, avro(narrow, {"id": 7}), [("__value_schema_id", unknown)]))
+        assert str(failed.value).startswith(
+            f"topic {topic} partition 0 offset 5: the value, 1 bytes, has schema GUID {UUID(int=0)}, which the "
+            "registry does not have (of header __value_schema_id; not each registry knows GUIDs); --on-bad-value null "
+            "goes on"
+        )
+        assert "pass-9" not in str(failed.value)
 
 
 def test_protobuf(spark: SparkSession, registry: RegistryServer) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -13,10 +16,10 @@ from jobs import ingest as job
 from jobs.driver.command_line import configure
 from jobs.ingesting.command_line import parser, settings_of
 from jobs.ingesting.json_fault import fault
-from jobs.ingesting.kept_schema import differences
+from jobs.ingesting.kept_schema import changes
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
-from tests.jobs.test_ingest_formats import rows_of
+from tests.jobs.test_ingest_formats import rows_of, table
 from transforms.errors import ConfigurationError
 from transforms.record import Record
 
@@ -44,9 +47,13 @@ def test_schema_of_values_may_grow(
         ingest(spark, wrong)
     assert str(refused.value) == (
         f"--value-schema: does not fit what checkpoint {wrong.checkpoint} has written: field i was INT and is STRING "
-        "now, field n[].a is missing; new fields may be added, for anything else give a new --checkpoint and a new "
-        "--output"
+        "now, field n[].a is missing; new fields may be added, and in a Delta table with "
+        "delta.enableTypeWidening=true integers may get longer (INT to BIGINT) and FLOAT may become DOUBLE; for "
+        f"anything else give the former schema, or move {wrong.output} away and give --rebuild, which reads again what "
+        "the topics still have"
     )
+    with pytest.raises(ConfigurationError, match="field i was INT and is BIGINT now; new fields"):
+        ingest(spark, settings(topic, value=ValueForm("json", "i BIGINT, n ARRAY<STRUCT<a: INT>>")))
     chosen = settings(topic, value=ValueForm("json", "more STRING, n ARRAY<STRUCT<a: INT, b: STRING>>, i INT"))
     assert ingest(spark, chosen).rows == 1
     rows = spark.read.option("mergeSchema", "true").parquet(chosen.output).orderBy("offset").collect()
@@ -62,17 +69,59 @@ def test_schema_of_values_may_grow(
         ingest(spark, chosen)
 
 
-def test_differences(spark: SparkSession) -> None:
+def test_wider_numbers_in_delta(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """A Delta table whose owner allows it gets wider numbers, at any depth, and can be read as a whole."""
+    topic = make_topic(partitions=1)
+    narrow, wide = ("i {0}, s SMALLINT, f {1}, n ARRAY<STRUCT<a: {0}>>, m MAP<STRING, {1}>".format(*each)
+                    for each in (("INT", "FLOAT"), ("BIGINT", "DOUBLE")))  # fmt: skip
+    produce(broker, topic, {0: [Record(None, b'{"i": 1, "s": 2, "f": 0.1, "n": [{"a": 3}], "m": {"k": 0.5}}')]})
+    ingest(spark, settings(topic, format="delta", value=ValueForm("json", narrow)))
+    big = b'{"i": 1099511627776, "s": 70000, "f": 0.1, "n": [{"a": 1099511627776}], "m": {"k": 0.1}, "new": 1}'
+    produce(broker, topic, {0: [Record(None, big)]})
+    chosen = settings(topic, format="delta", value=ValueForm("json", wide.replace("SMALLINT", "INT") + ", new INT"))
+    with pytest.raises(ConfigurationError, match=r"field i was INT and is BIGINT now, .* field m\{\} was FLOAT"):
+        ingest(spark, chosen)
+    spark.sql(f"ALTER TABLE delta.`{chosen.output}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    with pytest.raises(ConfigurationError, match="field i was INT and is STRING now"):
+        ingest(spark, settings(topic, format="delta", value=ValueForm("json", wide.replace("i BIGINT", "i STRING"))))
+    ingest(spark, chosen)
+    rows = [row.value.asDict(recursive=True) for row in table(spark, chosen)]
+    assert rows[1] == json.loads(big)
+    assert rows[0] == {
+        "i": 1,
+        "s": 2,
+        "f": pytest.approx(0.1),
+        "n": [{"a": 3}],
+        "m": {"k": 0.5},
+        "new": None,
+    }
+    with pytest.raises(ConfigurationError, match="field i was BIGINT and is INT now"):
+        ingest(spark, settings(topic, format="delta", value=ValueForm("json", narrow)))
+
+
+def test_wider_numbers_in_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    """Why Parquet files take no wider numbers: Spark does not read one with INT and one with BIGINT as one table."""
+    for number, kind in enumerate(("INT", "BIGINT")):
+        spark.sql(f"SELECT named_struct('i', {kind}(1)) AS value").write.parquet(f"{tmp_path}/out/part={number}")
+    with pytest.raises((PySparkException, Py4JJavaError), match="CANNOT_MERGE"):
+        spark.read.option("mergeSchema", "true").parquet(f"{tmp_path}/out").collect()
+
+
+def test_changes(spark: SparkSession) -> None:
     """Types are compared at any depth; whether a field may be null, and the order of fields, do not count."""
-    before = StructType.fromDDL("a INT NOT NULL, m MAP<STRING, DATE>, d DECIMAL(5,2), s STRUCT<x: INT>")
-    same = StructType.fromDDL("s STRUCT<y: INT, x: INT>, d DECIMAL(5,2), m MAP<STRING, DATE>, a INT, b INT")
-    assert differences(before, same) == []
+    before = StructType.fromDDL("a INT NOT NULL, m MAP<STRING, DATE>, d DECIMAL(5,2), s STRUCT<x: INT>, f FLOAT")
+    same = StructType.fromDDL("s STRUCT<y: INT, x: INT>, d DECIMAL(5,2), m MAP<STRING, DATE>, a INT, b INT, f FLOAT")
+    assert changes(before, same) == []
     now = StructType.fromDDL("a BIGINT, m MAP<STRING, STRING>, d DECIMAL(6,2), s ARRAY<INT>")
-    assert differences(before, now) == [
-        "field a was INT and is BIGINT now",
-        "field m{} was DATE and is STRING now",
-        "field d was DECIMAL(5,2) and is DECIMAL(6,2) now",
-        "field s was STRUCT and is ARRAY now",
+    found = changes(before, now)
+    assert [(str(each), each.widens) for each in found] == [
+        ("field a was INT and is BIGINT now", True),
+        ("field m{} was DATE and is STRING now", False),
+        ("field d was DECIMAL(5,2) and is DECIMAL(6,2) now", False),
+        ("field s was STRUCT and is ARRAY now", False),
+        ("field f is missing", False),
     ]
 
 

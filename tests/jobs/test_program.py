@@ -1,10 +1,9 @@
-"""The Spark program of the docs, as a user runs it: by itself, and through a real server of Spark Connect."""
+"""The Spark programs of the docs, as a user runs them: by themselves, and through a real server of Spark Connect."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import os
 import signal
 import socket
@@ -22,12 +21,14 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.local import jars, spark_start
 from tests.integration.topics import send
+from transforms.chunk import Chunking
 from transforms.formats import WIDELOAD
 from transforms.record import Record
 from transforms.reference import Reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "docs" / "examples" / "spark_program.py"
+STREAM = REPOSITORY / "docs" / "examples" / "spark_stream.py"
 LARGE = b"x" * 5_000
 QUICK = {
     "spark.ui.enabled": "false",
@@ -53,11 +54,10 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(place: tuple[str, str, str, Path], **more: str) -> list[str]:
+def run(program: Path, *arguments: object, **more: str) -> list[str]:
     """What the program prints."""
-    broker, topic, copy, root = place
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), broker, topic, copy, str(root)],
+        [sys.executable, str(program), *map(str, arguments)],
         env=environment() | more,
         capture_output=True,
         text=True,
@@ -65,7 +65,7 @@ def run(place: tuple[str, str, str, Path], **more: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5_000:]
-    return done.stdout.splitlines()[-2:]
+    return done.stdout.splitlines()
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def written(broker: str, topic: str) -> list[tuple[bytes | None, bytes | N
 def check(place: tuple[str, str, str, Path], printed: list[str]) -> None:
     broker, _, copy, root = place
     told = f"2 values, {len(LARGE) + len(b'plain')} bytes"
-    assert printed == [f"inflate: {told}", f"wideload: {told}"]
+    assert printed[-2:] == [f"inflate: {told}", f"wideload: {told}"]
     path = f"file://{root}/{copy}/{hashlib.sha256(LARGE).hexdigest()}"
     assert asyncio.run(written(broker, copy)) == [(b"large", path.encode()), (b"small", b"plain")]
 
@@ -151,10 +151,18 @@ def connect_server(folder: Path) -> Iterator[str]:
         server.wait()
 
 
-def test_page_has_the_program() -> None:
-    """What the page prints is the program that the tests run."""
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one server for all tests here."""
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield address
+
+
+def test_page_has_the_programs() -> None:
+    """What the page prints are the programs that the tests run."""
     page = (REPOSITORY / "docs" / "spark-program.md").read_text(encoding="utf-8")
-    assert f"```python\n{PROGRAM.read_text(encoding='utf-8')}```\n" in page
+    for program in (PROGRAM, STREAM):
+        assert f"```python\n{program.read_text(encoding='utf-8')}```\n" in page
 
 
 def test_program_runs_as_printed(place: tuple[str, str, str, Path]) -> None:
@@ -169,14 +177,25 @@ def test_program_runs_as_printed(place: tuple[str, str, str, Path]) -> None:
     assert all(Path(name).is_file() for name in listed.split(","))
     conf = " ".join(f"--conf {key}={text}" for key, text in QUICK.items())
     submit = f"--master local[2] --jars {listed} {conf} pyspark-shell"
-    check(place, run(place, PYSPARK_SUBMIT_ARGS=submit))
+    check(place, run(PROGRAM, *place, PYSPARK_SUBMIT_ARGS=submit))
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_status", "pandas")),
-    reason="needs the packages of pyspark[connect]",
-)
-def test_program_through_spark_connect(place: tuple[str, str, str, Path], tmp_path: Path) -> None:
+def test_program_through_spark_connect(place: tuple[str, str, str, Path], connect: str) -> None:
     """The same program runs through a server of Spark Connect, where there is no Java on the side of the user."""
-    with connect_server(tmp_path) as address:
-        check(place, run(place, SPARK_REMOTE=address, JAVA_HOME="/nonexistent"))
+    check(place, run(PROGRAM, *place, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent"))
+
+
+def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connect: str, tmp_path: Path) -> None:
+    """Streams run through it too: `inflate`, `assemble` in `foreachBatch`, and the source; a second run goes on."""
+    broker, topic, _, root = place
+
+    def printed() -> list[str]:
+        out = tmp_path / "out"
+        return run(STREAM, broker, topic, root, out, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
+
+    message = Chunking(2_000).split(Record(b"chunked", LARGE), "one")
+    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in message])
+    # `inflate` alone leaves chunks as they are.
+    assert printed() == ["inflate: 5 values", "assemble: 3 values", "wideload: 3 values"]
+    send(broker, topic, [(0, b"more", b"plain", [], 1)])
+    assert printed() == ["inflate: 6 values", "assemble: 4 values", "wideload: 4 values"]

@@ -19,10 +19,10 @@ __all__ = ["scope_of"]
 _SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
 _PROCESS_S = 0.5  # of a test in a file that starts processes
 _MOST_WORKERS = 6
-# The tests of each of these share a Spark session; they take about as long as those of the others.
-_SPARK = (("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
+# The tests of each of these share a Spark session, or a server of Spark Connect. The first that fits counts.
+_SPARK = (("tests/jobs/test_program",), ("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
 # These start Spark in processes of their own. Nobody else need wait for them.
-_ALONE = {"tests/jobs/test_cluster.py", "tests/jobs/test_program.py"}
+_ALONE = {"tests/jobs/test_cluster.py"}
 
 
 def scope_of(nodeid: str) -> str:

@@ -52,7 +52,7 @@ def test_job_takes_its_own_options(name: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["job", name, "--nix"])
     assert ended.value.code == 2
-    assert f"{name}: error: " in capsys.readouterr().err
+    assert f"{name}: there is no option --nix; --help" in capsys.readouterr().err
 
 
 def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:

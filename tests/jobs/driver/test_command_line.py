@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from jobs import audit, backfill, ingest, sweep
 from jobs.driver.command_line import properties
 from transforms.errors import ConfigurationError
 
@@ -33,3 +35,27 @@ def test_properties_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is KEY=VALUE") as caught:
         properties("--kafka-config", str(file))
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("main", [audit.main, backfill.main, ingest.main, sweep.main], ids=lambda main: main.__module__)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--bootstrap-server=hunter2"], "there is no option --bootstrap-server; did you mean --bootstrap-servers?"),
+        (["--config", "x", "--password=hunter2"], "there is no option --password"),
+        (["--conf", "a=--hunter2", "--verbose", "hunter3"], None),
+    ],
+)
+def test_options_that_are_wrong(
+    main: Callable[[Sequence[str]], int], options: list[str], told: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option that is not there is told first, in one line, without its value; so is anything else that is wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.endswith("; --help lists the options\n")
+    assert "hunter2" not in said
+    if told is not None:
+        assert f": {told}; --help" in said

@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,14 +17,16 @@ pytest.importorskip("grpc_tools")
 pytest.importorskip("jsonschema")
 
 from google.protobuf import descriptor_pb2
+from pyspark.sql.types import StructType
 
 from jobs.driver.failures import JobFailedError
 from jobs.ingesting import registered
+from jobs.ingesting.avro_values import widened
 from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.json_values import columns as json_columns
 from jobs.ingesting.protobuf_values import columns as protobuf_columns
 from jobs.ingesting.registered import Reader, RegisteredForm
-from jobs.ingesting.registry import Registered, RegistrySettings
+from jobs.ingesting.registry import Registered, RegistrySettings, SchemaId
 from transforms.errors import ConfigurationError
 
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}, {"name": "s", "type": "string"}]}
@@ -36,13 +39,13 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "_kept", {})
 
 
-def reader(form: str, table: object, schemas: Mapping[int, object]) -> Reader:
+def reader(form: str, table: object, schemas: Mapping[SchemaId, object]) -> Reader:
     kinds = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
     def schema(each: object) -> Registered:
         return each if isinstance(each, Registered) else Registered(kinds[form], _text(each))  # type: ignore[arg-type]
 
-    found = {number: schema(each) for number, each in schemas.items()}
+    found: dict[SchemaId, Registered] = {number: schema(each) for number, each in schemas.items()}
     return Reader(RegisteredForm(RegistrySettings("http://r"), form, schema(table)), found.get)
 
 
@@ -69,6 +72,86 @@ def test_avro_that_is_cut() -> None:
         assert "is not Avro of it" in reason(found, framed(whole[:length]))
     assert "is cut, or something stands behind it" in reason(found, framed(whole + b"x"))
     assert "is not Avro of it" in reason(found, framed(b"\x0e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
+
+
+def test_schema_in_a_header() -> None:
+    """A header `__value_schema_id` names the schema by GUID or id, and the value is content alone; it wins."""
+    guid = UUID(bytes=bytes(range(16)))
+    by_guid, by_id = b"\x01" + guid.bytes, b"\x00" + struct.pack(">I", 7)
+    found = reader("avro", TABLE, {guid: AVRO, 7: TABLE})
+    assert found.plain(b"\x0e\x06abc", by_guid) == b"\x0e"
+    assert found.plain(b"\x0e", by_id) == b"\x0e"
+    nested = 'syntax = "proto3"; message Other {} message M { int64 a = 1; }'
+    written = Registered("PROTOBUF", nested)
+    protobuf = Reader(RegisteredForm(RegistrySettings("http://r"), "protobuf", written, "M"), lambda _: written)
+    assert protobuf.plain(b"\x08\x05", by_guid + b"\x02\x02") == b'{"a": 5}'
+
+    def bad(content: bytes, header: bytes) -> str:
+        with pytest.raises(BadValueError) as failed:
+            found.plain(content, header)
+        return str(failed.value)
+
+    for header in (b"", b"\x01", by_guid[:-1], by_guid + b"x", by_id + b"x", b"\x02" + guid.bytes):
+        said = f"has a header __value_schema_id of {len(header)} bytes, which is no id of a schema registry"
+        assert bad(b"\x0e", header) == said
+    assert bad(b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not Avro of it")
+    unknown = bad(b"\x0e", b"\x01" + bytes(16))
+    assert unknown.startswith(
+        "has schema GUID 00000000-0000-0000-0000-000000000000, which the registry does not have ("
+    )
+
+
+def test_avro_as_the_table_has_it() -> None:
+    """A schema with narrower numbers than the table is read as the table's, at any depth; all else stays."""
+    money = {"type": "record", "name": "Money", "fields": [{"name": "cents", "type": "int"}]}
+    fields = [
+        {"name": "i", "type": "int", "default": 1},
+        {"name": "maybe", "type": ["null", {"type": "int"}]},
+        {"name": "f", "type": "float"},
+        {"name": "d", "type": "int"},
+        {"name": "many", "type": {"type": "array", "items": ["null", "int"]}},
+        {"name": "by", "type": {"type": "map", "values": money}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "either", "type": ["int", "long"]},
+        {"name": "s", "type": "string"},
+        {"name": "long", "type": "long"},
+        {"name": "new", "type": "int"},
+    ]
+    table = StructType.fromJson(
+        {
+            "type": "struct",
+            "fields": [
+                {"name": name, "type": kind, "nullable": True, "metadata": {}}
+                for name, kind in {
+                    **dict.fromkeys(("i", "maybe", "day", "either", "s"), "long"),
+                    **dict.fromkeys(("f", "d", "long"), "double"),
+                    "many": {"type": "array", "elementType": "long", "containsNull": True},
+                    "by": {
+                        "type": "map",
+                        "keyType": "string",
+                        "valueType": StructType().add("cents", "long").jsonValue(),
+                        "valueContainsNull": True,
+                    },
+                }.items()
+            ],
+        }
+    )
+    found = widened({"type": "record", "name": "R", "fields": fields}, table)
+    wider = {**money, "fields": [{"name": "cents", "type": "long"}]}
+    assert {each["name"]: each["type"] for each in found["fields"]} == {
+        "i": "long",
+        "maybe": ["null", {"type": "long"}],
+        "f": "double",
+        "d": "double",
+        "many": {"type": "array", "items": ["null", "long"]},
+        "by": {"type": "map", "values": wider},
+        "day": {"type": "int", "logicalType": "date"},
+        "either": ["int", "long"],
+        "s": "string",
+        "long": "long",
+        "new": "int",
+    }
+    assert found["fields"][0]["default"] == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +222,7 @@ def test_protobuf_as_descriptors() -> None:
     for reference in (texts[0], 'syntax = "proto3"; message O { int32 a = 1; }'):
         schema = Registered("PROTOBUF", texts[1], {"o.proto": reference})
         form = RegisteredForm(RegistrySettings("http://r"), "protobuf", schema, "shop.M.N")
-        found = Reader(form, {1: schema}.get)
+        found = Reader(form, lambda _, schema=schema: schema)  # type: ignore[misc]  # its default is its type
         assert found.plain(framed(b"\x04\x02\x00\x0a\x02\x08\x05")) == b'{"o": {"a": 5}}'
         assert "is a message shop.Other, and the table has shop.M.N" in reason(found, framed(b"\x00"))
     with pytest.raises(ConfigurationError, match=r"it: whose Protobuf schema has no message shop\.X; give"):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +20,7 @@ from jobs.ingesting import registry
 from jobs.ingesting.registry import Registered, Registry, RegistrySettings
 from transforms.errors import ConfigurationError
 
+GUID = UUID(bytes=bytes(range(1, 17)))
 SECRET = {"basic.auth.user.info": "user:pass-9"}
 
 Answer = tuple[int, bytes, dict[str, str]]
@@ -29,8 +36,23 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.answer: Callable[[str], Answer] = lambda path: (404, b"", {})
 
+    @property
+    def url(self) -> str:
+        scheme = "https" if isinstance(self.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://127.0.0.1:{self.server_port}/api"
+
     def client(self, **options: str) -> Registry:
-        return Registry(RegistrySettings(f"http://127.0.0.1:{self.server_port}/api/", options))
+        return Registry(RegistrySettings(f"{self.url}/", options))
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            thread.join()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,12 +74,44 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(registry, "_PAUSE", 0.0)
-    with Server() as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with Server() as found, found.serving():
         yield found
-        found.shutdown()
-        thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """An authority, and what it has signed for the server and for a client, whose key has a password."""
+
+    folder: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Certificates:
+        new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2"
+        usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
+        signed = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE"
+        for command in (
+            f"{new} -nodes -subj /CN=authority {usage} -keyout ca.key -out ca.pem",
+            f"{new} -nodes {signed} -subj /CN=registry -addext subjectAltName=IP:127.0.0.1 -keyout s.key -out s.pem",
+            f"{new} -passout pass:pass-9 {signed} -subj /CN=client -keyout client.key -out client.pem",
+        ):
+            subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+        return cls(folder)
+
+    @property
+    def trusting(self) -> dict[str, str]:
+        """The options of a client that trusts the authority."""
+        return {"ssl.ca.location": str(self.folder / "ca.pem")}
+
+    def server(self, *, mutual: bool = False) -> Server:
+        """A registry that answers by TLS."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / "s.pem", self.folder / "s.key")
+        if mutual:
+            context.load_verify_locations(self.folder / "ca.pem")
+            context.verify_mode = ssl.CERT_REQUIRED
+        found = Server()
+        found.socket = context.wrap_socket(found.socket, server_side=True)
+        return found
 
 
 def said(**found: object) -> Answer:
@@ -75,14 +129,17 @@ def test_schema_with_its_references(server: Server) -> None:
         "/api/subjects/s%2Fa/versions/2": said(schema="A", references=[{"name": "b", "subject": "b", "version": 1}]),
         "/api/subjects/b/versions/1": said(schema="B", references=[{"name": "a", "subject": "s/a", "version": 2}]),
         "/api/subjects/t-value/versions/latest": said(schema="newest"),
+        "/api/schemas/guids/01020304-0506-0708-090a-0b0c0d0e0f10": said(schema="by its GUID"),
     }
     server.answer = lambda path: schemas.get(path, (404, b"", {}))
     client = server.client(**SECRET)
-    found = client.by_id(7)
+    found = client.schema(7)
     assert found == Registered("PROTOBUF", "top", {"b": "B", "a": "A"})
     assert client.newest("t-value") == Registered("AVRO", "newest")
-    assert client.by_id(8) is None
-    assert len(server.asked) == 5
+    assert client.schema(8) is None
+    assert client.schema(GUID) == Registered("AVRO", "by its GUID")
+    assert client.schema(UUID(int=0)) is None
+    assert len(server.asked) == 7
     assert {authorization for _, authorization in server.asked} == {"Basic dXNlcjpwYXNzLTk="}
     with pytest.raises(ConfigurationError, match="has no subject 'nope'"):
         client.newest("nope")
@@ -110,7 +167,7 @@ def test_odd_answers(server: Server, answer: Answer, message: str) -> None:
     """Whatever answers, it is one sentence with the address, without credentials; no redirect is followed."""
     server.answer = lambda path: answer
     with pytest.raises(JobFailedError) as failed:
-        server.client(**SECRET).by_id(1)
+        server.client(**SECRET).schema(1)
     assert message in str(failed.value)
     assert f"http://127.0.0.1:{server.server_port}/api" in str(failed.value)
     assert "pass-9" not in str(failed.value)
@@ -124,7 +181,7 @@ def test_references_without_end(server: Server) -> None:
         schema="x", references=[{"name": str(next(numbers)), "subject": "s", "version": 1}]
     )
     with pytest.raises(JobFailedError, match="refers to more than 64 others"):
-        server.client().by_id(1)
+        server.client().schema(1)
 
 
 def test_slow_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +189,7 @@ def test_slow_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ANSWER_SECONDS", -1.0)
     server.answer = lambda path: said(schema="x")
     with pytest.raises(JobFailedError, match="does not answer: its answer takes longer"):
-        server.client().by_id(1)
+        server.client().schema(1)
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -143,6 +200,51 @@ def test_refused(server: Server, status: int) -> None:
         server.client(**SECRET).newest("s")
     assert str(failed.value).startswith("--schema-registry-config: the registry at http://127.0.0.1:")
     assert "pass-9" not in str(failed.value)
+
+
+def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry by TLS is trusted by its authority, and may ask for a certificate; else it is the user's to set right.
+
+    The registry is a stand-in of the test's own.
+    """
+    monkeypatch.setattr(registry, "_PAUSE", 0.0)
+    made = Certificates.made(tmp_path)
+    trusting, own = made.trusting, str(tmp_path / "client.pem")
+    certified = {"ssl.certificate.location": own, "ssl.key.location": str(tmp_path / "client.key")}
+    missing = {"ssl.certificate.location": "/nope.pem"}
+
+    def refusal(server: Server, url: str = "", **options: str) -> str:
+        with pytest.raises(ConfigurationError) as failed:
+            Registry(RegistrySettings(url or server.url, SECRET | options)).newest("s")
+        assert "pass-9" not in str(failed.value)
+        return str(failed.value)
+
+    with made.server() as server, server.serving():
+        server.answer = lambda path: said(schema="x")
+        assert server.client(**SECRET, **trusting).newest("s") == Registered("AVRO", "x")
+        assert server.asked == [("/api/subjects/s/versions/latest", "Basic dXNlcjpwYXNzLTk=")]
+        untrusted = refusal(server)
+        assert untrusted.startswith(
+            f"--schema-registry-config: the certificate of the registry at {server.url} is not "
+        )
+        assert untrusted.endswith("name the file of its authority with ssl.ca.location")
+        assert "not valid for 'localhost'" in refusal(server, server.url.replace("127.0.0.1", "localhost"), **trusting)
+        assert "ssl.ca.location /nope.pem cannot be used: No such file" in refusal(
+            server, **{"ssl.ca.location": "/nope.pem"}
+        )
+        assert "ssl.ca.location /dev/null cannot be used: NO_CERT" in refusal(
+            server, **{"ssl.ca.location": "/dev/null"}
+        )
+        assert "ssl.certificate.location /nope.pem cannot be used: No such file" in refusal(server, **missing)
+        assert f"{own}, ssl.key.location {tmp_path}/client.key cannot be used: " in refusal(server, **certified)
+        assert "has ssl.key.location without ssl.certificate.location" in refusal(server, **{"ssl.key.location": own})
+        assert len(server.asked) == 1
+    with made.server(mutual=True) as server, server.serving():
+        server.answer = lambda path: said(schema="x")
+        certified |= {"ssl.key.password": "pass-9"}
+        assert server.client(**trusting, **certified).newest("s") == Registered("AVRO", "x")
+        with pytest.raises(JobFailedError, match="does not answer"):
+            server.client(**trusting).newest("s")
 
 
 @pytest.mark.parametrize(
