@@ -24,10 +24,12 @@ class Peaks:
 
     Attributes:
         bytes: the most resident memory of each role at one time; what forked processes share is counted for each.
+        cpu_seconds: what all of them had taken when they were last seen, those that have ended too.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.bytes: dict[str, int] = dict.fromkeys(ROLES, 0)
+        self._taken: dict[int, float] = {}
         self._process = psutil.Process(pid)
         self._stop = Event()
         self._thread = Thread(target=self._look, name="peaks", daemon=True)
@@ -40,12 +42,18 @@ class Peaks:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(self._taken.values())
+
     def _look(self) -> None:
         while not self._stop.wait(_POLL_S):
             now: Counter[str] = Counter()
             for process in _tree(self._process):
                 with contextlib.suppress(psutil.Error):
                     now[_role(process)] += process.memory_info().rss
+                    times = process.cpu_times()
+                    self._taken[process.pid] = times.user + times.system
             for role in ROLES:
                 self.bytes[role] = max(self.bytes[role], now[role])
 

@@ -112,8 +112,8 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
     if sweep.search.searched:
         print(
             f"other topics, searched for references: {sweep.search.searched:,}, the newest "
-            f"{arguments.search_records:,} offsets of each partition; older records were not looked at, nor were topics "
-            "that these credentials may not see"
+            f"{arguments.search_records:,} offsets of each partition; older records were not looked at, nor "
+            "were topics that these credentials may not see"
         )
     for topic, records in sweep.quarantined.items():
         print(f"in quarantine: {topic}, with {records:,} records that cannot be read")

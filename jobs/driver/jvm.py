@@ -14,6 +14,8 @@ from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
+from jobs.driver.python_archives import Sparing
+
 __all__ = ["Files", "java_packages", "java_session", "map_in_arrow"]
 
 
@@ -29,9 +31,10 @@ def java_session(spark: SparkSession) -> Any:
 
 def map_in_arrow(rows: DataFrame, work: Callable[[Iterable[Any]], Iterator[Any]], schema: StructType) -> DataFrame:
     """`DataFrame.mapInArrow`, also where pandas is missing: PySpark asks for pandas here and does not use it."""
+    task = cast("Any", Sparing(work))
     if not isinstance(rows, ClassicDataFrame):  # Spark Connect, which needs pandas itself
-        return rows.mapInArrow(cast("Any", work), schema)
-    udf = cast("Any", UserDefinedFunction)(work, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        return rows.mapInArrow(task, schema)
+    udf = cast("Any", UserDefinedFunction)(task, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = udf(*[rows[name] for name in rows.columns])
     frame = cast("Any", rows)
     found = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001  # what `mapInArrow` itself does

@@ -10,6 +10,7 @@ from functools import partial
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
+from jobs.driver.python_archives import Sparing
 from jobs.driver.store_options import portable
 from jobs.records.schemas import columns
 from stores.registry import STORE_CLASS, open_store
@@ -57,7 +58,7 @@ def on_executors(
     rows: DataFrame, work: Callable[[Iterable[Row]], Iterable[tuple[object, ...]]], schema: StructType
 ) -> DataFrame:
     """The rows that `work` makes of each partition. Unlike `mapInArrow`, this needs neither pandas nor PyArrow."""
-    return rows.sparkSession.createDataFrame(rows.rdd.mapPartitions(work), schema, verifySchema=False)
+    return rows.sparkSession.createDataFrame(rows.rdd.mapPartitions(Sparing(work)), schema, verifySchema=False)
 
 
 def require(store: PayloadStore, *capabilities: type) -> None:

@@ -22,7 +22,7 @@ from botocore.utils import parse_timestamp
 
 from app.config.secret import Secret
 from stores.s3 import S3Store
-from stores.s3_client import _timestamp
+from stores.s3_client import _session, _timestamp
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
@@ -97,6 +97,16 @@ def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_dates_are_those_of_botocore(text: Any) -> None:
     """They are read faster, and mean the same."""
     assert _timestamp(text) == parse_timestamp(text)
+
+
+def test_description_of_s3_is_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second client takes what the first one has read, unless AWS's settings name another folder by now."""
+    first, second = (_session().get_component("data_loader") for _ in range(2))
+    assert second is first
+    monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
+    other = _session().get_component("data_loader")
+    assert str(tmp_path) in other.search_paths
+    assert str(tmp_path) not in first.search_paths
 
 
 # --- real servers: errors -------------------------------------------------------------------------------------------

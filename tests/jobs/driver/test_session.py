@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.driver.python_daemon import without_archives
 from jobs.driver.session import SessionSettings, _builder, _runs_here, fit_shuffles, share_code
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -103,13 +102,3 @@ def test_fit_shuffles(cores: int, rows: int | None, set_by_user: bool, found: st
         cast("SparkSession", SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=conf.__setitem__))), rows
     )
     assert conf.get("spark.sql.shuffle.partitions") == found
-
-
-def test_archives_stay_where_nothing_else_is(tmp_path: Path) -> None:
-    """Python workers do without Spark's archives only where PySpark and Py4J are found beside them."""
-    archives = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9.9-src.zip", "/mine/code.zip"]
-    assert without_archives([*archives, str(tmp_path)]) == [*archives, str(tmp_path)]
-    for name in ("pyspark", "py4j"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").touch()
-    assert without_archives([*archives, str(tmp_path)]) == ["/mine/code.zip", str(tmp_path)]
