@@ -70,7 +70,7 @@ def test_run_with_workers(tmp_path: Path) -> None:
         ("tests/jobs/reading/test_b.py::test_a", "tests/jobs/"),
         ("tests/jobs/payloads/test_c.py::test_a", "tests/jobs/payloads/"),
         ("tests/jobs/test_inflate.py::test_a", "tests/jobs/"),
-        ("tests/jobs/test_program.py::test_a", "tests/jobs/test_program.py"),
+        ("tests/jobs/test_program.py::test_a", "tests/jobs/test_program"),
     ],
 )
 def test_scope(nodeid: str, scope: str) -> None:
