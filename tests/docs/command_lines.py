@@ -111,7 +111,7 @@ def check_job(name: str, arguments: Sequence[str]) -> None:
             action.required = False
         for group in parser._mutually_exclusive_groups:
             group.required = False
-    with mock.patch.object(argparse.ArgumentParser, "error", _refuse):
+    with mock.patch.object(type(parser), "error", _refuse):
         try:
             parser.parse_args([each for each in arguments if each != OMITTED])
         except SystemExit as ended:
