@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import uuid
 from collections import defaultdict
@@ -23,7 +22,7 @@ from aiokafka.structs import RecordMetadata
 from app.chunks.keys import PRODUCER_KEYS, apart
 from app.chunks.topic_limits import check_splits
 from app.config.naming import check_name
-from app.kafka.admin import AdminClient
+from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
@@ -38,7 +37,7 @@ from transforms.record import Header, Record
 __all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
 
 _ARGUMENTS = Arguments.of(AIOKafkaProducer)
-_ADMIN = frozenset(inspect.signature(AdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
+_ADMIN = ADMIN_ARGUMENTS & frozenset(_ARGUMENTS.defaults)
 # aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
 _ESTIMATE_BYTES = 21
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -9,7 +10,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from app.kafka.refusals import refusal
 from app.kafka.watched_client import Send, watch_requests
 
-__all__ = ["AdminClient"]
+__all__ = ["ADMIN_ARGUMENTS", "AdminClient"]
+
+ADMIN_ARGUMENTS = frozenset(inspect.signature(AIOKafkaAdminClient).parameters)
+"""The names of the arguments that an `AdminClient` takes."""
 
 
 class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types

@@ -6,7 +6,6 @@ The only module that uses Faust's private names; each line is marked.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials
 from faust.types import AppT, ProcessingGuarantee
 
 from app.config.naming import check_name
-from app.kafka.admin import AdminClient
+from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.delivering import count_as_poll, idle_s
 from app.kafka.topics import Topic, topics
 
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 _LOOKUP_S = 30.0
-_ADMIN = frozenset(inspect.signature(AdminClient).parameters)
 
 
 def check_names(app: AppT, *, enabled: bool) -> None:
@@ -97,7 +95,7 @@ def described(cluster: Mapping[str, Any], topic: str) -> Topic:
     """
 
     async def ask() -> Topic:
-        connection = AdminClient(**{name: value for name, value in cluster.items() if name in _ADMIN})
+        connection = AdminClient(**{name: value for name, value in cluster.items() if name in ADMIN_ARGUMENTS})
         try:
             await connection.start()
             return (await topics(connection, [topic]))[topic]
