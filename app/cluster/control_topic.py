@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from aiokafka.errors import KafkaError
+
 from app.cluster.topic_creation import create_topic, until_known
 from app.config.settings import PipelineSettings, Settings
-from app.kafka.clients import admin
-from app.kafka.topics import Topic, topics
+from app.kafka.admin import AdminClient
+from app.kafka.clients import ClusterError, admin, describe
+from app.kafka.topics import Operation, Topic, identities, topics
 from transforms.errors import ConfigurationError
 
 __all__ = ["CONTROL_CONFIGS", "CONTROL_KEY", "check_control_topic", "control_replicas"]
@@ -21,7 +24,8 @@ async def check_control_topic(settings: Settings, *, create: bool = True) -> Non
     """Makes the topic if it is missing and `create` is true; nothing is done without the key.
 
     Raises:
-        ConfigurationError: it has several partitions, or would delete records; or it cannot be made.
+        ConfigurationError: it has several partitions, or would delete records; or it cannot be made, or not be read,
+            or not be written to by a worker that takes requests.
         ClusterError: the cluster did not answer.
     """
     name = settings.control_topic
@@ -34,7 +38,23 @@ async def check_control_topic(settings: Settings, *, create: bool = True) -> Non
                 return
             await create_topic(connection, CONTROL_KEY, name, 1, control_replicas(settings.pipelines), CONTROL_CONFIGS)
             found = (await until_known(connection, [name]))[name]
-    _check(found)
+        _check(found)
+        await _check_rights(connection, name, writing=settings.web_control)
+
+
+async def _check_rights(connection: AdminClient, name: str, *, writing: bool) -> None:
+    """Without a word where the cluster does not say what the user may do."""
+    try:
+        identity = (await identities(connection.send, [name], operations=True)).get(name)
+    except KafkaError as exc:
+        raise ClusterError(f"topic {name} cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
+    if identity is None or identity.operations is None:
+        return
+    needed = {Operation.READ: "each worker reads it", Operation.WRITE: "a worker with web.control.enable writes to it"}
+    for operation, why in needed.items():
+        if operation not in identity.operations and (writing or operation is not Operation.WRITE):
+            right = operation.name.capitalize()
+            raise ConfigurationError(CONTROL_KEY, f"this user may not {right} topic {name}, and {why}; grant {right}")
 
 
 def control_replicas(pipelines: Sequence[PipelineSettings]) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -26,6 +27,7 @@ __all__ = [
     "CLEANUP_POLICY",
     "MAX_MESSAGE_BYTES",
     "Identity",
+    "Operation",
     "Topic",
     "TopicSettings",
     "identities",
@@ -39,6 +41,7 @@ MAX_MESSAGE_BYTES = "max.message.bytes"
 CLEANUP_POLICY = "cleanup.policy"
 
 _NO_ID = (0, 0)
+_NOT_SAID = -(2**31)  # in the place of operations
 _NO_TIMESTAMP = -1
 _COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
@@ -197,6 +200,13 @@ def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
     return int(value) if value else None
 
 
+class Operation(IntEnum):
+    """What an ACL may allow with a topic; the numbers are Kafka's (`AclOperation`)."""
+
+    READ = 3
+    WRITE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Tells a topic from a later one of the same name.
@@ -204,10 +214,12 @@ class Identity:
     Attributes:
         id: of the topic; None if the cluster gives none.
         partitions: how many it has.
+        operations: what the user may do with it; None if the cluster does not say, or was not asked.
     """
 
     id: str | None
     partitions: int
+    operations: frozenset[Operation] | None = None
 
 
 class _TopicIds(Query):
@@ -240,27 +252,30 @@ class _TopicIds(Query):
         ),
     )
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, operations: bool) -> None:
         super().__init__(
             topics=[(*_NO_ID, name, {}) for name in names],
             allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
+            include_topic_authorized_operations=operations,
         )
 
 
-async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, Identity | None]:
+async def identities(
+    send: Callable[[Any], Awaitable[Any]], names: Iterable[str], *, operations: bool = False
+) -> Mapping[str, Identity | None]:
     """The topics by name, None for a topic that does not exist; without topics that the user may not describe.
 
     Args:
         send: sends a request to a broker, and returns the response.
         names: of the topics.
+        operations: whether to ask for what the user may do with them; brokers before Kafka 3.1 are not asked.
 
     Raises:
         KafkaError: there was no response.
     """
     names = list(dict.fromkeys(names))
     try:
-        response = await send(_TopicIds(names))
+        response = await send(_TopicIds(names, operations=operations))
     except IncompatibleBrokerVersion:
         response = await send(MetadataRequest(names, allow_auto_topic_creation=False))
     found: dict[str, Identity | None] = {}
@@ -272,8 +287,13 @@ async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]
         elif error.errno == 0:
             number = topic.get("id_high", 0), topic.get("id_low", 0)
             identity = None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}"
-            found[name] = Identity(identity, len(topic["partitions"]))
+            allowed = _operations(topic.get("authorized_operations", _NOT_SAID))
+            found[name] = Identity(identity, len(topic["partitions"]), allowed)
     return found
+
+
+def _operations(bits: int) -> frozenset[Operation] | None:
+    return None if bits == _NOT_SAID else frozenset(each for each in Operation if bits >> each & 1)
 
 
 @dataclass(frozen=True, slots=True)

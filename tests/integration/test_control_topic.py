@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -18,12 +19,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
-from app.config.settings import Settings
-from app.kafka.clients import ClusterError
+from app.config.settings import ClientSettings, Settings
+from app.kafka.clients import ClusterError, admin
 from app.kafka.topic_log import Entry, TopicLog
 from app.kafka.topics import topic_of
+from app.local.broker import EmbeddedBroker
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.steering import GroupSteering
+from tests.integration.names import Names, properties
 from tests.integration.rest import Answer, ask
 from tests.integration.topics import alter, end_offsets, read_all, send
 from tests.integration.way import MakeTopic, Way
@@ -33,6 +36,7 @@ from transforms.errors import ConfigurationError
 
 TOKEN = "token-of-who-may-steer-1"
 STAMP = 1_700_000_000_000
+USER, PASSWORD = "ann", "of-a-test"
 
 
 class Group:
@@ -213,6 +217,57 @@ def test_a_worker_that_cannot_read_the_topic_does_not_start(group: Group) -> Non
     (line,) = worker.log.read_text().splitlines()
     assert "control.topic cannot be read, so it is not known which pipelines are to run: " in line
     assert f"topic {group.topic} was not read to its end within 0 s" in line
+
+
+@pytest.fixture
+def guarded() -> Iterator[EmbeddedBroker]:
+    """A broker that lets a user do what it was told."""
+    with EmbeddedBroker(properties({USER: PASSWORD}), protocols=["SASL_PLAINTEXT"]) as broker:
+        broker.start()
+        yield broker
+
+
+async def test_rights_are_asked_for_at_the_start(guarded: EmbeddedBroker) -> None:
+    """Read for each worker, Write for those that take requests: the error says which is missing."""
+    topic = "control"
+    settings = parse(
+        {
+            "bootstrap.servers": guarded.address("SASL_PLAINTEXT"),
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.username": USER,
+            "sasl.password": PASSWORD,
+            "control.topic": topic,
+            "pipeline": {"p": {"topics": ["raw"], "output.topic": "out", "transforms": ["wrap"]}},
+        },
+        {},
+    )
+    steering = dataclasses.replace(settings, web_control=True)
+    own = ClientSettings(guarded.bootstrap_servers)
+    async with admin(own) as connection:
+        names = Names(guarded.bootstrap_servers, connection)
+        await check_control_topic(dataclasses.replace(settings, client=own))  # it makes the topic, and may do all
+        for operation in (8, 10):  # Describe, DescribeConfigs
+            await names.acl(f"User:{USER}", "*", topic, operation=operation)
+
+        async def told(who: Settings) -> str:
+            try:
+                await check_control_topic(who)
+            except ConfigurationError as exc:
+                return str(exc)
+            return ""
+
+        async def until_told(who: Settings, words: str) -> None:
+            async with asyncio.timeout(30):  # brokers learn of a right a moment later
+                while words not in (found := await told(who)) or bool(found) != bool(words):
+                    pass
+
+        await until_told(settings, f"control.topic: this user may not Read topic {topic}, and each worker reads it")
+        await names.acl(f"User:{USER}", "*", topic, operation=3)
+        await until_told(settings, "")
+        await until_told(steering, f"may not Write topic {topic}, and a worker with web.control.enable writes to it")
+        await names.acl(f"User:{USER}", "*", topic, operation=4)
+        await until_told(steering, "")
+        await names.close()
 
 
 # --- the topic is made again, or cut ---------------------------------------------------------------------------------

@@ -15,19 +15,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stores.encryption import keyring_of
+from stores.payload import download, publish, verify
 from stores.store import Check, Delete, DeleteUnchanged, Get, List, ListTopics, PayloadInfo, Put, Stat, Store
 from transforms.errors import (
     ConfigurationError,
+    EncryptionError,
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
     ReferenceRefusedError,
 )
+from transforms.inflate import Inflate
+from transforms.keyring import TAG_BYTES
+from transforms.offload import Offload
+from transforms.reference import Reference
 
 if TYPE_CHECKING:
     from tests.stores.conftest import Configure
 
 MIB = 1 << 20
+ENCRYPTION = {
+    "large.message.encryption.type": "aes-256-gcm",
+    "large.message.encryption.key.id": "one",
+    "large.message.encryption.key.secret": "1f" * 32,
+}
 
 
 def stat(store: Store, path: str) -> PayloadInfo:
@@ -124,6 +136,22 @@ def test_get_refuses_a_payload_over_the_limit(store: Store) -> None:
 def test_get_of_an_empty_payload_needs_no_allowance(store: Store) -> None:
     """Zero bytes are not more than zero bytes."""
     assert store.get(store.publish("orders", b""), 0) == b""
+
+
+@pytest.mark.parametrize("generator", ["sha256", "uuid"])
+def test_encrypted_payload_comes_back(configured: Configure, generator: str) -> None:
+    """One as large as the limit allows, too, though its stored bytes are longer; an exchanged one does not."""
+    store = configured({"large.message.id.generator": generator, "large.message.max.bytes": 1_000})
+    keyring, inflate = keyring_of(ENCRYPTION), Inflate(1_000)
+    for value in (b"", b"x", b"y" * 1_000):
+        written = publish(store, "orders", Offload().payload(value), by_digest=generator == "sha256", keyring=keyring)
+        reference, _ = Reference.read(written.value(), written.headers())
+        assert inflate.restore(reference, download(store, reference, inflate, keyring)) == value
+        verify(store, reference, inflate)
+        assert stat(store, reference.path).size == len(value) + TAG_BYTES
+    other = publish(store, "orders", Offload().payload(b"z" * 1_000), by_digest=generator == "sha256", keyring=keyring)
+    with pytest.raises(EncryptionError):
+        download(store, replace(reference, path=other.path), inflate, keyring)
 
 
 def test_download_is_bounded_by_the_configuration(configured: Configure) -> None:
