@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer
 
 from tests.integration.topics import Sent, end_offsets, read_all, send
@@ -84,6 +86,53 @@ def test_worker_in_a_group_with_another_strategy(make_way: Callable[..., Way]) -
     assert "the group has members with another partition.assignment.strategy than roundrobin" in log
     assert "set a group.id that nobody else has" in log
     assert "Traceback" not in log
+
+
+def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> None:
+    """It leaves no ghost in the group, which the others would wait for, or share partitions with.
+
+    As it was seen: one worker is killed, the second one waits for that one's session to end, longer than its own
+    requests may take, the third one joins, and the second one is stopped before they have been given partitions.
+    """
+    way = make_way(partitions=4)
+    settings = {**way.settings(), "consumer.session.timeout.ms": 10_000}
+    pipelines = way.offload(**{"consumer.request.timeout.ms": 1_000})
+    killed, ended, last = (WorkerProcess(way.folder, settings, pipelines) for _ in range(3))
+    ended.constants["app.pipeline.flow:_TOLD_AFTER_S"] = 1.5
+    with killed:
+        killed.wait_ready()
+    with ended:
+        until(lambda: "waits since" in health(ended), "it waits longer than its requests may take")
+        with last:
+            until(lambda: "group" in health(last), "the last one joins")
+            assert ended.terminate() == 0
+            assert members(way) == 2, "the last one, and the one that was killed"
+            until(lambda: partitions_of(last) == 4, "it has all partitions")
+            send(way.broker, way.raw, numbered(0, 10, 4))
+            until(lambda: complete(way, expected(numbered(0, 10, 4))), "each record has arrived, in order")
+            assert last.terminate() == 0
+    assert last.log.read_text().count("pipeline offload reads") == 1
+    assert "pipeline offload reads" not in ended.log.read_text()
+
+
+def members(way: Way) -> int:
+    """How many members the group of the first pipeline has."""
+
+    async def run() -> int:
+        client = AIOKafkaAdminClient(bootstrap_servers=way.broker)
+        await client.start()
+        try:
+            (answer,) = await client.describe_consumer_groups([way.group("offload")])
+            return len(answer.groups[0][5])
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def health(worker: WorkerProcess) -> str:
+    """Why the one pipeline of a worker does not run yet."""
+    return str((worker.get("/health")[1] or {}).get("reasons"))
 
 
 def held(consumer: Consumer) -> int:
