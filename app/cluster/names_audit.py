@@ -24,7 +24,7 @@ from app.kafka.group_queries import (
     ListGroups,
     rack_of,
 )
-from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions
+from app.kafka.queries import DescribeCluster, DescribeScramUsers, ListConfigResources, ListTransactions
 from transforms.identifiers import IDENTIFIERS, Kind
 from transforms.text import brief
 
@@ -100,6 +100,7 @@ class _Reading:
         await self._topics()
         await self._resources()
         await self._quotas()
+        await self._users()
         for node in self._nodes:
             await self._groups(node)
             await self._transactions(node)
@@ -233,6 +234,11 @@ class _Reading:
                 for entity_type, name in entity:
                     kind: Kind = "client-id" if entity_type == "client-id" else "resource-name"
                     self._note(kind, name, f"quota of {entity_type}")
+
+    async def _users(self) -> None:
+        async with self._part("SCRAM users", "grant Describe on the cluster"):
+            for user, *_ in (await self._ask(DescribeScramUsers())).results:
+                self._note("acl-principal", f"User:{user}", "SCRAM users")
 
     async def _transactions(self, node: int) -> None:
         async with self._part(f"transactional ids of broker {node}"):

@@ -32,6 +32,7 @@ __all__ = [
     "METADATA_PARTITIONS",
     "TEXT",
     "DescribeCluster",
+    "DescribeScramUsers",
     "ListConfigResources",
     "ListTransactions",
     "Query",
@@ -164,6 +165,29 @@ class ListConfigResources(Query):
 
     def __init__(self) -> None:
         super().__init__(resource_types=[])
+
+
+class DescribeScramUsers(Query):
+    """The users that have a SCRAM credential (KIP-554); from Kafka 2.7 on."""
+
+    VERSIONS = (
+        version(
+            50,
+            0,
+            fields(users=rows(name=TEXT)),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                error_message=TEXT,
+                results=rows(
+                    user=TEXT, error_code=Int16, error_message=TEXT, credentials=rows(mechanism=Int8, iterations=Int32)
+                ),
+            ),
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(users=[])  # all
 
 
 class DescribeCluster(Query):

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.types import (
     Array,
     Boolean,
+    Bytes,
     Float64,
     Int8,
     Int16,
@@ -168,6 +169,32 @@ class _AlterConfigs(Query):
     )
 
 
+class _AlterScramUsers(Query):
+    VERSIONS = (
+        version(
+            51,
+            0,
+            Schema(
+                ("deletions", Array(("name", TEXT), ("mechanism", Int8))),
+                (
+                    "upsertions",
+                    Array(
+                        ("name", TEXT),
+                        ("mechanism", Int8),
+                        ("iterations", Int32),
+                        ("salt", Bytes),
+                        ("salted_password", Bytes),
+                    ),
+                ),
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                ("results", Array(("user", TEXT), ("error_code", Int16), ("error_message", TEXT))),
+            ),
+        ),
+    )
+
+
 class _CommitOffsets(Query):
     VERSIONS = (
         version(
@@ -246,6 +273,13 @@ class Names:
         entry = ([(entity_type, name)], [("producer_byte_rate", 1e9, False)])
         answer = await self._ask(_AlterQuotas(entries=[entry], validate_only=False))
         assert answer.entries[0][0] == 0, answer
+
+    async def scram_user(self, name: str) -> None:
+        """A user with a password for SCRAM-SHA-256 (1)."""
+        no_tags: Mapping[int, bytes] = {}
+        user = (name, 1, 4096, b"s" * 16, b"p" * 32, no_tags)
+        answer = await self._ask(_AlterScramUsers(deletions=[], upsertions=[user]))
+        assert answer.results[0][1] == 0, answer
 
     async def group_config(self, group: str) -> None:
         """Sets a property of a group."""

@@ -94,6 +94,7 @@ async def populate_with(names: Names, length: int) -> None:
     await names.acl(resource=name("resource-user", length), type_number=7, operation=13)  # DescribeTokens
     await names.quota("client-id", name("quota-client", length))
     await names.quota("user", name("quota-user", length))
+    await names.scram_user(name("scram", length - len("User:")))
     await names.group_config(name("config", length))
     member_id = name("member", 36 if length == FITS else 37)
     await names.consumer_member(f"new-{length}", member_id, name("new-instance", length), name("rack", length))
@@ -106,6 +107,7 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("group-instance-id", "instance", FITS),
     ("transactional-id", "transaction", FITS),
     ("acl-principal", "User:", FITS),
+    ("acl-principal", "User:scram", FITS),
     ("acl-host", "host", FITS),
     ("resource-name", "resource", FITS),
     ("resource-name", "resource-user", FITS),
@@ -211,6 +213,7 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
         "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
         "topics that this user may not describe, and their offset commit metadata": "grant Describe on all topics",
         "quotas": "grant DescribeConfigs on the cluster",
+        "SCRAM users": "grant Describe on the cluster",
         "groups that this user may not describe": "grant Describe on the cluster",
         "transactional ids that this user may not describe": (
             "a super user sees all, and so does a user with Describe on all transactional ids"
