@@ -21,6 +21,7 @@ from app.kafka.group_queries import (
     DescribeConsumerGroups,
     DescribeGroups,
     DescribeShareGroups,
+    DescribeStreamsGroups,
     ListGroups,
     rack_of,
 )
@@ -39,6 +40,7 @@ _MEMBERS: Mapping[str, type[DescribeGroups]] = {
     "classic": DescribeGroups,
     "consumer": DescribeConsumerGroups,
     "share": DescribeShareGroups,
+    "streams": DescribeStreamsGroups,
 }
 _OFFSET_TYPES = ("classic", "consumer", "streams")
 _DESCRIBE = 1 << 8  # the bit of this operation in the operations that the user may do

@@ -36,7 +36,11 @@ MANY = 230  # groups, of which a request asks for a hundred
 def cluster() -> Iterator[EmbeddedBroker]:
     """A broker that knows users and what they may do."""
     try:
-        broker = EmbeddedBroker(properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}), protocols=["SASL_PLAINTEXT"])
+        broker = EmbeddedBroker(
+            properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}),
+            protocols=["SASL_PLAINTEXT"],
+            format_arguments=["--feature", "streams.version=1"],
+        )
         broker.start()
     except WideloadError as exc:
         pytest.fail(f"no broker: {exc}", pytrace=False)
@@ -98,6 +102,9 @@ async def populate_with(names: Names, length: int) -> None:
     await names.group_config(name("config", length))
     member_id = name("member", 36 if length == FITS else 37)
     await names.consumer_member(f"new-{length}", member_id, name("new-instance", length), name("rack", length))
+    await names.streams_member(
+        f"streams-{length}", name("streamer", len(member_id)), None, name("streams-rack", length)
+    )
     await names.share_member(f"share-{length}", name("sharer", len(member_id)), name("share-rack", length))
 
 
@@ -117,9 +124,11 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("group-instance-id", "new-instance", FITS),
     ("rack-id", "rack", FITS),
     ("rack-id", "share-rack", FITS),
+    ("rack-id", "streams-rack", FITS),
     ("rack-id", "classic-rack", FITS),
     ("member-id", "member", 36),
     ("member-id", "sharer", 36),
+    ("member-id", "streamer", 36),
 ]
 
 
