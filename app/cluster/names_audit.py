@@ -21,10 +21,11 @@ from app.kafka.group_queries import (
     DescribeConsumerGroups,
     DescribeGroups,
     DescribeShareGroups,
+    DescribeStreamsGroups,
     ListGroups,
     rack_of,
 )
-from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions
+from app.kafka.queries import DescribeCluster, DescribeScramUsers, ListConfigResources, ListTransactions
 from transforms.identifiers import IDENTIFIERS, Kind
 from transforms.text import brief
 
@@ -39,6 +40,7 @@ _MEMBERS: Mapping[str, type[DescribeGroups]] = {
     "classic": DescribeGroups,
     "consumer": DescribeConsumerGroups,
     "share": DescribeShareGroups,
+    "streams": DescribeStreamsGroups,
 }
 _OFFSET_TYPES = ("classic", "consumer", "streams")
 _DESCRIBE = 1 << 8  # the bit of this operation in the operations that the user may do
@@ -100,6 +102,7 @@ class _Reading:
         await self._topics()
         await self._resources()
         await self._quotas()
+        await self._users()
         for node in self._nodes:
             await self._groups(node)
             await self._transactions(node)
@@ -233,6 +236,11 @@ class _Reading:
                 for entity_type, name in entity:
                     kind: Kind = "client-id" if entity_type == "client-id" else "resource-name"
                     self._note(kind, name, f"quota of {entity_type}")
+
+    async def _users(self) -> None:
+        async with self._part("SCRAM users", "grant Describe on the cluster"):
+            for user, *_ in (await self._ask(DescribeScramUsers())).results:
+                self._note("acl-principal", f"User:{user}", "SCRAM users")
 
     async def _transactions(self, node: int) -> None:
         async with self._part(f"transactional ids of broker {node}"):

@@ -42,9 +42,9 @@ def audit(
 ) -> int:
     """Show the names of a live cluster that are over a limit, and the longest of each kind.
 
-    It reads topics, groups with their members, transactional ids, ACLs, configs, quotas and offset commit metadata, and
-    changes nothing. It lists what it could not read, for lack of a right or with these brokers. The status is 1 if a
-    name is over its limit. See docs/limits.md.
+    It reads topics, groups with their members, transactional ids, ACLs, SCRAM users, configs, quotas and offset commit
+    metadata, and changes nothing. It lists what it could not read, for lack of a right or with these brokers. The
+    status is 1 if a name is over its limit. See docs/limits.md.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups
+from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
 from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.queries import Query
 from app.kafka.stable_offsets import FetchStableOffsets
@@ -145,9 +145,9 @@ class ConsumerControls:
         return await self._answer(request, request.commits)
 
     async def has_members(self) -> bool:
-        """Whether the group has members, of either protocol; False if brokers before Kafka 2.3 do not say."""
+        """Whether the group has members, of whatever protocol; False if brokers before Kafka 2.3 do not say."""
         group = self._coordinator.group_id
-        for query in (DescribeGroups([group]), DescribeConsumerGroups([group])):
+        for query in (DescribeGroups([group]), DescribeConsumerGroups([group]), DescribeStreamsGroups([group])):
             with contextlib.suppress(IncompatibleBrokerVersion):
                 if await self._answer(query, query.members):
                     return True

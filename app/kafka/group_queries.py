@@ -10,9 +10,16 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.admin import ListGroupsRequest_v1
 from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Int64, Schema
 
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import TEXT, Nullable, Query, fields, rows, version
 
-__all__ = ["DescribeConsumerGroups", "DescribeGroups", "DescribeShareGroups", "ListGroups", "rack_of"]
+__all__ = [
+    "DescribeConsumerGroups",
+    "DescribeGroups",
+    "DescribeShareGroups",
+    "DescribeStreamsGroups",
+    "ListGroups",
+    "rack_of",
+]
 
 _ANOTHER_TRY = {14, 15, 16}  # the coordinator loads, is not available, is another one
 _RACKS_SINCE = 3  # the version of a subscription
@@ -130,6 +137,67 @@ class DescribeConsumerGroups(DescribeGroups):
                 topic_regex=TEXT,
                 assignment=_ASSIGNMENT,
                 target_assignment=_ASSIGNMENT,
+            ),
+        ),
+    )
+
+
+_TEXTS = rows(key=TEXT, value=TEXT)
+_TOPICS = rows(name=TEXT, partitions=Int32, replication_factor=Int16, configs=_TEXTS)
+_TASKS = rows(subtopology=TEXT, partitions=Array(Int32))
+_TASK_OFFSETS = rows(subtopology=TEXT, partition=Int32, offset=Int64)
+_STREAMS_ASSIGNMENT = fields(active=_TASKS, standby=_TASKS, warmup=_TASKS)
+_TOPOLOGY = fields(
+    epoch=Int32,
+    subtopologies=rows(
+        subtopology=TEXT,
+        source_topics=Array(TEXT),
+        repartition_sinks=Array(TEXT),
+        changelogs=_TOPICS,
+        repartition_sources=_TOPICS,
+    ),
+)
+
+
+class DescribeStreamsGroups(DescribeGroups):
+    """The members of streams groups (KIP-1071); from Kafka 4.2 on, and 4.1 where it is switched on."""
+
+    _MEMBERS = 7
+
+    VERSIONS = (
+        version(
+            89,
+            0,
+            _GROUPS,
+            fields(
+                throttle_time_ms=Int32,
+                groups=rows(
+                    error_code=Int16,
+                    error_message=TEXT,
+                    group_id=TEXT,
+                    state=TEXT,
+                    group_epoch=Int32,
+                    assignment_epoch=Int32,
+                    topology=Nullable(_TOPOLOGY),
+                    members=rows(
+                        member_id=TEXT,
+                        member_epoch=Int32,
+                        instance_id=TEXT,
+                        rack_id=TEXT,
+                        client_id=TEXT,
+                        client_host=TEXT,
+                        topology_epoch=Int32,
+                        process_id=TEXT,
+                        user_endpoint=Nullable(fields(host=TEXT, port=Int16)),
+                        client_tags=_TEXTS,
+                        task_offsets=_TASK_OFFSETS,
+                        task_end_offsets=_TASK_OFFSETS,
+                        assignment=_STREAMS_ASSIGNMENT,
+                        target_assignment=_STREAMS_ASSIGNMENT,
+                        is_classic=Boolean,
+                    ),
+                    authorized_operations=Int32,
+                ),
             ),
         ),
     )

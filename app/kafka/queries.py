@@ -7,6 +7,7 @@ sends a `Query` as it sends requests of aiokafka.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 from aiokafka.errors import IncompatibleBrokerVersion
@@ -32,8 +33,10 @@ __all__ = [
     "METADATA_PARTITIONS",
     "TEXT",
     "DescribeCluster",
+    "DescribeScramUsers",
     "ListConfigResources",
     "ListTransactions",
+    "Nullable",
     "Query",
     "fields",
     "rows",
@@ -52,6 +55,26 @@ def fields(**kinds: Any) -> Schema:
 def rows(**kinds: Any) -> Array:
     """An array of rows with these fields."""
     return Array(fields(**kinds))
+
+
+class Nullable:
+    """A group of fields that may be missing: a byte before it says whether it is there."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def encode(self, item: Sequence[Any] | None) -> bytes:
+        """The bytes of the fields, or of none."""
+        data: bytes = Int8.encode(-1) if item is None else Int8.encode(1) + self.schema.encode(item)
+        return data
+
+    def decode(self, data: BytesIO) -> Any:
+        """The fields; None if they are missing."""
+        return None if Int8.decode(data) < 0 else self.schema.decode(data)
+
+    def repr(self, value: Any) -> str:
+        """For logs of aiokafka."""
+        return repr(value)
 
 
 METADATA_BROKERS = rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT)
@@ -97,6 +120,8 @@ def _compact_fields(schema: Schema) -> list[tuple[str, Any]]:
 def _compact(kind: Any) -> Any:
     if isinstance(kind, Schema):
         return Schema(*_compact_fields(kind), _TAGS)
+    if isinstance(kind, Nullable):
+        return Nullable(_compact(kind.schema))
     if isinstance(kind, Array):
         return CompactArray(_compact(kind.array_of))
     if isinstance(kind, String):
@@ -164,6 +189,29 @@ class ListConfigResources(Query):
 
     def __init__(self) -> None:
         super().__init__(resource_types=[])
+
+
+class DescribeScramUsers(Query):
+    """The users that have a SCRAM credential (KIP-554); from Kafka 2.7 on."""
+
+    VERSIONS = (
+        version(
+            50,
+            0,
+            fields(users=rows(name=TEXT)),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                error_message=TEXT,
+                results=rows(
+                    user=TEXT, error_code=Int16, error_message=TEXT, credentials=rows(mechanism=Int8, iterations=Int32)
+                ),
+            ),
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(users=[])  # all
 
 
 class DescribeCluster(Query):

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.types import (
     Array,
     Boolean,
+    Bytes,
     Float64,
     Int8,
     Int16,
@@ -21,7 +22,7 @@ from aiokafka.protocol.types import (
 )
 from confluent_kafka import Consumer
 
-from app.kafka.queries import TEXT, Query, version
+from app.kafka.queries import TEXT, Nullable, Query, version
 
 __all__ = ["Names", "properties"]
 
@@ -70,6 +71,50 @@ class _ShareHeartbeat(Query):
                 ("epoch", Int32),
                 ("rack_id", TEXT),
                 ("topics", Array(TEXT)),
+            ),
+            _HEARD,
+        ),
+    )
+
+
+_TEXTS = Array(("key", TEXT), ("value", TEXT))
+_TOPICS = Array(("name", TEXT), ("partitions", Int32), ("replication_factor", Int16), ("configs", _TEXTS))
+_TASKS = Array(("subtopology", TEXT), ("partitions", Array(Int32)))
+_TASK_OFFSETS = Array(("subtopology", TEXT), ("partition", Int32), ("offset", Int64))
+_SUBTOPOLOGY = Schema(
+    ("subtopology", TEXT),
+    ("sources", Array(TEXT)),
+    ("source_regex", Array(TEXT)),
+    ("changelogs", _TOPICS),
+    ("repartition_sinks", Array(TEXT)),
+    ("repartition_sources", _TOPICS),
+    ("copartition", Array(("sources", Array(Int16)), ("regex", Array(Int16)), ("repartition", Array(Int16)))),
+)
+
+
+class _StreamsHeartbeat(Query):
+    VERSIONS = (
+        version(
+            88,
+            0,
+            Schema(
+                ("group", TEXT),
+                ("member_id", TEXT),
+                ("epoch", Int32),
+                ("endpoint_epoch", Int32),
+                ("instance_id", TEXT),
+                ("rack_id", TEXT),
+                ("timeout_ms", Int32),
+                ("topology", Nullable(Schema(("epoch", Int32), ("subtopologies", Array(_SUBTOPOLOGY))))),
+                ("active", _TASKS),
+                ("standby", _TASKS),
+                ("warmup", _TASKS),
+                ("process_id", TEXT),
+                ("endpoint", Nullable(Schema(("host", TEXT), ("port", Int16)))),
+                ("client_tags", _TEXTS),
+                ("task_offsets", _TASK_OFFSETS),
+                ("task_end_offsets", _TASK_OFFSETS),
+                ("shutdown", Boolean),
             ),
             _HEARD,
         ),
@@ -168,6 +213,32 @@ class _AlterConfigs(Query):
     )
 
 
+class _AlterScramUsers(Query):
+    VERSIONS = (
+        version(
+            51,
+            0,
+            Schema(
+                ("deletions", Array(("name", TEXT), ("mechanism", Int8))),
+                (
+                    "upsertions",
+                    Array(
+                        ("name", TEXT),
+                        ("mechanism", Int8),
+                        ("iterations", Int32),
+                        ("salt", Bytes),
+                        ("salted_password", Bytes),
+                    ),
+                ),
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                ("results", Array(("user", TEXT), ("error_code", Int16), ("error_message", TEXT))),
+            ),
+        ),
+    )
+
+
 class _CommitOffsets(Query):
     VERSIONS = (
         version(
@@ -247,6 +318,13 @@ class Names:
         answer = await self._ask(_AlterQuotas(entries=[entry], validate_only=False))
         assert answer.entries[0][0] == 0, answer
 
+    async def scram_user(self, name: str) -> None:
+        """A user with a password for SCRAM-SHA-256 (1)."""
+        no_tags: Mapping[int, bytes] = {}
+        user = (name, 1, 4096, b"s" * 16, b"p" * 32, no_tags)
+        answer = await self._ask(_AlterScramUsers(deletions=[], upsertions=[user]))
+        assert answer.results[0][1] == 0, answer
+
     async def group_config(self, group: str) -> None:
         """Sets a property of a group."""
         configs = [("consumer.session.timeout.ms", 0, "50000")]
@@ -324,6 +402,32 @@ class Names:
         """A member of a share group, until its session ends."""
         await self._join(_ShareHeartbeat(group=group, member_id=member_id, epoch=0, rack_id=rack_id, topics=["t"]))
 
+    async def streams_member(self, group: str, member_id: str, instance_id: str | None, rack_id: str) -> None:
+        """A member of a streams group that reads the topic `t`, until its session ends."""
+        no_tags: Mapping[int, bytes] = {}
+        subtopology: tuple[Any, ...] = ("0", ["t"], [], [], [], [], [], no_tags)
+        await self._join(
+            _StreamsHeartbeat(
+                group=group,
+                member_id=member_id,
+                epoch=0,
+                endpoint_epoch=0,
+                instance_id=instance_id,
+                rack_id=rack_id,
+                timeout_ms=60_000,
+                topology=(1, [subtopology], no_tags),
+                active=[],
+                standby=[],
+                warmup=[],
+                process_id="p",
+                endpoint=("localhost", 1, no_tags),
+                client_tags=[],
+                task_offsets=None,
+                task_end_offsets=None,
+                shutdown=False,
+            )
+        )
+
     async def _join(self, query: Query) -> None:
         deadline = time.monotonic() + _LOAD_SECONDS
         while True:
@@ -347,7 +451,7 @@ def properties(users: Mapping[str, str]) -> dict[str, str]:
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
             f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
         ),
-        "group.coordinator.rebalance.protocols": "classic,consumer,share",
+        "group.coordinator.rebalance.protocols": "classic,consumer,share,streams",
         "unstable.api.versions.enable": "true",
         "unstable.feature.versions.enable": "true",
     }

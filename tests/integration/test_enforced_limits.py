@@ -16,11 +16,13 @@ from tests.integration.enforcing import (
     EnforcingBroker,
 )
 from tests.integration.operations import Operations
-from tests.integration.worker_process import WorkerProcess
+from tests.integration.rest import ask
+from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import WideloadError
 
 LONG = "n" * 250
 INVALID_REQUEST, NEW = 42, 150
+TOKEN = "token-of-who-may-steer-1"
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +79,31 @@ def test_a_refused_name_is_told(
     assert "begins again" not in log
     assert enforcing.refused < 4, "it is not tried for ever"
     assert "Traceback" not in log
+
+
+def test_a_pipeline_that_runs_ends_too(enforcing: EnforcingBroker, tmp_path: Path) -> None:
+    """Brokers that enforce the limits one day end a pipeline that begins again: it does not wait for them."""
+    prefix = f"{tmp_path.name}-runs"
+    enforcing.refuses = None
+    for name in ("raw", "orders"):
+        Operations(enforcing.address).create_topic(f"{prefix}-{name}", {})
+    head = {
+        "bootstrap.servers": enforcing.address,
+        "resource.identifier.limit.enable": False,
+        "client.id": LONG,
+        "web.control.enable": True,
+        "web.control.token": TOKEN,
+    }
+    pipeline = {
+        "topics": [f"{prefix}-raw"],
+        "output.topic": f"{prefix}-orders",
+        "transforms": ["chunk"],
+        "processing.guarantee": "exactly_once",
+    }
+    with WorkerProcess(tmp_path, head, {"p": pipeline}) as worker:
+        worker.wait_ready()
+        enforcing.refuses, enforcing.code, enforcing.refused = FIND_COORDINATOR, NEW, 0
+        ask(worker.port, "POST", "/connectors/p/restart", headers={"Authorization": f"Bearer {TOKEN}"})
+        # The worker stays: a request may start the pipeline again.
+        until(lambda: "pipeline p has failed: client.id: the brokers enforce" in worker.log.read_text(), "it ends", 20)
+    assert enforcing.refused < 4, "it is not tried for ever"

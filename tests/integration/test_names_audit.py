@@ -36,7 +36,11 @@ MANY = 230  # groups, of which a request asks for a hundred
 def cluster() -> Iterator[EmbeddedBroker]:
     """A broker that knows users and what they may do."""
     try:
-        broker = EmbeddedBroker(properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}), protocols=["SASL_PLAINTEXT"])
+        broker = EmbeddedBroker(
+            properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}),
+            protocols=["SASL_PLAINTEXT"],
+            format_arguments=["--feature", "streams.version=1"],
+        )
         broker.start()
     except WideloadError as exc:
         pytest.fail(f"no broker: {exc}", pytrace=False)
@@ -94,9 +98,13 @@ async def populate_with(names: Names, length: int) -> None:
     await names.acl(resource=name("resource-user", length), type_number=7, operation=13)  # DescribeTokens
     await names.quota("client-id", name("quota-client", length))
     await names.quota("user", name("quota-user", length))
+    await names.scram_user(name("scram", length - len("User:")))
     await names.group_config(name("config", length))
     member_id = name("member", 36 if length == FITS else 37)
     await names.consumer_member(f"new-{length}", member_id, name("new-instance", length), name("rack", length))
+    await names.streams_member(
+        f"streams-{length}", name("streamer", len(member_id)), None, name("streams-rack", length)
+    )
     await names.share_member(f"share-{length}", name("sharer", len(member_id)), name("share-rack", length))
 
 
@@ -106,6 +114,7 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("group-instance-id", "instance", FITS),
     ("transactional-id", "transaction", FITS),
     ("acl-principal", "User:", FITS),
+    ("acl-principal", "User:scram", FITS),
     ("acl-host", "host", FITS),
     ("resource-name", "resource", FITS),
     ("resource-name", "resource-user", FITS),
@@ -115,9 +124,11 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("group-instance-id", "new-instance", FITS),
     ("rack-id", "rack", FITS),
     ("rack-id", "share-rack", FITS),
+    ("rack-id", "streams-rack", FITS),
     ("rack-id", "classic-rack", FITS),
     ("member-id", "member", 36),
     ("member-id", "sharer", 36),
+    ("member-id", "streamer", 36),
 ]
 
 
@@ -211,6 +222,7 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
         "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
         "topics that this user may not describe, and their offset commit metadata": "grant Describe on all topics",
         "quotas": "grant DescribeConfigs on the cluster",
+        "SCRAM users": "grant Describe on the cluster",
         "groups that this user may not describe": "grant Describe on the cluster",
         "transactional ids that this user may not describe": (
             "a super user sees all, and so does a user with Describe on all transactional ids"
