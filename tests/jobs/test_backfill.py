@@ -641,7 +641,9 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.usefixtures("in_session")
-def test_process_killed(place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
+def test_process_killed(
+    place: Place, make_topic: MakeTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Killed in the middle, and run again: no gap, and with `read_committed` each record once, in order."""
     source, sink, plain = make_topic(2), make_topic(2), make_topic(2)
     size = 700
@@ -672,9 +674,9 @@ def test_process_killed(place: Place, make_topic: MakeTopic, tmp_path: Path) -> 
     middle = sum(end_offsets(place.broker, sink).values())
     assert middle < 2 * size
 
-    again = subprocess.run(process.args, cwd=REPOSITORY, capture_output=True, text=True, timeout=400, check=False)
-    assert again.returncode == 0, again.stderr
-    summary = json.loads(again.stdout)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    summary = summary_of(capsys)
     assert (summary["status"], summary["left"]) == ("done", 0)
     assert place.run(sink, plain, "plain") == 0
     assert place.rows(plain) == {number: [row(record) for record in records] for number, records in sent.items()}
