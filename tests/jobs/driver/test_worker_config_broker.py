@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,20 @@ from app.config.job_document import document
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
+from jobs.copying.receipt import Receipt
+from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.progress import Steps
 from jobs.driver.worker_config import WorkerConfig
 from jobs.payloads.other_topics import SearchSettings, search
-from jobs.reading.client import bounds
+from jobs.reading.client import Client, bounds
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
 from jobs.reading.topics import Kafka, Listed, describe, others, read
 from tests.app import configurations
 from tests.integration.names import Names
 from tests.integration.topics import send
-from transforms.errors import WideloadError
+from transforms.errors import ConfigurationError, WideloadError
+from transforms.record import Record
 
 PASSWORD = 'p"9\\x'
 LISTENER = "listener.name.sasl_ssl"
@@ -91,7 +95,7 @@ async def allow(bootstrap: str, rights: Mapping[str, Sequence[int]]) -> None:
 def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files: Path) -> None:
     """What the worker's file says of security lets in Kafka's own client, which Spark has, and aiokafka as well.
 
-    A search of other topics names those that this user may see and not read.
+    A search of other topics names those that this user may see and not read. A backfill says which rights it lacks.
     """
     asyncio.run(create(cluster.bootstrap_servers, ["orders", "readable", "shut", "unseen"]))
     asyncio.run(allow(cluster.bootstrap_servers, {"orders": (3, 8, 10), "readable": (3,), "shut": (8,)}))
@@ -119,3 +123,38 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     assert found.unread == {"shut": "may not be read"}
     assert "refer to them: shut (may not be read); give each with --carrier" in str(found.refusal)
     assert search(spark, kafka, SearchSettings(["orders"], ["orders"], ["shut"]), Steps(spark, None)).refusal is None
+
+    asyncio.run(create(cluster.bootstrap_servers, ["copy"]))
+    _backfill_needs(source.client, cluster.bootstrap_servers)
+
+
+def _backfill_needs(client: Client, bootstrap: str) -> None:
+    """Each right that a backfill needs beside those on the source, and what it says without the ones on groups."""
+    name, sink = "wideload-backfill-copy:orders:0", SinkTopic("copy", {0: 0}, 1_000_000, keeps_timestamps=True)
+
+    def allow_prefix(type_number: int, *operations: int) -> None:
+        async def allowed() -> None:
+            async with admin(ClientSettings(bootstrap)) as connection:
+                for operation in operations:
+                    names = Names(bootstrap, connection)
+                    await names.acl("User:ann", "*", "wideload-backfill-", type_number, operation, pattern=4)
+
+        asyncio.run(allowed())
+
+    asyncio.run(allow(bootstrap, {"copy": (4, 8)}))
+    with pytest.raises(ConfigurationError, match=f"may not write with the transactional id {name}"):
+        SinkWriter(client, sink, name, 60_000)
+    allow_prefix(5, 4, 8)
+    refused = pytest.raises(ConfigurationError, match=f"may not read and commit the offsets of group {name}; give them")
+    with closing(SinkWriter(client, sink, name, 60_000)) as writer, refused:
+        writer.receipt("orders", 0)
+    allow_prefix(3, 8)
+    with closing(SinkWriter(client, sink, name, 60_000)) as writer:
+        assert writer.receipt("orders", 0) is None
+        with refused:
+            writer.commit("orders", 0, Receipt("id", 0, 1))
+    allow_prefix(3, 3)
+    with closing(SinkWriter(client, sink, name, 60_000)) as writer:
+        writer.write(0, Record(b"k", b"v", (), 1))
+        writer.commit("orders", 0, Receipt("id", 0, 1))
+        assert writer.receipt("orders", 0) == Receipt("id", 0, 1)
