@@ -147,8 +147,13 @@ def connect_server(folder: Path) -> Iterator[str]:
                 break
         yield f"sc://127.0.0.1:{port}"
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        # Spark ends its Python processes, which have groups of their own, only where it may end itself.
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 @pytest.fixture(scope="module")
