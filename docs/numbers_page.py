@@ -154,6 +154,7 @@ SECTIONS: Sequence[Section] = (
         {
             "spark.inflate.s3": ("inflate, 2 tasks, the server beside them", "a loop of downloads in one thread"),
             "spark.inflate.s3_20ms": ("inflate, from an S3 that answers after 20 ms", "the same"),
+            "spark.inflate.client_ms": ("inflate: CPU of a task's S3 client, the later ones", "the first of a worker"),
             "sweep.growth": ("sweep of ten times as many payloads", "20,000 payloads"),
             "audit.growth": ("audit of ten times as many references", "20,000 references"),
         },

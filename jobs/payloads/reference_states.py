@@ -26,7 +26,7 @@ from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, read
-from jobs.records.schemas import columns, conform
+from jobs.records.schemas import columns, conform, few
 from stores.payload import verify
 from stores.registry import open_store
 from stores.store import Check, Lifecycle, List, PayloadStore, Store
@@ -238,10 +238,8 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
         with steps.step("reading the topics"):
             fit_shuffles(spark, found.count())
         with steps.step("asking the store"):
-            payloads = _payloads(found, settings, store, kept).persist(StorageLevel.DISK_ONLY)
-            kept.append(payloads)
-            audit.stored = payloads.agg(F.sum("stored")).collect()[0][0] or 0
-        expiry = spark.createDataFrame(_expiry(found, store, audit), EXPIRY)
+            payloads, audit.stored = _payloads(found, settings, store, kept)
+        expiry = few(spark, _expiry(found, store, audit), EXPIRY)
         retained = [
             (topic.name, None if topic.retention.forever else min(topic.retention.retention_ms, _LONGEST_MS))
             for topic in topics
@@ -252,10 +250,11 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
                 verified = _verified(found, payloads, settings, store).persist(StorageLevel.DISK_ONLY)
                 kept.append(verified)
                 verified.count()
-        known = spark.createDataFrame(retained, RETAINED)
+        known = few(spark, retained, RETAINED)
         result = findings(found, payloads, expiry, known, verified, max_bytes=_max_bytes(store))
         with steps.step("comparing"):
-            kept.append(result.persist(StorageLevel.DISK_ONLY))
+            if settings.report is not None:  # else it is read once, and a second time if there are examples to show
+                kept.append(result.persist(StorageLevel.DISK_ONLY))
             _tell(result, settings, audit)
         _note_overwritten(topics, settings, audit)
         return audit
@@ -276,22 +275,32 @@ def _references(
             rows = newest(rows, root=root) if topic.compacted and settings.newest_only else rows
             name = settings.formats.get(topic.name, settings.reference_format)
             frames.append(references(rows, name, root, settings.signing.get(topic.name, signing)))
-    nothing = spark.createDataFrame([], REFERENCE)
-    return reduce(DataFrame.unionByName, frames, nothing)
+    return reduce(DataFrame.unionByName, frames) if frames else few(spark, (), REFERENCE)
 
 
-def _payloads(found: DataFrame, settings: AuditSettings, store: PayloadStore, kept: list[DataFrame]) -> DataFrame:
-    """The store's answer for each path, as `STATED`. Adds to `kept` the frames to unpersist at the end."""
+def _payloads(
+    found: DataFrame, settings: AuditSettings, store: PayloadStore, kept: list[DataFrame]
+) -> tuple[DataFrame, int]:
+    """The store's answer for each path, as `STATED`, and the bytes of what is there.
+
+    Adds to `kept` the frames to unpersist at the end.
+    """
     spark = found.sparkSession
     paths = found.where(F.col("path").isNotNull()).select("path").distinct()
-    if not isinstance(store, List):
-        return stated(paths, settings.store)
-    listing = listed(spark, settings.store, settings.topics).drop("topic")
-    looked = paths.join(listing, "path", "left").persist(StorageLevel.DISK_ONLY)
-    kept.append(looked)
-    there = looked.where(F.col("stored").isNotNull()).withColumn("state", F.lit("there"))
-    asked = stated(looked.where(F.col("stored").isNull()), settings.store)
-    return conform(there.withColumn("detail", F.lit(None).cast("string")), STATED).unionByName(asked)
+    if isinstance(store, List):
+        listing = listed(spark, settings.store, settings.topics).drop("topic")
+        looked = paths.join(listing, "path", "left").persist(StorageLevel.DISK_ONLY)
+        kept.append(looked)
+        there = looked.where(F.col("stored").isNotNull()).withColumn("state", F.lit("there"))
+        answers = conform(there.withColumn("detail", F.lit(None).cast("string")), STATED)
+        total, wanted, listed_too = looked.agg(F.sum("stored"), F.count("path"), F.count("stored")).collect()[0]
+        if wanted == listed_too:
+            return answers, total or 0
+        answers = answers.unionByName(stated(looked.where(F.col("stored").isNull()), settings.store))
+    else:
+        answers = stated(paths, settings.store)
+    kept.append(answers.persist(StorageLevel.DISK_ONLY))
+    return answers, answers.agg(F.sum("stored")).collect()[0][0] or 0
 
 
 def _expiry(found: DataFrame, store: PayloadStore, audit: Audit) -> list[tuple[str, int | None, str | None, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "columns", "conform", "require_columns"]
+__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "columns", "conform", "few", "require_columns"]
 
 _KINDS = MappingProxyType(
     {
@@ -67,6 +67,21 @@ INCOMPLETE = StructType(
 `uuid` is null if it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for people.
 `offsets` are the offsets of the chunks that were found, in order, and `chunks` is their number.
 """
+
+
+def few(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: StructType) -> DataFrame:
+    """A few rows of simple types, which the plan itself holds.
+
+    To read those of `createDataFrame` Spark starts tasks, and it does not see when there are none.
+    """
+    names = [field.name for field in schema]
+    marks = ", ".join(["?"] * len(names))
+    given = rows or [(None,) * len(names)]
+    listed = spark.sql(  # the names are ours
+        f"SELECT * FROM VALUES {', '.join([f'({marks})'] * len(given))} AS given(`{'`, `'.join(names)}`)",  # noqa: S608
+        args=[each for row in given for each in row],
+    )
+    return conform(listed if rows else listed.where(F.lit(False)), schema)
 
 
 def require_columns(rows: DataFrame, needed: Sequence[str]) -> None:

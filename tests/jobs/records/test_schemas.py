@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
+
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from jobs.records.schemas import RECORD, conform
+from jobs.records.schemas import RECORD, columns, conform, few
 
 
 def test_conform_selects_in_order(spark: SparkSession) -> None:
@@ -34,3 +37,22 @@ def test_conform_names_missing_column(spark: SparkSession) -> None:
     """A column that is not there is an error that names it."""
     with pytest.raises(AnalysisException, match="key"):
         conform(spark.range(1), RECORD)
+
+
+def test_few_rows_are_part_of_the_plan(spark: SparkSession) -> None:
+    """A few rows need no task of Spark's; they keep their types, also where there are none, and any text is a text."""
+    schema = columns("name string, count long, day timestamp")
+    rows = [("it's `a` ? \\", 2**40, None), (None, None, None)]
+    found = few(spark, rows, schema)
+    assert (found.schema, [tuple(row) for row in found.collect()]) == (schema, rows)
+    nothing = few(spark, (), schema)
+    assert (nothing.schema, nothing.collect()) == (schema, [])
+    for frame in (found, nothing):
+        assert "LocalTableScan" in explained(frame)
+
+
+def explained(frame: DataFrame) -> str:
+    output = StringIO()
+    with redirect_stdout(output):
+        frame.explain()
+    return output.getvalue()
