@@ -206,8 +206,8 @@ TRANSACTION_RIGHTS = [
     Right(
         "offload:",
         (WRITE,),
-        "the user may not use this transactional.id; grant Write and Describe on transactional ids that begin with the "
-        "pipeline's name and a colon",
+        "the user may not use this transactional.id; grant Write and Describe on all transactional ids that begin as "
+        "it does, up to the colon",
         TRANSACTIONAL_ID,
     ),
     Right("offload:", (DESCRIBE, WRITE), "the brokers refuse transactional.id offload:", TRANSACTIONAL_ID),
