@@ -33,7 +33,7 @@ class Guarantee:
         "string",
         "`exactly_once`: results, dead letters and committed offsets of a source partition are in one transaction. "
         "Readers with `isolation.level` = `read_committed` see each result once, whatever fails (see "
-        "[reliability.md](reliability.md#exactly-once)).",
+        "[exactly-once.md](exactly-once.md)).",
         default="at_least_once",
         allowed=("at_least_once", "exactly_once"),
     )
