@@ -202,10 +202,10 @@ async def plan_pipeline(
             await check_enforced(connection, client, pipeline)
             try:
                 return await _plan(connection, pipeline, began=began, lacking=lacking)
-            except (ClusterError, ConfigurationError) as exc:
+            except (ClusterError, ConfigurationError):
                 refused = refused_names(client, pipeline, connection.refused)
                 if refused is not None:
-                    raise refused from exc
+                    raise refused from refused.__cause__  # which name: `is_over_limit` looks for it
                 raise
 
 

@@ -71,8 +71,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[AIOKafkaClient]:
     clients: list[AIOKafkaClient] = []
     watch, forget = BrokerHealth.watch, BrokerHealth.forget
 
-    def begun(health: BrokerHealth, client: AIOKafkaClient) -> None:
-        watch(health, client)
+    def begun(health: BrokerHealth, client: AIOKafkaClient, *others: Any) -> None:
+        watch(health, client, *others)
         clients.append(client)
 
     def ended(health: BrokerHealth, client: AIOKafkaClient) -> None:

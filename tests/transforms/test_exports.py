@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("transforms", "stores", "app", "jobs")
-PROGRAMS = {"app/local/bootstrap.py"}  # run by its path, never imported
+PROGRAMS = {"app/local/bootstrap.py", "jobs/driver/python_daemon.py"}  # they are run, and never imported
 MODULES = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in FOLDERS
