@@ -119,7 +119,7 @@ class Replay:
             if open_writer is None:
                 replayed = await self.log.replayed(partition, first, end, stable=False)
                 await self._replay_partition(None, partition, replayed, end)
-            elif first < end:
+            elif (await self.log.replayed(partition, first, end, stable=False)).offset < end:
                 async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
                     replayed = await self.log.replayed(partition, first, end, stable=True)
                     await self._replay_partition(writer, partition, replayed, end)

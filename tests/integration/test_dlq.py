@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -361,9 +361,21 @@ def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: Mak
                 await task
             return replay.tally.replayed
 
+    async def opened() -> list[int]:
+        partitions: list[int] = []
+        async with replaying(desk) as (replay, writers):
+
+            def counted(partition: int) -> AbstractAsyncContextManager[RecordWriter]:
+                partitions.append(partition)
+                return writers(partition)
+
+            await replay.run(counted)
+        return partitions
+
     assert asyncio.run(cancelled()) == 400
-    assert desk.replay("--yes")["replayed"] == 300
+    assert asyncio.run(opened()) == [0]
     assert keys(desk) == list(range(700))
+    assert asyncio.run(opened()) == [], "where nothing is left, no transactional.id is taken"
 
 
 @pytest.mark.parametrize("step", [None, "send_offsets_to_transaction", "commit_transaction"])
