@@ -400,9 +400,10 @@ class Batches:
         outbox.answered()  # the time that this took is not that of the batches behind it
         if not records:
             return False
+        make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
+        builders = await asyncio.get_running_loop().run_in_executor(None, batch.replaced, make, records)
         if self.failure is None:
-            make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
-            outbox.put_back(batch.parts(batch.replaced(make, records)))
+            outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, outbox.partition, self.failure)
         return True
