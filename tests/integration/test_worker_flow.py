@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
 from app.cluster.preflight import plan_pipeline
 from app.config.parsing import parse
@@ -249,6 +250,39 @@ async def test_refused_record_of_a_partition_that_is_lost(make_line: MakeLine, m
             await latter.stop()
     written = await asyncio.to_thread(read_all, line.broker, line.sink)
     assert keys(written[partition.partition]) == list(range(10))
+
+
+async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that takes nothing for a while, as by a quota, gets from the former owner what is on its way already.
+
+    What waits behind that is the next owner's to write, which may have written it, and more.
+    """
+    line = make_line("offload", 2, **{"processing.guarantee": "at_least_once", "producer.batch.size": 1_000})
+    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches._deliver
+
+    async def slow(batches: Batches, outbox: Any, batch: Any) -> RecordMetadata:
+        begun.append(batches)
+        if batches is begun[0]:
+            await gate.wait()
+        return await deliver(batches, outbox, batch)
+
+    monkeypatch.setattr(Batches, "_deliver", slow)
+    await line.send([each for number in range(6) for each in of_both(number, 900)])
+    async with line.life() as former:
+        former.flow._graceful_timeout_s = 0.1
+        await former.until(lambda: len(begun) == 2)
+        async with line.life() as latter:
+            await latter.until(lambda: latter.stats.records_out == 6)
+            await line.send([each for number in range(6, 10) for each in of_both(number, 900)])
+            await latter.until(lambda: latter.stats.records_out == 10)
+            (partition,) = latter.flow.positions()
+            gate.set()
+            await former.until(lambda: former.flow.in_flight_bytes == 0 and former.stats.records_out >= 10)
+            await former.stop()
+            await latter.stop()
+    assert former.budget.used == 0
+    written = keys((await asyncio.to_thread(read_all, line.broker, line.sink))[partition.partition])
+    assert written == [*range(10), 0]
 
 
 def of_both(number: int, size: int) -> list[Sent]:

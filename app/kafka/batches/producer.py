@@ -214,6 +214,10 @@ class Batches:
                 outbox.press()
                 self._start(outbox)
 
+    def drop(self) -> Sequence[Any]:
+        """Drops the batches that wait, and returns their loads; of each partition one may be on its way already."""
+        return [batch.load for outbox in self._outboxes.values() for batch in outbox.clear()]
+
     def discard(self) -> None:
         """Stops sending, and drops the records that were not sent."""
         for outbox in self._outboxes.values():
