@@ -151,6 +151,8 @@ class Replay:
                     return await self._flush(writer, partition, replayed)
         for found in reader.incomplete():
             await self._take(reader, found, replayed)
+        if last is not None:
+            replayed.add(last + 1, end)  # where letters come in transactions, the marks of these are the last
         return await self._flush(writer, partition, replayed)
 
     def _past_end(self, offset: int, reader: LetterReader) -> bool:

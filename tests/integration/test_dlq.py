@@ -345,9 +345,21 @@ def keys(desk: Desk) -> list[int]:
 
 
 def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it."""
+    """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it.
+
+    Behind the last letter there is one that was aborted.
+    """
     desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
+
+    async def aborted() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=desk.dead) as producer:
+            await producer.begin_transaction()
+            _, key, value, headers, _ = letter(700, desk.raw, 0)
+            await producer.send_and_wait(desk.dead, value, key, partition=0, headers=headers)
+            await producer.abort_transaction()
+
+    asyncio.run(aborted())
 
     async def cancelled() -> int:
         async with replaying(desk) as (replay, writers):
