@@ -119,7 +119,7 @@ class Replay:
             if open_writer is None:
                 replayed = await self.log.replayed(partition, first, end, stable=False)
                 await self._replay_partition(None, partition, replayed, end)
-            elif first < end:
+            elif (await self.log.replayed(partition, first, end, stable=False)).offset < end:
                 async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
                     replayed = await self.log.replayed(partition, first, end, stable=True)
                     await self._replay_partition(writer, partition, replayed, end)
@@ -151,6 +151,8 @@ class Replay:
                     return await self._flush(writer, partition, replayed)
         for found in reader.incomplete():
             await self._take(reader, found, replayed)
+        if last is not None:
+            replayed.add(last + 1, end)  # where letters come in transactions, the marks of these are the last
         return await self._flush(writer, partition, replayed)
 
     def _past_end(self, offset: int, reader: LetterReader) -> bool:

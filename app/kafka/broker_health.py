@@ -38,9 +38,6 @@ class BrokerHealth:
         fetch_wait_s: how long a broker may wait before it answers a fetch.
         throttled: gets each wait for a quota, in seconds.
         clock: seconds that do not go back.
-
-    Attributes:
-        refused: the last error of an answer that may mean a name over its limit; None for none.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class BrokerHealth:
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
-        self.refused: int | None = None
+        self._refused: tuple[int, float] | None = None
         self._throttles = Throttles(throttled, clock=clock)
 
     def watch(self, client: AIOKafkaClient, throttled: Callable[[float], None] | None = None) -> None:
@@ -87,12 +84,23 @@ class BrokerHealth:
         finally:
             self._asked.pop(asked, None)
         self._answered(address)
-        self.refused = refusal(answer) or self.refused
+        if (code := refusal(answer)) is not None:
+            self._refused = code, self._clock()
         return answer
 
     def forget(self, client: AIOKafkaClient) -> None:
         """Drops a client that is about to be stopped."""
         self._clients.remove(client)
+
+    @property
+    def refused(self) -> int | None:
+        """The last error of an answer that may mean a name over its limit; None if there was none within a minute.
+
+        A name that is refused is refused again, with each heartbeat or try. Those of long ago say nothing of it.
+        """
+        if self._refused is None or self._clock() - self._refused[1] >= _FORGOTTEN_S:
+            return None
+        return self._refused[0]
 
     @property
     def trouble(self) -> str | None:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0  # Java's consumer waits so much longer for the answer to JoinGroup than a rebalance may take
 _LEAVE_S = 2.0
+# The name of a connection of its own: brokers answer the requests of a connection in order, and so a member would have
+# to wait for its requests to join and to fetch, or for a quota.
+_LEAVING = "leaving"
 
 
 def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
@@ -69,8 +72,7 @@ async def leave(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s
         try:
             if node is None:
                 node = await client.coordinator_lookup(CoordinationType.GROUP, coordinator.group_id)
-            # On another connection than the request to join: brokers answer the requests of a connection in order.
-            response = await client.send(node, LeaveGroupRequest(coordinator.group_id, member_id))
+            response = await client.send(node, LeaveGroupRequest(coordinator.group_id, member_id), group=_LEAVING)
             error = for_code(response.error_code)
             if error in (NoError, UnknownMemberIdError):
                 coordinator.member_id = JoinGroupRequest.UNKNOWN_MEMBER_ID

@@ -91,6 +91,8 @@ class AtLeastOnce(Output):
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # the lanes have let go of all
         self.offsets.forget()
+        if not len(self._lanes):
+            self.drop()  # the next owners write it, and may have written more by the time it went out from here
 
     async def stop(self) -> None:
         self._end_commits()

@@ -144,7 +144,9 @@ class LoweredLimits:
         self._share.take(copies)
         try:
             async with self._turns:
-                return await self._made(place, codec, size)
+                made = await self._made(place, codec, size)
+            # The store may have taken its time: nothing old goes out behind what the next owner of the partition wrote.
+            return made if self._lanes.partition_of(tracker) is not None else ()
         finally:
             self._share.give(copies)
 

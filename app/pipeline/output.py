@@ -246,6 +246,11 @@ class Output:
     async def settled(self) -> None:
         await self._batches.settled()
 
+    def drop(self) -> None:
+        """Forgets the batches that wait; what is on its way already may still be written."""
+        for origins in self._batches.drop():
+            self._share.give(origins.held)
+
     def discard(self) -> None:
         """Stops sending; what was not sent is forgotten."""
         self._batches.discard()

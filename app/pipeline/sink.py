@@ -66,7 +66,11 @@ class Origins:
         total = len(self.offsets)
         rest.held = self.held * (total - count) // total  # in the end all of it is given back
         self.held -= rest.held
-        rest.offsets, self.offsets = self.offsets[count:], self.offsets[:count]
+        rest.offsets = self.offsets[count:]
+        if isinstance(self.offsets, list):
+            del self.offsets[count:]  # a copy of what stays would take long where there are many parts
+        else:
+            self.offsets = self.offsets[:count]
         later = [(start, tracker) for start, tracker in self.runs if start >= count]
         self.runs = [(start, tracker) for start, tracker in self.runs if start < count]
         rest.runs = [(0, self.runs[-1][1]), *((start - count, tracker) for start, tracker in later)]

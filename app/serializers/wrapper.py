@@ -24,7 +24,7 @@ __all__ = ["TypedWrapper", "WrapperDeserializer", "WrapperSerializer"]
 V = TypeVar("V")
 
 _VALUE = "wrapper.value"
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,9})", re.ASCII)
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,9}", re.ASCII)
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _MARKER_STAYS = (
     "a wrapper without a value deletes nothing there: compaction keeps it as any other value; send None, which deletes "
@@ -152,7 +152,11 @@ class WrapperSerializer(_Wrapper):
             allowed = "MessageWrapper, TypedWrapper and None" if self._typed else "MessageWrapper and None"
             reason = f"WrapperSerializer: found {type(data).__name__}, allowed are {allowed}"
             raise SerializationError(topic, self._field, reason)
-        wrapper = MessageWrapper({key: self._header(topic, key, each) for key, each in data.headers.items()}, None)
+        within: Any = data.headers
+        if not isinstance(within, Mapping):
+            reason = f"WrapperSerializer: the headers are of type {type(within).__name__}, allowed is a mapping"
+            raise SerializationError(topic, self._field, reason)
+        wrapper = MessageWrapper({key: self._header(topic, key, each) for key, each in within.items()}, None)
         try:
             found = MessageWrapper(wrapper.headers, self._of_value(topic, data.value))
             serialized = found.serialize()

@@ -35,14 +35,18 @@ def listening(settings: Settings) -> list[socket.socket]:
         ConfigurationError: `web.bind` is no address of this machine, or `web.port` cannot be used.
     """
     sockets: list[socket.socket] = []
+    lacking: OSError | None = None
     try:
         found = socket.getaddrinfo(settings.web_bind, settings.web_port, type=socket.SOCK_STREAM)
         for family, address in dict.fromkeys((each[0], each[4]) for each in found):
             try:
                 sockets.append(socket.create_server(address, family=family))
             except OSError as exc:
-                if not sockets or exc.errno not in _NO_ADDRESS:  # a name may have an address that this machine lacks
+                if exc.errno not in _NO_ADDRESS:
                     raise
+                lacking = exc  # a name may have an address that this machine lacks
+        if lacking is not None and not sockets:
+            raise lacking
     except (OSError, UnicodeError) as exc:
         for each in sockets:
             each.close()

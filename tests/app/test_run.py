@@ -79,6 +79,18 @@ def test_all_addresses_of_a_name() -> None:
         listening(settings)
 
 
+def test_name_whose_first_address_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `localhost` on a machine that has no IPv6: it is served at the other address."""
+    port = free_port()
+    name = {"web.bind": "name.of.two", "web.port": port}
+    settings = parse({"bootstrap.servers": "b:1", **name, "pipeline": {"p": ORDERS}}, {})
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("203.0.113.7", "127.0.0.1")]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    (mine,) = listening(settings)
+    with closing(mine):
+        assert mine.getsockname() == ("127.0.0.1", port)
+
+
 @pytest.mark.parametrize("command", ["check", "worker"])
 def test_all_that_is_wrong_is_told_at_once(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

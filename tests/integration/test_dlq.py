@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -345,9 +345,21 @@ def keys(desk: Desk) -> list[int]:
 
 
 def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it."""
+    """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it.
+
+    Behind the last letter there is one that was aborted.
+    """
     desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
+
+    async def aborted() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=desk.dead) as producer:
+            await producer.begin_transaction()
+            _, key, value, headers, _ = letter(700, desk.raw, 0)
+            await producer.send_and_wait(desk.dead, value, key, partition=0, headers=headers)
+            await producer.abort_transaction()
+
+    asyncio.run(aborted())
 
     async def cancelled() -> int:
         async with replaying(desk) as (replay, writers):
@@ -361,9 +373,21 @@ def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: Mak
                 await task
             return replay.tally.replayed
 
+    async def opened() -> list[int]:
+        partitions: list[int] = []
+        async with replaying(desk) as (replay, writers):
+
+            def counted(partition: int) -> AbstractAsyncContextManager[RecordWriter]:
+                partitions.append(partition)
+                return writers(partition)
+
+            await replay.run(counted)
+        return partitions
+
     assert asyncio.run(cancelled()) == 400
-    assert desk.replay("--yes")["replayed"] == 300
+    assert asyncio.run(opened()) == [0]
     assert keys(desk) == list(range(700))
+    assert asyncio.run(opened()) == [], "where nothing is left, no transactional.id is taken"
 
 
 @pytest.mark.parametrize("step", [None, "send_offsets_to_transaction", "commit_transaction"])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
 from app.cluster.preflight import plan_pipeline
 from app.config.parsing import parse
@@ -21,15 +23,18 @@ from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.pipeline.budget import Budget, Share
-from app.pipeline.chain import Chain
+from app.pipeline.chain import Chain, Result
 from app.pipeline.flow import Flow
+from app.pipeline.learned_limits import LimitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Sink
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
+from tests.integration.limits import set_limit
+from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.test_dlq import run as command
-from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.record import Header, Record, RecordLike, SourceRecord
@@ -212,3 +217,74 @@ def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> No
     names = [[name for name, _ in line["headers"]] for line in shown]
     bad = [[LATIN, "h"], ["\udcff" * 3], [f"a{LATIN}"]]
     assert [each for each in names if each and each[0] != "ü"] == [*bad, *(["wideload.replays", *each] for each in bad)]
+
+
+async def test_refused_record_of_a_partition_that_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its partition goes to another member while the store takes its time: nothing old comes behind what it writes."""
+    once = {"processing.guarantee": "at_least_once", "large.message.threshold.bytes": 500_000}
+    line = make_line("offload", 2, **once)
+    plan = await plan_pipeline(line.settings.client, line.pipeline)
+    await set_limit(line.broker, line.sink, 20_000)
+    gate, begun, refit = threading.Event(), list[RecordLike](), Chain.refit
+
+    def slow(chain: Chain, record: RecordLike, codec: int = 0) -> Result:
+        begun.append(record)
+        assert gate.wait(60)
+        return refit(chain, record, codec)
+
+    monkeypatch.setattr(Chain, "refit", slow)
+    await line.send([each for number in range(6) for each in of_both(number, 100_000 if number == 5 else 10)])
+    async with line.life(plan) as former:
+        former.flow._graceful_timeout_s = 0.1
+        await former.until(lambda: len(begun) == 2)
+        found = await plan_pipeline(line.settings.client, line.pipeline, began=True)
+        async with line.life(found) as latter:
+            await latter.until(lambda: latter.stats.offloaded_records == 1)
+            await line.send([each for number in range(6, 10) for each in of_both(number, 10)])
+            await latter.until(lambda: latter.stats.records_out == 5)
+            (partition,) = latter.flow.positions()
+            gate.set()
+            with pytest.raises(LimitError):
+                await asyncio.wait_for(asyncio.shield(former.task), 30)
+            await latter.until(lambda: latter.stats.records_out == 10)
+            await latter.stop()
+    written = await asyncio.to_thread(read_all, line.broker, line.sink)
+    assert keys(written[partition.partition]) == list(range(10))
+
+
+async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that takes nothing for a while, as by a quota, gets from the former owner what is on its way already.
+
+    What waits behind that is the next owner's to write, which may have written it, and more.
+    """
+    line = make_line("offload", 2, **{"processing.guarantee": "at_least_once", "producer.batch.size": 1_000})
+    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches._deliver
+
+    async def slow(batches: Batches, outbox: Any, batch: Any) -> RecordMetadata:
+        begun.append(batches)
+        if batches is begun[0]:
+            await gate.wait()
+        return await deliver(batches, outbox, batch)
+
+    monkeypatch.setattr(Batches, "_deliver", slow)
+    await line.send([each for number in range(6) for each in of_both(number, 900)])
+    async with line.life() as former:
+        former.flow._graceful_timeout_s = 0.1
+        await former.until(lambda: len(begun) == 2)
+        async with line.life() as latter:
+            await latter.until(lambda: latter.stats.records_out == 6)
+            await line.send([each for number in range(6, 10) for each in of_both(number, 900)])
+            await latter.until(lambda: latter.stats.records_out == 10)
+            (partition,) = latter.flow.positions()
+            gate.set()
+            await former.until(lambda: former.flow.in_flight_bytes == 0 and former.stats.records_out >= 10)
+            await former.stop()
+            await latter.stop()
+    assert former.budget.used == 0
+    written = keys((await asyncio.to_thread(read_all, line.broker, line.sink))[partition.partition])
+    assert written == [*range(10), 0]
+
+
+def of_both(number: int, size: int) -> list[Sent]:
+    """A record for each of two partitions."""
+    return [(partition, b"%d" % number, b"x" * size, [], STAMP) for partition in (0, 1)]

@@ -9,6 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer
 
+from tests.integration.quotas import set_quotas
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
@@ -113,6 +114,33 @@ def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> Non
             assert last.terminate() == 0
     assert last.log.read_text().count("pipeline offload reads") == 1
     assert "pipeline offload reads" not in ended.log.read_text()
+
+
+def test_worker_that_a_broker_lets_wait_leaves(make_way: Callable[..., Way]) -> None:
+    """A worker leaves its group at once, though the connection of its fetches has to wait for a quota."""
+    way = make_way(partitions=1)
+    set_quotas(way.broker, f"{way.raw}-offload", consumer_byte_rate=1_000)
+    with WorkerProcess(way.folder, {**way.settings(), "client.id": way.raw}, way.offload()) as worker:
+        worker.wait_ready()
+        for number in range(8):
+            send(way.broker, way.raw, [(0, b"%d" % number, bytes(4_900), [], 1)])
+        until(lambda: worker.get("/pipelines")[1][0]["throttled_s"] > 5, "it has to wait")
+        assert worker.terminate() == 0
+        assert members(way) == 0
+    assert "has not been left in time" not in worker.log.read_text()
+
+
+def test_worker_leaves_beside_a_fetch_that_waits(make_way: Callable[..., Way]) -> None:
+    """A worker leaves its group at once, though its broker answers the last fetch only much later."""
+    way = make_way(partitions=1)
+    with WorkerProcess(way.folder, way.settings(), way.offload(**{"consumer.fetch.max.wait.ms": 20_000})) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, numbered(0, 1, 1))
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) >= 1, "records flow")
+        assert members(way) == 1
+        assert worker.terminate() == 0
+        assert members(way) == 0
+    assert "has not been left in time" not in worker.log.read_text()
 
 
 def members(way: Way) -> int:

@@ -270,7 +270,10 @@ class Batch(Generic[L]):
         return record
 
     def replaced(self, make: Callable[[], Builder], records: Sequence[RecordLike]) -> list[Builder]:
-        """As `divided`, with other records, each alone; for `parts` the load must count as many."""
+        """As `divided`, with other records, each alone; for `parts` the load must count as many.
+
+        It takes time; a thread may call it.
+        """
         builders = []
         for record in records:
             builders.append(make())
@@ -280,10 +283,14 @@ class Batch(Generic[L]):
 
     def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
         """The batches into which this one has been `divided`; they replace it."""
-        loads = [self.load]
-        for builder in builders[:-1]:
-            loads.append(loads[-1].split(builder.record_count()))
-        parts = [Batch(builder, load, self.began_s) for builder, load in zip(builders, loads, strict=True)]
+        loads = []
+        left = sum(builder.record_count() for builder in builders)
+        # From the end: a load has a hundred thousand parts, and is cheap to shorten.
+        for builder in reversed(builders[1:]):
+            left -= builder.record_count()
+            loads.append(self.load.split(left))
+        loads.append(self.load)
+        parts = [Batch(builder, load, self.began_s) for builder, load in zip(builders, reversed(loads), strict=True)]
         for part in parts:
             part.close()
         return parts

@@ -214,6 +214,10 @@ class Batches:
                 outbox.press()
                 self._start(outbox)
 
+    def drop(self) -> Sequence[Any]:
+        """Drops the batches that wait, and returns their loads; of each partition one may be on its way already."""
+        return [batch.load for outbox in self._outboxes.values() for batch in outbox.clear()]
+
     def discard(self) -> None:
         """Stops sending, and drops the records that were not sent."""
         for outbox in self._outboxes.values():
@@ -400,9 +404,10 @@ class Batches:
         outbox.answered()  # the time that this took is not that of the batches behind it
         if not records:
             return False
+        make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
+        builders = await asyncio.get_running_loop().run_in_executor(None, batch.replaced, make, records)
         if self.failure is None:
-            make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
-            outbox.put_back(batch.parts(batch.replaced(make, records)))
+            outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, outbox.partition, self.failure)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,3 +182,16 @@ async def test_waits_for_a_quota(now: list[float]) -> None:
     assert said.endswith(" (producer_byte_rate, consumer_byte_rate or request_percentage)")
     now[0] += 3
     assert told(brokers) is None
+
+
+async def test_a_refusal_of_long_ago_is_forgotten(now: list[float]) -> None:
+    """An answer that may mean a name counts for a minute: later errors have other reasons."""
+    brokers, client = await watched(now)
+    client.answer = SimpleNamespace(error_code=42)
+    await client.send(1, object())
+    client.answer = SimpleNamespace(error_code=0)
+    now[0] += 59
+    await client.send(1, object())
+    assert brokers.refused == 42
+    now[0] += 1
+    assert brokers.refused is None

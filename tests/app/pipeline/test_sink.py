@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kafka.batches.batch import Batch, Builder
 from app.pipeline.budget import Budget, Share
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Origins
+from transforms.record import Record
 
 DONE = RecordMetadata("t", 0, TopicPartition("t", 0), 0, -1, 0, 0)
 
@@ -57,3 +61,23 @@ def test_parts_of_a_batch_commit_no_more_than_is_durable(data: st.DataObject) ->
             assert tracker.safe() == min(waiting, default=tracker.released)
     assert share.used == 0
     assert sum(counts) == len(origins)
+
+
+def test_chunks_that_take_the_place_of_a_record() -> None:
+    """Tens of thousands do not hold up the event loop, which other partitions need, and heartbeats."""
+    count, share, tracker = 30_000, Share(Budget(10**9)), OffsetTracker(7)
+    batch = Batch(Builder(2**31 - 1, 0, transactional=False), Origins(share, lambda *_: None), 0.0)
+    batch.load.switch(tracker, 7)
+    batch.load.offsets.append(7)
+    batch.load.repeat(count)
+    chunk = Record(b"k", b"v", (), 1)
+    assert batch.append(chunk)
+    builders = batch.replaced(lambda: Builder(2**31 - 1, 0, transactional=False), [chunk] * count)
+    began_s = time.process_time()
+    parts = batch.parts(builders)
+    assert time.process_time() - began_s < 3
+    for part in parts:
+        assert (part.load.first, tracker.safe()) == ((tracker, 7), 7)
+        tracker.released = 8
+        part.load.delivered(DONE, 1, 1)
+    assert tracker.safe() == 8

@@ -95,6 +95,7 @@ def test_first_stage_of_several() -> None:
         (b"bytes", "WrapperSerializer: found bytes, allowed are MessageWrapper and None"),
         (MessageWrapper({2**31: b""}, b""), "WrapperSerializer: header 2147483648: the key is not an int32"),
         (MessageWrapper({}, "text"), "WrapperSerializer: the value is of type str"),  # type: ignore[arg-type]
+        (TypedWrapper(None, b""), "the headers are of type NoneType, allowed is a mapping"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_wrapper_is_refused(data: object, message: str) -> None:
@@ -230,6 +231,7 @@ def test_an_error_of_a_reader_names_the_header(key: str) -> None:
         ),
         ({"wrapper.header.2147483648.serializer": to_json}, "found '2147483648', allowed between"),
         ({"wrapper.header.07.serializer": to_json}, "found '07', allowed between"),
+        ({"wrapper.header.-0.serializer": to_json}, "found '-0', allowed between"),
         ({"wrapper.header.7.serializer": 5}, "wrapper.header.7.serializer: int: lacks the method serialize"),
         (
             {"wrapper.header.7.serializer": "nothing"},
