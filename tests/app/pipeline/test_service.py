@@ -25,7 +25,7 @@ _PLAN = Plan("orders", (Topic("raw", 1, 1_000_000, "delete"),), Topic("orders", 
 class _FailingFlow:
     """A flow that fails while it finishes its records, as with one that can never succeed."""
 
-    degraded = awaited = progress = None
+    degraded = awaited = progress = refused = None
     holding = renewing = False
     left: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     joins = True
