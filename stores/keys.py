@@ -134,8 +134,8 @@ class Key:
         if type(text) is str and (match := _PLACEHOLDER.search(text)):
             raise ConfigurationError(
                 self.name,
-                f"found ${{{match[1]}:…}}, which only the worker's file and the commands fill in; give the text "
-                "itself, for instance from os.environ",
+                f"found ${{{match[1]}:…}}, which is filled in only in the worker's file and in options that say so; "
+                "give the text itself, for instance from os.environ",
             )
 
     def _type(self) -> str:

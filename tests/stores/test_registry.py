@@ -177,7 +177,9 @@ def test_a_built_in_store_opens_by_its_short_name(config: dict[str, object], kin
 def test_a_placeholder_that_nobody_fills_in_is_refused(key: str, value: object) -> None:
     """In the configuration of a program, `${env:NAME}` would be a key of that very text."""
     config = {STORE_CLASS: "s3", "s3.bucket": "payloads", "s3.access.key": "a", "s3.secret.key": "s", key: value}
-    with pytest.raises(ConfigurationError, match=r"\$\{(env|file):…\}, which only the worker's file .*os.environ"):
+    with pytest.raises(
+        ConfigurationError, match=r"\$\{(env|file):…\}, which is filled in only in the worker's file .*os.environ"
+    ):
         open_store(config)
 
 
