@@ -78,6 +78,10 @@ The units are `KB`, `MB`, `GB` (1,000 bytes and its powers) and `KiB`, `MiB`, `G
 
 In any string, `${{env:NAME}}` is replaced by an environment variable, and `${{file:/path}}` by the text of a file,
 without the line break at its end. These values, and all keys that are marked *secret* below, are printed as `***`.
+
+That is so in the worker's file, and in the options of commands that say so. In the configuration of a program
+(serializers, DataFrames, `open_store`) nothing is replaced: a key of the store with such a text is an error there. Give
+the text itself, for instance `os.environ["NAME"]`.
 """
 
 _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (

@@ -27,6 +27,7 @@ REQUIRED = _Required()
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))? ?([A-Za-z]{2,3})", re.ASCII)
+_PLACEHOLDER = re.compile(r"\$\{(env|file):")
 _UNITS: Mapping[str, int] = {
     "KB": 1000, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
 }  # fmt: skip
@@ -96,8 +97,11 @@ class Key:
         """`value`, if this key may have it.
 
         Raises:
-            ConfigurationError: wrong type, not one of the allowed values, or outside minimum and maximum.
+            ConfigurationError: wrong type, not one of the allowed values, outside minimum and maximum, or a
+                placeholder that nobody has filled in.
         """
+        for text in value if isinstance(value, list) else (value,):
+            self._check_filled_in(text)
         found = HIDDEN if self.secret else _as_written(value)
         if self.kind == "bytes" and isinstance(value, str) and (size := _size(value)) is not None:
             value = size
@@ -124,6 +128,15 @@ class Key:
         if isinstance(self.default, _Required):
             raise ConfigurationError(self.name, f"is missing; it is required: {self.doc}")
         return self.default
+
+    def _check_filled_in(self, text: object) -> None:
+        # What was filled in is a string of another class. An open placeholder would be a key of that very text.
+        if type(text) is str and (match := _PLACEHOLDER.search(text)):
+            raise ConfigurationError(
+                self.name,
+                f"found ${{{match[1]}:…}}, which is filled in only in the worker's file and in options that say so; "
+                "give the text itself, for instance from os.environ",
+            )
 
     def _type(self) -> str:
         if self.kind == "bytes":

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from app.cli import cli
+from stores.registry import STORE_NAMES
 from tests.s3_server import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -119,8 +120,9 @@ def test_lock_has_what_stores_and_msk_take() -> None:
     """Nothing can be installed into the image later, so it has the packages of these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     locked = re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
-    for extra in ("s3", "gcs", "azure", "msk"):
-        wanted = {re.split(r"[=<>]", each)[0] for each in project["optional-dependencies"][extra]}
+    extras = project["optional-dependencies"]
+    for extra in ("msk", "encryption", *[name for name in STORE_NAMES if name in extras]):
+        wanted = {re.split(r"[=<>]", each)[0] for each in extras[extra]}
         assert wanted <= set(locked)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import wideload
+from stores.registry import STORE_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
@@ -20,16 +21,12 @@ MODULES = sorted(
 )
 # All that these have is public; of the others, the face has a selection.
 WHOLE = {
-    "wideload.serializers": "app.serializers",
-    "wideload.serializers.aiokafka": "app.serializers.aiokafka",
-    "wideload.serializers.confluent": "app.serializers.confluent",
-    "wideload.serializers.faust": "app.serializers.faust",
-    "wideload.serializers.kafka_python": "app.serializers.kafka_python",
+    **{module: f"app.{module.partition('.')[2]}" for module in MODULES if module.startswith("wideload.serializers")},
     "wideload.chunks": "app.chunks",
     "wideload.errors": "transforms.errors",
     "wideload.wrapper": "transforms.wrapper",
     "wideload.worker": "app.worker",
-    **{f"wideload.stores.{name}": f"stores.{name}" for name in ("azure", "filesystem", "gcs", "memory", "s3")},
+    **{f"wideload.stores.{name}": f"stores.{name}" for name in STORE_NAMES},
     **{
         f"wideload.jobs.{name}": f"jobs.{name}"
         for name in (

@@ -250,7 +250,7 @@ async def _found(
     findings = Findings()
     for name in pipeline.topics:
         if name not in found and name not in (lacking or ()):
-            hint = "; create it, correct the name, or grant Describe on it"
+            hint = "; create it (wideload topics create), correct the name, or grant Describe on it"
             findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():

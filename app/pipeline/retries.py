@@ -335,7 +335,7 @@ class Retries:
                 stats.unwrapped_records += 1
             elif name == "wrap":
                 stats.wrapped_records += 1
-            else:
+            elif name == "chunk":
                 stats.chunked_messages += 1
                 stats.chunks_published += len(results)
                 stats.published_rate.add()

@@ -18,6 +18,7 @@ from app.web.rest import Rest
 from benchmarks.result import TARGETS, published
 from docs import commands_page, numbers_page, python_page
 from docs.pages import GENERATED
+from stores.registry import STORE_CLASS, STORE_NAMES
 from tests.app.configurations import HEAD, ORDERS, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,27 @@ def test_each_public_name_stands_once() -> None:
     assert len(names) > 80
     assert len({name.rpartition(".")[2] for name in names}) > 80
     assert [name for name, times in Counter(names).items() if times > 1] == []
+
+
+def test_each_client_and_store_is_on_the_page_of_the_python_api() -> None:
+    """A module of `wideload/serializers/` and of `wideload/stores/` has its section."""
+    modules = {
+        f"wideload.{path.parent.name}.{path.stem}"
+        for package in ("serializers", "stores")
+        for path in (ROOT / "wideload" / package).glob("[!_]*.py")
+    }
+    assert len(modules) > 8
+    assert modules - set(python_page.MODULES) == set()
+
+
+def test_each_store_is_told() -> None:
+    """Each built-in store stands in the rows of the key that chooses it, and has a row in docs/stores.md."""
+    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = [line for line in configuration.splitlines() if line.startswith(f"| `{STORE_CLASS}` |")]
+    assert rows
+    assert [(name, row) for name in STORE_NAMES for row in rows if f"`{name}`" not in row] == []
+    stores = {cells[0].removeprefix("| ").partition(",")[0] for cells in rows_of_tables()}
+    assert {f"`{name}`" for name in STORE_NAMES} - stores == set()
 
 
 def test_each_target_has_its_row() -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What this machine has already, or `tests/jobs` runs.
 SET_UP = re.compile(r"^(?:make |\. \.venv|wideload job ).*\n", re.MULTILINE)
 BROKER = "python -m app.local.broker --port 9092 &\n"
+NO_BROKER = "sleep 300 &\n"
 
 
 def commands(page: str) -> str:
@@ -33,9 +34,9 @@ def commands(page: str) -> str:
 )
 def test_commands_do_what_the_page_says(page: str, told: list[str], broker: str, tmp_path: Path) -> None:
     """Each command succeeds, and what is told on the page comes out."""
-    script = SET_UP.sub("", commands(page)).replace(BROKER, "sleep 300 &\n")
+    script = SET_UP.sub("", commands(page)).replace(BROKER, NO_BROKER)
     if BROKER not in commands(page):
-        script = f"sleep 300 &\n{script}"
+        script = f"{NO_BROKER}broker=$!\n{script}"
     script = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"  # whatever fails, nothing is left running
     mark = f"t{free_port()}"
     for topic in ("raw-large", "orders-inflated", "orders-inflate", "orders-offload", "orders-dlq", "orders"):

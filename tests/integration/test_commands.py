@@ -751,7 +751,7 @@ def test_misspelt_topics_get_the_right_ones(place: Place) -> None:
     done = wideload("check", "-c", config)
     assert (done.returncode, done.stdout) == (2, "")
     told = "wideload: [pipeline.orders]"
-    hint = "create it, correct the name, or grant Describe on it"
+    hint = "create it (wideload topics create), correct the name, or grant Describe on it"
     created = "create it (wideload topics create), or set topic.creation.enable = true"
     assert done.stderr.splitlines() == [
         f"{told} topics: topic {place.raw[:-1]} does not exist; {hint}; did you mean {place.raw}?",

@@ -165,6 +165,24 @@ def test_a_built_in_store_opens_by_its_short_name(config: dict[str, object], kin
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("s3.secret.key", "${env:PAYLOADS_SECRET}"),
+        ("s3.endpoint", "http://${env:HOST}:9000"),
+        ("large.message.signing.key", "${file:/run/secrets/the-key-of-all-references}"),
+        ("large.message.signing.previous.keys", ["${file:/run/secrets/the-key-of-all-references}"]),
+    ],
+)
+def test_a_placeholder_that_nobody_fills_in_is_refused(key: str, value: object) -> None:
+    """In the configuration of a program, `${env:NAME}` would be a key of that very text."""
+    config = {STORE_CLASS: "s3", "s3.bucket": "payloads", "s3.access.key": "a", "s3.secret.key": "s", key: value}
+    with pytest.raises(
+        ConfigurationError, match=r"\$\{(env|file):…\}, which is filled in only in the worker's file .*os.environ"
+    ):
+        open_store(config)
+
+
 def test_every_name_has_keys() -> None:
     """Settings and documentation can ask for the keys of each built-in store."""
     assert set(STORE_NAMES) == {"azure", "filesystem", "gcs", "memory", "s3"}

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.commands.demo_store import DemoStore
+from app.commands.demo_store import NAMES, DemoStore
 from app.local.demo_files import LARGEST_BYTES, compare, from_folder, from_jars
 from stores.azure import AzureStore
-from stores.registry import open_store
+from stores.registry import STORE_NAMES, open_store
 from stores.store import Store
 from tests.azure_server import azure_server_or_skip
 from transforms.errors import ConfigurationError
@@ -210,6 +210,11 @@ def test_demo_store_with_a_wrong_key(name: str, pairs: list[str], words: str) ->
     """A key that is missing, unknown or wrong is named before anything starts."""
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         DemoStore.given(name, pairs)
+
+
+def test_demo_offers_each_store() -> None:
+    """Each built-in store can be tried; `memory` cannot, as its payloads are in one process."""
+    assert set(NAMES) == set(STORE_NAMES) - {"memory"}
 
 
 def test_demo_store_has_a_prefix_of_its_own() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.parsing import parse
+from app.config.pipeline import TRANSFORMS
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
@@ -52,6 +53,19 @@ def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Cha
 def header(record: RecordLike, name: str) -> bytes | None:
     """The last header of that name."""
     return dict(record.headers)[name]
+
+
+@pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
+def test_each_transform_has_its_stage(name: str) -> None:
+    """What a file may name is built under that name; `assemble` goes before the chain."""
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": [name]}
+    config = {
+        "bootstrap.servers": "localhost:1",
+        "large.message.payload.store.class": "memory",
+        "pipeline": {"p": table},
+    }
+    (pipeline,) = parse(config, {}).pipelines
+    assert [stage.name for stage in build(pipeline, memory(), ROOMY, PipelineStats()).stages] == [name]
 
 
 # --- which records pass ----------------------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.config.parsing import parse
+from app.config.pipeline import TRANSFORMS
 from app.config.settings import PipelineSettings
 from app.pipeline.chain import Chain, Result, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
+from app.web.metrics import COUNTERS
 from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import (
@@ -114,6 +116,14 @@ def made(
 def work(record: Read, *, asks_store: bool = True) -> Work:
     """All the work of a chain on a record."""
     return Work(record, (record,), blocks=True, asks_store=asks_store)
+
+
+@pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
+async def test_each_transform_is_counted(name: str, executor: Executor) -> None:
+    """What a stage has made of a record counts in a metric of its own; `lane_assembler` counts for `assemble`."""
+    stats, record = PipelineStats(), Read()
+    made(Storing([]), executor, stats, timeout_ms=60_000, unstalled=lambda: None).count((name,), record, (record,))
+    assert [attribute for _, attribute, _ in COUNTERS if getattr(stats, attribute) and name[:4] in attribute]
 
 
 async def test_retries_go_on_until_the_store_is_back(executor: Executor) -> None:
