@@ -309,11 +309,12 @@ def _answered(
             number, code, *_ = row
             if code in (_FENCED, _UNKNOWN):
                 partitions[at] = number, NotLeaderForPartitionError.errno, *row[2:]
-            elif looks and code == _NONE:
+            elif looks and code in (_NONE, OffsetOutOfRangeError.errno):
                 partition = TopicPartition(topic, number)
                 if partition in refused:
+                    # A shorter log lacks the offset. That may be said only with the cut, which is not known yet.
                     partitions[at] = number, refused[partition], *row[2:]
-                else:
+                elif code == _NONE:
                     answered.add(partition)
     return answered
 

@@ -270,6 +270,20 @@ async def test_leader_that_does_not_say() -> None:
         assert await offsets(leader) == list(range(20, 38))
 
 
+async def test_leader_that_does_not_say_yet_where_its_shorter_log_parts() -> None:
+    """That it lacks the offset is not told before: what was lost could not be counted, nor where it is."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        await offsets(leader)
+        leader.log, leader.epoch, leader.refusal = filled((5, 2), until=old, cut=10), 5, 6
+        await leader.learn()
+        while len(leader.asked) < 3:
+            assert not await leader.poll()
+        leader.refusal = 0
+        assert await refused(leader) == 20
+        assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
+
+
 async def test_metadata_that_is_older_than_what_was_read() -> None:
     """Its leader is not asked for an epoch that it cannot know, nor is the fetch held to it."""
     async with reading(filled((3, 10)), 0, 2) as leader:
