@@ -175,5 +175,7 @@ class ProducerControls:
         Not in a transaction, whose commit waits for them, and must not go on without them.
         """
         held = self._producer._message_accumulator
-        for batch in [*held._pending_batches, *(batch for batches in held._batches.values() for batch in batches)]:
+        # Each takes itself off there when it is done, one that was to be sent again too.
+        held._pending_batches.update(batch for batches in held._batches.values() for batch in batches)
+        for batch in list(held._pending_batches):
             batch.future.cancel()
