@@ -165,4 +165,17 @@ class ProducerControls:
         # A request that has failed by that waits for the client's next look at the cluster, which never comes.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
+        if not self.transactional:
+            self._drop_batches()
         await self._producer.stop()
+
+    def _drop_batches(self) -> None:
+        """Lets nothing wait for the batches that the producer holds: a task of its `stop` would, for ever.
+
+        Not in a transaction, whose commit waits for them, and must not go on without them.
+        """
+        held = self._producer._message_accumulator
+        # Each takes itself off there when it is done, one that was to be sent again too.
+        held._pending_batches.update(batch for batches in held._batches.values() for batch in batches)
+        for batch in list(held._pending_batches):
+            batch.future.cancel()

@@ -34,14 +34,18 @@ class Throttles:
         self._told = told
         self._clock = clock
         self._until: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[Any, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._by_address: dict[str, tuple[float, float]] = {}
 
     def watch(self, client: AIOKafkaClient, told: Callable[[float], None] | None = None) -> None:
         """Watches a client that has not been started; `told` gets its waits, in seconds, when they begin."""
 
         async def held_back(connection: Any, _: Any, send: Send) -> Any:
-            while (left_s := self._until.get(connection, 0.0) - self._clock()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(left_s)  # it may be longer by then
+            if connection in self._until:
+                # In turn, or timers for the same moment would change the order, also that of commits.
+                async with self._turns.setdefault(connection, asyncio.Lock()):
+                    while (left_s := self._until[connection] - self._clock()) > 0:  # noqa: ASYNC110
+                        await asyncio.sleep(left_s)  # it may be longer by then
             response = await send()
             seconds = getattr(response, "throttle_time_ms", 0) / 1000
             if seconds > 0:

@@ -22,6 +22,7 @@ from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
+from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Result
 from app.pipeline.flow import Flow
@@ -33,6 +34,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
 from tests.integration.limits import set_limit
 from tests.integration.line import STAMP, MakeLine, keys
+from tests.integration.quotas import set_quotas
 from tests.integration.test_dlq import run as command
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
@@ -283,6 +285,24 @@ async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, m
     assert former.budget.used == 0
     written = keys((await asyncio.to_thread(read_all, line.broker, line.sink))[partition.partition])
     assert written == [*range(10), 0]
+
+
+async def test_flow_that_ends_while_it_waits_for_a_quota(make_line: MakeLine) -> None:
+    """It leaves no task behind, which would keep its clients and records in memory for good."""
+    line = make_line("offload", 1, **{"processing.guarantee": "at_least_once", "producer.batch.size": 50_000})
+    set_by = f"{line.settings.client.client_id}-{line.pipeline.name}"
+    await asyncio.to_thread(set_quotas, line.broker, set_by, producer_byte_rate=6_000.0)
+    await line.send([(0, b"%d" % number, bytes(4_900), [], STAMP) for number in range(60)])
+    before = asyncio.all_tasks()
+    async with line.life() as life:
+        await life.until(lambda: life.stats.throttled_s > 5)
+        life.flow._termination.fail(ClusterError("gone", retriable=True))
+        with pytest.raises(ClusterError):
+            await asyncio.wait_for(asyncio.shield(life.task), 30)
+    left = asyncio.all_tasks() - before
+    if left:
+        await asyncio.wait(left, timeout=5)
+    assert asyncio.all_tasks() - before == set()
 
 
 def of_both(number: int, size: int) -> list[Sent]:

@@ -97,6 +97,8 @@ NAMES = (
     PrivateName("app.kafka.producer", Sender, "_acks", "the producer's settings"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_max_request_size", "the producer's settings"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_message_accumulator", "queue batches within a time limit"),
+    PrivateName("app.kafka.producer", MessageAccumulator, "_batches", "let nothing wait for what is dropped"),
+    PrivateName("app.kafka.producer", MessageAccumulator, "_pending_batches", "let nothing wait for what is dropped"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_partition", "the partitioner's choice for a batch"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_sender", "stop without a flush"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_txn_manager", "sequence numbers, and states of transactions"),

@@ -134,3 +134,22 @@ async def test_abandoned_it_stops_with_batches_in_it() -> None:
     async with asyncio.timeout(2):
         await controls.abandon()
     assert controls.closed
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["on its way", "to be sent again"])
+async def test_an_abandoned_producer_lets_go_of_its_batches(*, again: bool) -> None:
+    """Nobody waits for a batch that is not sent any more, wherever it stands; and nothing is logged for it."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
+    async with controlled(enable_idempotence=True) as (producer, controls):
+        builder = controls.builder()
+        builder.append(key=b"k", value=b"v", timestamp=1)
+        future = await controls.queue(builder, PLACE, 5)
+        batch = producer._message_accumulator._pop_batch(PLACE)
+        if again:
+            producer._message_accumulator.reenqueue(batch)
+        await controls.abandon()
+        await asyncio.wait([future], timeout=5)
+        assert future.cancelled()
+        await asyncio.wait_for(producer._message_accumulator.flush(), 5)
+    assert errors == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -24,10 +25,12 @@ class Connection:
 
     def __init__(self, *waits_ms: int) -> None:
         self.asked_s: list[float] = []
+        self.asked: list[object] = []
         self._answers = [Answer(each) for each in waits_ms]
 
-    async def send(self, _: object, *, expect_response: bool = True) -> Any:
+    async def send(self, request: object, *, expect_response: bool = True) -> Any:
         self.asked_s.append(time.monotonic())
+        self.asked.append(request)
         return self._answers.pop(0)
 
 
@@ -50,3 +53,19 @@ async def test_requests_wait_as_long_as_the_broker_says() -> None:
     before_s, after_s = held.asked_s
     assert after_s - before_s >= 0.2
     assert free.asked_s[0] - before_s < 0.2
+
+
+async def test_requests_that_wait_keep_their_order() -> None:
+    """As without a wait: of two commits of offsets the later one counts."""
+    client: Any = AIOKafkaClient()
+    connection = Connection(100, *[0] * 300)
+
+    async def connect(_: int, *, group: int = 0) -> Connection:
+        return connection
+
+    client._get_conn = connect
+    Throttles(lambda _: None).watch(client)
+    watched: Any = await client._get_conn(1)
+    await watched.send("first")
+    await asyncio.gather(*(watched.send(number) for number in range(300)))
+    assert connection.asked == ["first", *range(300)]
