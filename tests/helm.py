@@ -19,7 +19,7 @@ CHART = _ROOT / "deploy" / "helm" / "wideload"
 MANIFEST = _ROOT / "deploy" / "kubernetes" / "wideload.yaml"
 MANIFEST_HEAD = """\
 # What the chart in deploy/helm gives for ci/minimal-values.yaml, for clusters without Helm. Change image, configuration
-# and memory to yours; docs/deployment.md. A change of the configuration starts no pods: `kubectl rollout restart`.
+# and memory to yours; docs/kubernetes.md. A change of the configuration starts no pods: `kubectl rollout restart`.
 """
 
 # Helm built by `go install` takes each cluster for an old one.
