@@ -104,7 +104,6 @@ def _topics(routes: Sequence[Route], prefix: str) -> dict[str, dict[str, str]]:
 def _pipelines(store: Mapping[str, object], prefix: str) -> dict[str, dict[str, object]]:
     quick = {
         "large.message.store.timeout.ms": 15_000,
-        "errors.retry.delay.max.ms": 2_000,
         "s3.retry.attempts": 1,
         "s3.connection.timeout.ms": 3_000,
         "s3.read.timeout.ms": 10_000,
@@ -129,6 +128,8 @@ def _pipelines(store: Mapping[str, object], prefix: str) -> dict[str, dict[str, 
             "topics": [prefix + source],
             "output.topic": prefix + sink,
             "transforms": [transform],
+            # By default one that has waited for brokers may wait a minute more, and is not ready to be ended meanwhile.
+            "errors.retry.delay.max.ms": 2_000,
             **more,
         }
         for name, (source, sink, transform, more) in ways.items()
