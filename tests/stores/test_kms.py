@@ -184,6 +184,7 @@ def test_answers_that_are_no_keys(kms: KmsServer, answer: Any) -> None:
 def test_no_key_stands_in_the_log(kms: KmsServer, caplog: pytest.LogCaptureFixture) -> None:
     """At DEBUG, botocore logs the bodies of answers; those with a key are left out."""
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="botocore")  # our own commands set it to INFO in this process
     reference = write(ring(kms.config()))
     assert read(ring(kms.config()), reference) == VALUE
     assert kms.plaintexts
