@@ -299,6 +299,8 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
     # Parquet's older default, INT96, is deprecated and only Spark writes it.
     builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
+    # Each function of a column asks Java eight more times, to tell in errors the line of our code that it stands in.
+    builder = builder.config("spark.python.sql.dataFrameDebugging.enabled", "false")
     for key, value in _BOUNDED_CACHES.items():
         builder = builder.config(key, value)
     if not submitted():

@@ -167,9 +167,10 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
         ),
     )
     within = F.octet_length("value") <= _WHOLE_BYTES
+    may_hold = _may_hold(root)
     value = (
-        F.when(_may_hold(root) & within, F.col("value"))
-        .when(_may_hold(root), F.lit(_TOO_LONG))
+        F.when(may_hold & within, F.col("value"))
+        .when(may_hold, F.lit(_TOO_LONG))
         .otherwise(F.substring("value", 1, _CUT_BYTES))
     )
     changed = {"value": value, "headers": headers}

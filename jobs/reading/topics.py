@@ -17,12 +17,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.driver.failures import NO_CONNECTOR
-from jobs.driver.jvm import java_packages
+from jobs.driver.jvm import elements, java_packages
 from jobs.reading.ranges import Positions, positions_json
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
 __all__ = [
+    "QUICK_FETCH",
     "Kafka",
     "Listed",
     "Span",
@@ -37,6 +38,13 @@ __all__ = [
     "spans",
     "still_there",
 ]
+
+QUICK_FETCH: Mapping[str, str] = {"kafka.fetch.max.wait.ms": "10"}
+"""An option of Spark's Kafka source, which asks for offsets behind a fetch that it has sent ahead.
+
+A broker answers the requests of a connection one after the other. At the end of a partition it keeps the fetch for as
+long as this, half a second by default; so a partition with few records would take as long.
+"""
 
 _PREFIX = "kafka."
 
@@ -113,9 +121,10 @@ def describe(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[To
     """
     with _admin(spark, kafka) as (jvm, admin):
         found = {
-            entry.getKey(): entry.getValue() for entry in admin.describeTopics(names).allTopicNames().get().entrySet()
+            entry.getKey(): entry.getValue()
+            for entry in elements(admin.describeTopics(names).allTopicNames().get().entrySet())
         }
-        partitions = {name: [each.partition() for each in found[name].partitions()] for name in names}
+        partitions = {name: [each.partition() for each in elements(found[name].partitions())] for name in names}
         offsets = _offsets(jvm, admin, partitions)
         configs = _configs(jvm, admin, names)
         return [
@@ -157,7 +166,7 @@ def others(spark: SparkSession, kafka: Kafka, known: Iterable[str]) -> list[List
         py4j.protocol.Py4JError: the cluster does not answer.
     """
     with _admin(spark, kafka) as (jvm, admin):
-        names = sorted({*admin.listTopics().names().get()} - {*known})
+        names = sorted({*elements(admin.listTopics().names().get())} - {*known})
         options = jvm.org.apache.kafka.clients.admin.DescribeTopicsOptions().includeAuthorizedOperations(True)
         answers = admin.describeTopics(names, options).topicNameValues()
         found = []
@@ -219,9 +228,9 @@ def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str 
     with _admin(spark, kafka) as (jvm, admin):
         if pattern is not None:
             wanted = jvm.java.util.regex.Pattern.compile(pattern)
-            names = [name for name in admin.listTopics().names().get() if wanted.matcher(name).matches()]
+            names = [name for name in elements(admin.listTopics().names().get()) if wanted.matcher(name).matches()]
         found = admin.describeTopics(list(names)).allTopicNames().get()
-        partitions = {name: [each.partition() for each in found.get(name).partitions()] for name in names}
+        partitions = {name: [each.partition() for each in elements(found.get(name).partitions())] for name in names}
         return _offsets(jvm, admin, partitions)
 
 
@@ -247,13 +256,14 @@ def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
 def _asked(
     jvm: Any, admin: Any, partitions: Mapping[str, Sequence[int]], spec: Callable[[], Any], level: Any
 ) -> dict[tuple[str, int], int]:
-    wanted = jvm.java.util.HashMap()
+    wanted, partition = jvm.java.util.HashMap(), jvm.org.apache.kafka.common.TopicPartition
     for name, numbers in partitions.items():
         for number in numbers:
-            wanted.put(jvm.org.apache.kafka.common.TopicPartition(name, number), spec())
+            wanted.put(partition(name, number), spec())
     answer = admin.listOffsets(wanted, jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)).all().get()
     return {
-        (entry.getKey().topic(), entry.getKey().partition()): entry.getValue().offset() for entry in answer.entrySet()
+        (entry.getKey().topic(), entry.getKey().partition()): entry.getValue().offset()
+        for entry in elements(answer.entrySet())
     }
 
 
@@ -272,7 +282,7 @@ def _configs(jvm: Any, admin: Any, names: Sequence[str]) -> dict[str, Retention]
     kind = jvm.org.apache.kafka.common.config.ConfigResource.Type.TOPIC
     answer = admin.describeConfigs([resource(kind, name) for name in names]).all().get()
     found = {}
-    for entry in answer.entrySet():
+    for entry in elements(answer.entrySet()):
         name, config = entry.getKey().name(), entry.getValue()
         values = {key: config.get(key).value() for key in ("cleanup.policy", "retention.ms", "segment.ms")}
         found[name] = Retention(
@@ -350,6 +360,7 @@ def read_between(
     for topic, number in sorted(start):
         partitions.setdefault(topic, []).append(number)
     options = {
+        **QUICK_FETCH,
         **kafka.options,
         "kafka.bootstrap.servers": kafka.servers,
         "assign": json.dumps(partitions),
