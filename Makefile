@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test rclone-test manifest image-test cluster-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -149,6 +149,9 @@ image-test: setup-demo ## Build the image, and send records through the worker i
 
 cluster-test: setup-test ## Run Spark jobs on a standalone cluster of two workers, and kill an executor in the middle; no part of `make test`
 	@WIDELOAD_CLUSTER=1 $(RUN) -m pytest tests/jobs/test_cluster.py
+
+bench-test: setup-test ## Run every scenario of the benchmark with few records; `make test` runs the quick ones
+	@WIDELOAD_BENCH=all $(RUN) -m pytest tests/benchmarks/test_bench.py
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage
