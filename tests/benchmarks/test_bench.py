@@ -25,7 +25,7 @@ from benchmarks.run import main
 from benchmarks.source import records
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-# Each way of the other scenarios is a process of its own, often of Java. They would take a tenth of the suite's CPU time.
+# Each way of the others is a process of its own, often of Java: a tenth of the CPU time of the suite, all together.
 _QUICK = {"passthrough", "chunks", "clients", "memory", "batches"}
 _ALL = os.environ.get("WIDELOAD_BENCH") == "all"
 _CELLS = ("passthrough.zstd.1m.1p", *(("passthrough.none.16k.4p",) if _ALL else ()))
