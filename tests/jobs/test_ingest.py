@@ -110,6 +110,7 @@ def test_source_options_defaults() -> None:
         "includeHeaders": "true",
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
+        "kafka.fetch.max.wait.ms": "10",
         "maxOffsetsPerTrigger": "100000",
     }
 
