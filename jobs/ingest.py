@@ -28,7 +28,7 @@ from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
-from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.checkpoint import bind, bind_topics
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
@@ -79,6 +79,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
         bind(spark, settings)
+        bind_topics(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:

@@ -20,13 +20,15 @@ from pyspark.sql import SparkSession
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, text
+from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
+from jobs.reading.topics import Kafka, ids
 from transforms.errors import ConfigurationError
 
-__all__ = ["bind", "read_start", "write_start"]
+__all__ = ["bind", "bind_topics", "read_start", "write_start"]
 
 _JOB = "ingest"
 _FILE = "wideload.json"
+_TOPICS_FILE = "wideload-topics.json"
 _OF_SPARK = ("commits", "offsets", "sources", "state")
 
 _ID = "id"
@@ -80,6 +82,36 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
         if known is None:  # of an older release
             files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
     _claim(output, owner, settings)
+
+
+def bind_topics(spark: SparkSession, settings: IngestSettings) -> None:
+    """Notes the ids of the topics in the checkpoint, after `bind`, or makes sure that they are still the same.
+
+    Spark keeps names and offsets alone. It would go on in a topic that was made again, once that is long enough.
+
+    Raises:
+        ConfigurationError: a topic was made again; or the note is damaged.
+        py4j.protocol.Py4JError: the topics cannot be described.
+    """
+    files, checkpoint, path = Files(spark), settings.checkpoint, f"{settings.checkpoint}/{_TOPICS_FILE}"
+    try:
+        before = (_said(files, path) or {}) if newest(files, f"{checkpoint}/offsets") != NONE else {}
+    except CorruptLogError as exc:
+        raise ConfigurationError(
+            exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
+        ) from exc
+    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    now = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
+    anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
+    if anew and settings.fail_on_data_loss:
+        raise ConfigurationError(
+            "--topic" if settings.topics else "--subscribe-pattern",
+            f"topic {anew[0]} was deleted and made again since checkpoint {checkpoint} has read it: its records below "
+            "the checkpoint's offsets would be missing; give a new --checkpoint and a new --output, or "
+            "--no-fail-on-data-loss to go on without them",
+        )
+    if before != {**before, **now}:
+        files.write(path, json.dumps({**before, **now}))
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
@@ -213,5 +245,5 @@ def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
     output.forget()
     for name in _OF_SPARK:
         files.delete_folder(f"{checkpoint}/{name}")
-    for name in ("metadata", START_FILE):
+    for name in ("metadata", START_FILE, _TOPICS_FILE):
         files.delete(f"{checkpoint}/{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from jobs.ingest import IngestSettings
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.rebuild import sentence
 from jobs.reading.ranges import Bounds
+from tests.jobs.test_backfill import delete_topic
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
 from transforms.errors import ConfigurationError
 
@@ -265,3 +267,24 @@ def test_checkpoint_among_the_rows(spark: SparkSession, settings: Settings, tmp_
         assert not output.exists()
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
+
+
+def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings) -> None:
+    """A topic that was deleted and made again is refused, though it has more records by now than were read.
+
+    Spark would go on at its offset, and the records below would be missing. `--no-fail-on-data-loss` accepts that.
+    """
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(2)})
+    chosen = settings(topic)
+    ingest(spark, chosen)
+    ingest(spark, chosen)
+    asyncio.run(delete_topic(broker, topic))
+    make_topic(partitions=1, named=topic)
+    produce(broker, topic, {0: numbered(5, first=10)})
+    with pytest.raises(ConfigurationError, match=f"--topic: topic {topic} was deleted and made again since checkpoint"):
+        ingest(spark, chosen)
+    assert len(written(spark, chosen)) == 2
+    for wanted in (3, 0):
+        assert ingest(spark, replace(chosen, fail_on_data_loss=False)).rows == wanted
+    assert ingest(spark, chosen).rows == 0
