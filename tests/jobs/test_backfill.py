@@ -639,6 +639,20 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
     assert [key for key, *_ in place.rows(sink)[0]] == [record.key for record in records]
 
 
+def test_receipt_of_a_sink_with_more_partitions(place: Place, make_topic: MakeTopic) -> None:
+    """The receipt names a partition that the sink, made anew, does not have: the range is done again."""
+    source, sink = make_topic(), make_topic(4)
+    place.send(source, [Record(b"7", b"value", (), STARTED_MS)])  # murmur2: partition 3 of 4
+    arguments = place.arguments(source, sink, "references", "--partition-by", "key")
+    settings = replace(settings_of(arguments), checkpoint_id="one")
+    client, range_ = settings.source.client, OffsetRange(source, 0, 0, 1)
+    assert copied(settings, sink_topic(client, sink), range_).ends == {3: 1}
+    asyncio.run(delete_topic(place.broker, sink))
+    make_topic(1, named=sink)
+    again = copied(settings, sink_topic(client, sink), range_)
+    assert (again.error, again.ends) == (None, {0: 1})
+
+
 def test_two_backfills_with_checkpoints_of_their_own(
     place: Place, spark: SparkSession, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
