@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.rebuild import sentence
@@ -288,3 +290,21 @@ def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[
     for wanted in (3, 0):
         assert ingest(spark, replace(chosen, fail_on_data_loss=False)).rows == wanted
     assert ingest(spark, chosen).rows == 0
+
+
+def test_note_that_is_cut_off(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it replaces a note leaves the one before."""
+    files, path = Files(spark), str(tmp_path / "new" / "note")
+
+    def cut(stream: Any, text: str) -> None:
+        stream.write(bytearray(text[:3], "utf-8"))
+        raise KeyboardInterrupt
+
+    files.write(path, "first")
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs.driver.jvm._put", cut)
+        with pytest.raises(KeyboardInterrupt):
+            files.write(path, "second")
+    assert files.read(path) == "first"
+    files.write(path, "third")
+    assert files.read(path) == "third"
