@@ -106,7 +106,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
 def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
     """The settings with which values have the types of the table; the checkpoint has noted them."""
-    before = known(spark, settings.checkpoint)
+    before = known(spark, settings.checkpoint, settings.output)
     if before is not None:
         settings = replace(settings, value=as_table(settings.value, before))
     option = "--value-schema" if settings.registry is None else "--schema-registry-url"

@@ -19,10 +19,12 @@ from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.rebuild import sentence
+from jobs.ingesting.values import ValueForm
 from jobs.reading.ranges import Bounds
 from tests.jobs.test_backfill import delete_topic
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
 from transforms.errors import ConfigurationError
+from transforms.record import Record
 
 __all__ = ["settings"]  # the fixture
 
@@ -308,3 +310,20 @@ def test_note_that_is_cut_off(spark: SparkSession, tmp_path: Path, monkeypatch: 
     assert files.read(path) == "first"
     files.write(path, "third")
     assert files.read(path) == "third"
+
+
+def test_schema_of_a_batch_that_is_not_noted(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """After a kill behind the first batch's rows the schema may not change: no reader takes both types."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: [Record(b"k", b'{"id": 5}')]})
+    first, second = (
+        settings(topic, value=ValueForm(format="json", schema=spark.createDataFrame([], schema).schema.json()))
+        for schema in ("id int", "id string")
+    )
+    ingest(spark, first)
+    Pair(Path(first.checkpoint), Path(first.output)).drop("checkpoint/commits")
+    with pytest.raises(ConfigurationError, match=r"does not fit what checkpoint .* field id was INT and is STRING now"):
+        ingest(spark, second)
+    assert ingest(spark, first).rows == 0
