@@ -243,7 +243,8 @@ def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
             "--rebuild", f"{folder} holds rows, and they would be written again; move it away or delete it first"
         )
     output.forget()
+    files.delete(f"{checkpoint}/metadata")  # first: without it no run goes on if this one is killed here
     for name in _OF_SPARK:
         files.delete_folder(f"{checkpoint}/{name}")
-    for name in ("metadata", START_FILE, _TOPICS_FILE):
+    for name in (START_FILE, _TOPICS_FILE):
         files.delete(f"{checkpoint}/{name}")

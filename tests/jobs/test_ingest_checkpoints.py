@@ -6,8 +6,9 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, partialmethod
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,42 @@ def test_schema_of_a_batch_that_is_not_noted(
     with pytest.raises(ConfigurationError, match=r"does not fit what checkpoint .* field id was INT and is STRING now"):
         ingest(spark, second)
     assert ingest(spark, first).rows == 0
+
+
+def test_rebuild_that_is_killed(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed anywhere, and run without `--rebuild`: it is refused, or reads all; a Delta table knows the old query."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(2)})
+    chosen = settings(
+        topic, format="delta", output=str(tmp_path / "one" / "out"), checkpoint=str(tmp_path / "one" / "checkpoint")
+    )
+    ingest(spark, chosen)
+    spark.sql(f"DELETE FROM delta.`{chosen.output}`")  # noqa: S608  # the folder of this test
+    no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
+    left: list[int] = []
+
+    def dying(delete: Callable[[Files, str], None], files: Files, path: str) -> None:
+        if not left.pop():
+            raise KeyboardInterrupt
+        delete(files, path)
+
+    for steps in range(1, 20):
+        left[:] = [0, *[1] * steps]
+        with monkeypatch.context() as patch:
+            for name in ("delete", "delete_folder"):
+                patch.setattr(Files, name, partialmethod(partial(dying, getattr(Files, name))))
+            with suppress(KeyboardInterrupt):
+                bind(spark, replace(chosen, rebuild=True))
+                break
+        with suppress(ConfigurationError):
+            bind(spark, chosen)
+            break
+    assert ingest(spark, chosen).rows == 2
+    assert spark.read.format("delta").load(chosen.output).count() == 2
