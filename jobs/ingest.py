@@ -28,7 +28,7 @@ from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
-from jobs.ingesting.checkpoint import bind, bind_topics
+from jobs.ingesting.checkpoint import bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
@@ -85,7 +85,9 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.value.schema is not None:
             settings = _kept(spark, settings)
         if settings.max_bytes_per_trigger is None:
-            follow(_start(spark, settings), tally, show, stop)
+            # Where a run with a limit in bytes began, if Spark has not noted that yet.
+            beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
+            follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
         else:
             # Imported only here, as it needs PyArrow, on executors too.
             from jobs.ingesting.planned_query import follow_planned

@@ -21,6 +21,7 @@ from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
 from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
+from jobs.reading.ranges import parse_offsets
 from jobs.reading.topics import Kafka, ids
 from transforms.errors import ConfigurationError
 
@@ -73,13 +74,17 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
                 f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
                 f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {_REBUILD}",
             )
-        owner = uuid.uuid4().hex if settings.rebuild else _known_id(files, checkpoint)
+        known = _known(files, checkpoint)
+        if known.get("source") not in (None, settings.source):  # where that one begins means nothing here
+            files.delete_folder(f"{checkpoint}/sources")
+            files.delete(f"{checkpoint}/{START_FILE}")
+        owner = uuid.uuid4().hex if settings.rebuild else str(known.get(_ID) or uuid.uuid4().hex)
         files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
     else:
-        known = _check_tie(files, checkpoint, wanted).get(_ID)
-        _check_output(output, found, known, settings)
-        owner = known or uuid.uuid4().hex
-        if known is None:  # of an older release
+        noted = _check_tie(files, checkpoint, wanted).get(_ID)
+        _check_output(output, found, noted, settings)
+        owner = noted or uuid.uuid4().hex
+        if noted is None:  # of an older release
             files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
     _claim(output, owner, settings)
 
@@ -115,8 +120,23 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> None:
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
-    """The offsets that `write_start` wrote; None if there are none."""
-    return Files(spark).read(f"{checkpoint}/{START_FILE}")
+    """The offsets that `write_start` wrote; None if there are none.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
+    path = f"{checkpoint}/{START_FILE}"
+    found = text(Files(spark), path)
+    if found is not None:
+        try:
+            parse_offsets("--checkpoint", found)
+        except ConfigurationError as exc:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{path} is damaged; it says where the first batch begins; delete it to begin as --starting-offsets "
+                "says",
+            ) from exc
+    return found
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
@@ -124,11 +144,11 @@ def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
     Files(spark).write(f"{checkpoint}/{START_FILE}", offsets)
 
 
-def _known_id(files: Files, checkpoint: str) -> str:
-    """The id of a checkpoint without any batch: that of its note, if it has a whole one; else a new one."""
-    with suppress(CorruptLogError, KeyError):
-        return str((_said(files, f"{checkpoint}/{_FILE}") or {})[_ID])
-    return uuid.uuid4().hex
+def _known(files: Files, checkpoint: str) -> dict[str, Any]:
+    """What a checkpoint without any batch says of itself, if it has a whole note."""
+    with suppress(CorruptLogError):
+        return _said(files, f"{checkpoint}/{_FILE}") or {}
+    return {}
 
 
 def _claim(output: Output, owner: str, settings: IngestSettings) -> None:

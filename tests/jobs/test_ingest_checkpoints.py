@@ -367,3 +367,33 @@ def test_rebuild_that_is_killed(
             break
     assert ingest(spark, chosen).rows == 2
     assert spark.read.format("delta").load(chosen.output).count() == 2
+
+
+@pytest.mark.parametrize(("first", "then"), [(1_000, 1_000), (1_000, None), (None, 1_000)])
+def test_latest_is_where_the_first_run_began(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    first: int | None,
+    then: int | None,
+) -> None:
+    """`latest` is the end that the first run found, with a limit in bytes and without, also if it had no batch."""
+    other, topic = make_topic(partitions=1), make_topic(partitions=1)
+    for name in (other, topic):
+        produce(broker, name, {0: numbered(2)})
+    if first is not None:  # without a batch the folders may serve another topic, with an end of its own
+        ingest(spark, settings(other, starting_offsets="latest", max_bytes_per_trigger=first))
+    chosen = settings(topic, starting_offsets="latest", max_bytes_per_trigger=first)
+    assert ingest(spark, chosen).rows == 0
+    if first is not None:
+        start = Path(chosen.checkpoint, "wideload-start.json")
+        kept = start.read_text()
+        Pair(Path(chosen.checkpoint), Path(chosen.output)).put(f"checkpoint/{start.name}", kept[:5])
+        with pytest.raises(ConfigurationError, match=r"wideload-start\.json is damaged"):
+            ingest(spark, replace(chosen, max_bytes_per_trigger=then))
+        start.write_text(kept)
+    produce(broker, topic, {0: numbered(3, first=2)})
+    assert ingest(spark, replace(chosen, max_bytes_per_trigger=then)).rows == 3
+    assert ingest(spark, chosen).rows == 0
+    assert [row.offset for row in written(spark, chosen)] == [2, 3, 4]
