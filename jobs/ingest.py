@@ -28,7 +28,7 @@ from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
-from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.checkpoint import bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
@@ -79,12 +79,15 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
         bind(spark, settings)
+        bind_topics(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
             settings = _kept(spark, settings)
         if settings.max_bytes_per_trigger is None:
-            follow(_start(spark, settings), tally, show, stop)
+            # Where a run with a limit in bytes began, if Spark has not noted that yet.
+            beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
+            follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
         else:
             # Imported only here, as it needs PyArrow, on executors too.
             from jobs.ingesting.planned_query import follow_planned
@@ -105,7 +108,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
 def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
     """The settings with which values have the types of the table; the checkpoint has noted them."""
-    before = known(spark, settings.checkpoint)
+    before = known(spark, settings.checkpoint, settings.output)
     if before is not None:
         settings = replace(settings, value=as_table(settings.value, before))
     option = "--value-schema" if settings.registry is None else "--schema-registry-url"

@@ -25,6 +25,7 @@ __all__ = ["Checkpoint", "Progress"]
 
 _JOB = "backfill"
 _KEPT = 2
+_CHECKSUM = "ChecksumException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Checkpoint:
         """The last note; None if there is none yet.
 
         Raises:
-            ConfigurationError: the folder belongs to something else, or no note in it can be read.
+            ConfigurationError: the folder belongs to something else, no note in it is whole, or one cannot be read.
         """
         names = self._files.names(self._folder)
         numbers = [int(name) for name in names if name.isdecimal()]
@@ -115,16 +116,32 @@ class Checkpoint:
                     "give a folder of its own",
                 )
         self.id = str(found.get("id", self.id))  # notes of older releases have none
-        return Progress(
-            {int(partition): at for partition, at in found["positions"].items()},
-            {int(partition): at for partition, at in found["ends"].items()},
-            {int(partition): (offset, crc) for partition, (offset, crc) in found.get("marks", {}).items()},
-        )
+        try:
+            return Progress(
+                {int(partition): int(at) for partition, at in found["positions"].items()},
+                {int(partition): int(at) for partition, at in found["ends"].items()},
+                {
+                    int(partition): (int(offset), int(crc))
+                    for partition, (offset, crc) in found.get("marks", {}).items()
+                },
+            )
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"the last note in {self._folder} is damaged, so it is not known how far the job is; restore the "
+                "folder, or begin with a new one and an empty sink",
+            ) from exc
 
     def _read(self, number: int) -> dict[str, Any] | None:
         """A note; None if it is not whole: cut off, or another than its checksum says."""
+        path = f"{self._folder}/{number}"
         try:
-            found = json.loads(self._files.read(f"{self._folder}/{number}") or "")
-        except (ValueError, Py4JJavaError):
+            found = json.loads(self._files.read(path) or "")
+        except (ValueError, RecursionError):
             return None
+        except Py4JJavaError as exc:
+            if _CHECKSUM in str(exc):
+                return None
+            reason = str(exc.java_exception.getMessage()).partition("\n")[0]
+            raise ConfigurationError("--checkpoint", f"{path} cannot be read: {reason}") from exc
         return found if isinstance(found, dict) else None

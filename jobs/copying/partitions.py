@@ -102,7 +102,9 @@ def run(
         _begin(settings, found, there, sink, progress)
         if checkpoint is not None and not settings.dry_run and found.left:
             checkpoint.save(Progress(found.positions, found.sink_ends, found.marks))
-        _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show).run()
+        # By key, the other partitions write there too, and a receipt from before the sink was made anew looks right.
+        began = progress is None and not settings.by_key
+        _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show, began=began).run()
     except SPARK_ERRORS as error:
         raise explained(error, servers=settings.source.client.servers, source=topic, options={}) from error
 
@@ -197,6 +199,8 @@ class _Run:
         checkpoint: Checkpoint | None,
         stop: Event,
         show: Callable[[Backfill], None],
+        *,
+        began: bool,
     ) -> None:
         offload = settings.offload
         if offload is not None:
@@ -212,6 +216,7 @@ class _Run:
         self._checkpoint = checkpoint
         self._stop = stop
         self._show = show
+        self._began = began
         self._failed = Event()
         self._lock = Lock()
 
@@ -236,7 +241,9 @@ class _Run:
     def _done(self, range_: OffsetRange) -> Outcome:
         self._context.setJobDescription(f"partition {range_.partition} from offset {range_.start}")
         one = self._context.parallelize([range_], 1)
-        work, settings, sink = self._work, self._settings, self._sink
+        # A checkpoint that begins with an empty sink, or has written the partition, has given its receipt.
+        alone = not self._settings.append and (self._began or range_.partition in self._found.marks)
+        work, settings, sink = self._work, replace(self._settings, alone=alone), self._sink
         (outcome,) = one.mapPartitions(lambda ranges: [work(settings, sink, each) for each in ranges]).collect()
         return outcome
 

@@ -72,6 +72,7 @@ class BackfillSettings:
         partitions_at_a_time: how many partitions are copied at a time; None for as many as the session has cores.
         dry_run: only count.
         checkpoint_id: the id of the checkpoint. The job sets it.
+        alone: whether the receipt of a range's partition can only be of this checkpoint. The job sets it.
     """
 
     source: SourceSettings
@@ -88,6 +89,7 @@ class BackfillSettings:
     dry_run: bool = False
     encryption: Mapping[str, object] | None = field(default=None, repr=False)
     checkpoint_id: str = ""
+    alone: bool = False
 
     def check(self) -> None:
         """Makes sure that the settings fit together. Makes no request.
@@ -145,6 +147,8 @@ def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> 
             done = copy.writer.receipt(range_.topic, range_.partition)
             if done is not None and done.is_ahead(settings.checkpoint_id, range_.start):
                 return _done(done, settings, range_)
+            if done is not None and settings.alone:
+                _check_alone(done, settings, range_)
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
@@ -165,6 +169,16 @@ def _done(receipt: Receipt, settings: BackfillSettings, range_: OffsetRange) -> 
             ),
         )
     return Outcome(receipt.next, receipt.tally, dict([receipt.end] if receipt.end else ()), None, receipt.mark)
+
+
+def _check_alone(receipt: Receipt, settings: BackfillSettings, range_: OffsetRange) -> None:
+    if receipt.checkpoint != settings.checkpoint_id and receipt.end is not None:
+        raise JobFailedError(
+            f"a backfill with another checkpoint than {settings.checkpoint} has written topic {range_.topic} partition "
+            f"{range_.partition} up to offset {receipt.next:,} to topic {settings.sink}, since this one began: end one "
+            "of the two; if both have written a partition, its records are there twice, so make the sink anew and give "
+            "a new --checkpoint; --append goes on in any case"
+        )
 
 
 def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Outcome:

@@ -123,6 +123,7 @@ class SinkWriter:
         self.ends: dict[int, int] = {}
         self._client = client
         self._topic = topic.name
+        self._partitions = frozenset(topic.ends)
         self._id = transactional_id
         self._timeout_ms = timeout_ms
         self._open = False
@@ -273,6 +274,8 @@ class SinkWriter:
         found = await committed(self._producer.client, self._id, place)
         if found is None or found.end is None:
             return found
+        if found.end[0] not in self._partitions:
+            return None  # the sink was made anew
         sink = TopicPartition(self._topic, found.end[0])
         async with AIOKafkaConsumer(**self._client.connection(), group_id=None) as consumer:
             ends = await consumer.end_offsets([sink])

@@ -58,6 +58,8 @@ class Files:
 
     def __init__(self, spark: SparkSession) -> None:
         self._path: Any = java_packages(spark).org.apache.hadoop.fs.Path
+        managers: Any = java_packages(spark).org.apache.spark.sql.execution.streaming
+        self._managers: Any = getattr(getattr(managers, "CheckpointFileManager$"), "MODULE$")
         context: Any = spark.sparkContext
         self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001  # PySpark has no public name
 
@@ -105,9 +107,17 @@ class Files:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file; an old one is replaced."""
+        """Writes a file; an old one is replaced as a whole, as Spark writes the files of its checkpoints."""
         files, location = self._locate(path)
-        _write(files.create(location, True), text)
+        folder = location.getParent()
+        files.mkdirs(folder)
+        stream = self._managers.create(folder, self._configuration).createAtomic(location, True)
+        try:
+            _put(stream, text)
+        except BaseException:
+            stream.cancel()
+            raise
+        stream.close()
 
     def create(self, path: str, text: str) -> None:
         """Writes a new file, and returns when the file is on the disk as far as the file system offers that.
@@ -142,11 +152,15 @@ class Files:
         return location.getFileSystem(self._configuration), location
 
 
+def _put(stream: Any, text: str) -> None:
+    stream.write(bytearray(text, "utf-8"))
+    if stream.hasCapability("hsync"):
+        stream.hsync()
+
+
 def _write(stream: Any, text: str) -> None:
     try:
-        stream.write(bytearray(text, "utf-8"))
-        if stream.hasCapability("hsync"):
-            stream.hsync()
+        _put(stream, text)
     finally:
         stream.close()
 

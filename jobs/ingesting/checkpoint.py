@@ -20,13 +20,16 @@ from pyspark.sql import SparkSession
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, text
+from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
+from jobs.reading.ranges import parse_offsets
+from jobs.reading.topics import Kafka, ids
 from transforms.errors import ConfigurationError
 
-__all__ = ["bind", "read_start", "write_start"]
+__all__ = ["bind", "bind_topics", "read_start", "write_start"]
 
 _JOB = "ingest"
 _FILE = "wideload.json"
+_TOPICS_FILE = "wideload-topics.json"
 _OF_SPARK = ("commits", "offsets", "sources", "state")
 
 _ID = "id"
@@ -71,20 +74,69 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
                 f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
                 f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {_REBUILD}",
             )
-        owner = uuid.uuid4().hex if settings.rebuild else _known_id(files, checkpoint)
+        known = _known(files, checkpoint)
+        if known.get("source") not in (None, settings.source):  # where that one begins means nothing here
+            files.delete_folder(f"{checkpoint}/sources")
+            files.delete(f"{checkpoint}/{START_FILE}")
+        owner = uuid.uuid4().hex if settings.rebuild else str(known.get(_ID) or uuid.uuid4().hex)
         files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
     else:
-        known = _check_tie(files, checkpoint, wanted).get(_ID)
-        _check_output(output, found, known, settings)
-        owner = known or uuid.uuid4().hex
-        if known is None:  # of an older release
+        noted = _check_tie(files, checkpoint, wanted).get(_ID)
+        _check_output(output, found, noted, settings)
+        owner = noted or uuid.uuid4().hex
+        if noted is None:  # of an older release
             files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
     _claim(output, owner, settings)
 
 
+def bind_topics(spark: SparkSession, settings: IngestSettings) -> None:
+    """Notes the ids of the topics in the checkpoint, after `bind`, or makes sure that they are still the same.
+
+    Spark keeps names and offsets alone. It would go on in a topic that was made again, once that is long enough.
+
+    Raises:
+        ConfigurationError: a topic was made again; or the note is damaged.
+        py4j.protocol.Py4JError: the topics cannot be described.
+    """
+    files, checkpoint, path = Files(spark), settings.checkpoint, f"{settings.checkpoint}/{_TOPICS_FILE}"
+    try:
+        before = (_said(files, path) or {}) if newest(files, f"{checkpoint}/offsets") != NONE else {}
+    except CorruptLogError as exc:
+        raise ConfigurationError(
+            exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
+        ) from exc
+    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    now = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
+    anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
+    if anew and settings.fail_on_data_loss:
+        raise ConfigurationError(
+            "--topic" if settings.topics else "--subscribe-pattern",
+            f"topic {anew[0]} was deleted and made again since checkpoint {checkpoint} has read it: its records below "
+            "the checkpoint's offsets would be missing; give a new --checkpoint and a new --output, or "
+            "--no-fail-on-data-loss to go on without them",
+        )
+    if before != {**before, **now}:
+        files.write(path, json.dumps({**before, **now}))
+
+
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
-    """The offsets that `write_start` wrote; None if there are none."""
-    return Files(spark).read(f"{checkpoint}/{START_FILE}")
+    """The offsets that `write_start` wrote; None if there are none.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
+    path = f"{checkpoint}/{START_FILE}"
+    found = text(Files(spark), path)
+    if found is not None:
+        try:
+            parse_offsets("--checkpoint", found)
+        except ConfigurationError as exc:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{path} is damaged; it says where the first batch begins; delete it to begin as --starting-offsets "
+                "says",
+            ) from exc
+    return found
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
@@ -92,11 +144,11 @@ def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
     Files(spark).write(f"{checkpoint}/{START_FILE}", offsets)
 
 
-def _known_id(files: Files, checkpoint: str) -> str:
-    """The id of a checkpoint without any batch: that of its note, if it has a whole one; else a new one."""
-    with suppress(CorruptLogError, KeyError):
-        return str((_said(files, f"{checkpoint}/{_FILE}") or {})[_ID])
-    return uuid.uuid4().hex
+def _known(files: Files, checkpoint: str) -> dict[str, Any]:
+    """What a checkpoint without any batch says of itself, if it has a whole note."""
+    with suppress(CorruptLogError):
+        return _said(files, f"{checkpoint}/{_FILE}") or {}
+    return {}
 
 
 def _claim(output: Output, owner: str, settings: IngestSettings) -> None:
@@ -211,7 +263,8 @@ def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
             "--rebuild", f"{folder} holds rows, and they would be written again; move it away or delete it first"
         )
     output.forget()
+    files.delete(f"{checkpoint}/metadata")  # first: without it no run goes on if this one is killed here
     for name in _OF_SPARK:
         files.delete_folder(f"{checkpoint}/{name}")
-    for name in ("metadata", START_FILE):
+    for name in (START_FILE, _TOPICS_FILE):
         files.delete(f"{checkpoint}/{name}")

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.driver.jvm import Files
-from jobs.ingesting.outputs import WIDENING
+from jobs.ingesting.outputs import SPARK_METADATA, WIDENING
 from jobs.ingesting.spark_logs import NONE, newest, text
 from transforms.errors import ConfigurationError
 
@@ -72,20 +72,27 @@ class Change:
         return f"field {self.path} was {_short(self.before)} and is {_short(self.now)} now"
 
 
-def known(spark: SparkSession, checkpoint: str) -> StructType | None:
+def known(spark: SparkSession, checkpoint: str, output: str) -> StructType | None:
     """The type of the values that a checkpoint has written; None if it has not written anything yet.
+
+    Rows in a Parquet output count before their batch is noted as finished; a Delta table looks at types itself.
 
     Raises:
         ConfigurationError: the note is damaged.
     """
     files, path = Files(spark), f"{checkpoint}/{_FILE}"
     found = text(files, path)
-    if found is None or newest(files, f"{checkpoint}/commits") == NONE:
+    logs = (f"{checkpoint}/commits", f"{output}/{SPARK_METADATA}")
+    if found is None or all(newest(files, log) == NONE for log in logs):
         return None
     try:
         return StructType.fromJson(json.loads(found))
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
-        raise ConfigurationError("--checkpoint", f"{path} is damaged; it has the schema of the values") from exc
+        raise ConfigurationError(
+            "--checkpoint",
+            f"{path} is damaged; it has the schema of the values; put a whole copy of the checkpoint "
+            "back, or begin anew: move the output away and give --rebuild",
+        ) from exc
 
 
 def keep(
@@ -93,20 +100,20 @@ def keep(
 ) -> None:
     """Notes the type of the values in the checkpoint, or makes sure that the output can hold what is new in it.
 
-    A checkpoint without a finished batch may get another type.
+    A checkpoint that has written nothing may get another type.
 
     Args:
         spark: the session.
         checkpoint: its folder.
         option: where the schema comes from, for a message.
         values: the type of the column `value`.
-        output: the folder of the table, for a message.
+        output: the folder of the table.
         may_widen: says whether the table may have wider types; asked only where that matters.
 
     Raises:
         ConfigurationError: the output cannot hold it; or the note is damaged.
     """
-    before = known(spark, checkpoint)
+    before = known(spark, checkpoint, output)
     found = [] if before is None else changes(before, values)
     if found and not (all(each.widens for each in found) and may_widen()):
         more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""

@@ -13,13 +13,24 @@ from jobs.driver.jvm import Files, java_packages, java_session
 from jobs.ingesting.spark_logs import NONE, names_files, newest, text
 from transforms.errors import ConfigurationError
 
-__all__ = ["WIDENING", "DeltaOutput", "Output", "ParquetOutput", "any_in", "has_delta_log", "may_widen"]
+__all__ = [
+    "SPARK_METADATA",
+    "WIDENING",
+    "DeltaOutput",
+    "Output",
+    "ParquetOutput",
+    "any_in",
+    "has_delta_log",
+    "may_widen",
+]
 
 WIDENING = "delta.enableTypeWidening"
 """The property of a Delta table whose columns may get wider types; its owner sets it, since older readers refuse it."""
 
+SPARK_METADATA = "_spark_metadata"
+"""The folder of a Parquet output where Spark lists its files, by batch."""
+
 _DELTA_LOG = "_delta_log"
-_SPARK_METADATA = "_spark_metadata"
 _MARKER = "_wideload.json"
 
 
@@ -73,12 +84,12 @@ class ParquetOutput:
 
     def lacks_files(self) -> bool:
         """See `Output`."""
-        return not self.holds_rows() and names_files(self.files, f"{self.folder}/{_SPARK_METADATA}")
+        return not self.holds_rows() and names_files(self.files, f"{self.folder}/{SPARK_METADATA}")
 
     def check(self) -> None:
         """See `Output`. Spark itself reads the list here, as it does for readers."""
         java = java_packages(self.spark)
-        log = f"{self.folder}/{_SPARK_METADATA}"
+        log = f"{self.folder}/{SPARK_METADATA}"
         nothing = getattr(getattr(java.scala, "None$"), "MODULE$")
         try:
             found = java.org.apache.spark.sql.execution.streaming.FileStreamSinkLog(
@@ -93,7 +104,7 @@ class ParquetOutput:
 
     def last_batch(self, query: str) -> int:  # noqa: ARG002  # the list does not name its query
         """See `Output`."""
-        return newest(self.files, f"{self.folder}/{_SPARK_METADATA}")
+        return newest(self.files, f"{self.folder}/{SPARK_METADATA}")
 
     def owner(self) -> str | None:
         """See `Output`.
@@ -117,7 +128,7 @@ class ParquetOutput:
     def forget(self) -> None:
         """See `Output`."""
         self.files.delete(f"{self.folder}/{_MARKER}")
-        self.files.delete_folder(f"{self.folder}/{_SPARK_METADATA}")
+        self.files.delete_folder(f"{self.folder}/{SPARK_METADATA}")
 
 
 class DeltaOutput:

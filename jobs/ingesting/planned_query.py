@@ -14,7 +14,7 @@ from jobs.ingesting.checkpoint import read_start, write_start
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.micro_batches import OffsetLog, Planner
 from jobs.ingesting.query_progress import Tally, follow
-from jobs.reading.ranges import Bounds, Positions, check_forward, position, positions_json
+from jobs.reading.ranges import Bounds, Positions, check_forward, position, positions_json, positions_of
 from jobs.reading.topics import Kafka, spans
 
 __all__ = ["follow_planned"]
@@ -65,10 +65,11 @@ def follow_planned(
         found = _bounds(spark, kafka, settings)
         here = log.position()
         if here is None:
-            here = position("--starting-offsets", settings.start(), found)
-            beginning = json.dumps(positions_json(here))
+            here = _first(beginning, found, settings)
+            noted, beginning = beginning, json.dumps(positions_json(here))
             # Spark itself finds where its first micro-batch begins, later than this; only the end is planned here.
-            write_start(spark, settings.checkpoint, beginning)
+            if beginning != noted:
+                write_start(spark, settings.checkpoint, beginning)
         begin, ends = _begin(here, found, settings)
         if settings.once:
             last = ends = last or ends
@@ -87,6 +88,14 @@ def _bounds(spark: SparkSession, kafka: Kafka, settings: IngestSettings) -> dict
     committed = kafka.options["kafka.isolation.level"] == "read_committed"
     found = spans(spark, kafka, settings.topics, settings.subscribe_pattern)
     return {place: Bounds(span.start, span.stable if committed else span.end) for place, span in found.items()}
+
+
+def _first(beginning: str | None, found: Mapping[tuple[str, int], Bounds], settings: IngestSettings) -> Positions:
+    """Where the first micro-batch begins: as noted, so that `latest` stays the same; a new partition at its first."""
+    if beginning is None:
+        return position("--starting-offsets", settings.start(), found)
+    noted = positions_of(json.loads(beginning))
+    return {place: noted.get(place, bounds.first) for place, bounds in found.items()}
 
 
 def _begin(

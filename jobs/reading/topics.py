@@ -30,6 +30,7 @@ __all__ = [
     "Topic",
     "describe",
     "difference",
+    "ids",
     "newest_offsets",
     "offsets_since",
     "others",
@@ -226,12 +227,24 @@ def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str 
         py4j.protocol.Py4JError: a topic does not exist, or may not be described; see `failures.explained`.
     """
     with _admin(spark, kafka) as (jvm, admin):
-        if pattern is not None:
-            wanted = jvm.java.util.regex.Pattern.compile(pattern)
-            names = [name for name in elements(admin.listTopics().names().get()) if wanted.matcher(name).matches()]
-        found = admin.describeTopics(list(names)).allTopicNames().get()
-        partitions = {name: [each.partition() for each in elements(found.get(name).partitions())] for name in names}
+        found = _described(jvm, admin, names, pattern)
+        partitions = {name: [each.partition() for each in elements(found[name].partitions())] for name in found}
         return _offsets(jvm, admin, partitions)
+
+
+def ids(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str | None) -> dict[str, str]:
+    """The ids of the topics in `names`, or of those that a Java pattern matches; see `Topic.id`.
+
+    Topics of brokers before Kafka 2.8 have none, and are left out.
+
+    Raises:
+        ConfigurationError: there is no Kafka connector.
+        py4j.protocol.Py4JError: a topic does not exist, or may not be described; see `failures.explained`.
+    """
+    with _admin(spark, kafka) as (jvm, admin):
+        none = jvm.org.apache.kafka.common.Uuid.ZERO_UUID.toString()
+        found = {name: each.topicId().toString() for name, each in _described(jvm, admin, names, pattern).items()}
+        return {name: each for name, each in found.items() if each != none}
 
 
 @contextmanager
@@ -251,6 +264,14 @@ def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
         yield jvm, admin
     finally:
         admin.close()
+
+
+def _described(jvm: Any, admin: Any, names: Sequence[str], pattern: str | None) -> dict[str, Any]:
+    if pattern is not None:
+        wanted = jvm.java.util.regex.Pattern.compile(pattern)
+        names = [name for name in elements(admin.listTopics().names().get()) if wanted.matcher(name).matches()]
+    found = admin.describeTopics(list(names)).allTopicNames().get()
+    return {name: found.get(name) for name in names}
 
 
 def _asked(

@@ -29,6 +29,7 @@ from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Outcome, copied
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.command_line import configure
+from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
 from jobs.reading.ranges import OffsetRange
 from stores.registry import open_store
@@ -636,6 +637,54 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
     make_topic(named=sink)
     assert copied(replace(settings, checkpoint_id="two"), sink_topic(client, sink), range_).ends == {0: 2}
     assert [key for key, *_ in place.rows(sink)[0]] == [record.key for record in records]
+
+
+def test_receipt_of_a_sink_with_more_partitions(place: Place, make_topic: MakeTopic) -> None:
+    """The receipt names a partition that the sink, made anew, does not have: the range is done again."""
+    source, sink = make_topic(), make_topic(4)
+    place.send(source, [Record(b"7", b"value", (), STARTED_MS)])  # murmur2: partition 3 of 4
+    arguments = place.arguments(source, sink, "references", "--partition-by", "key")
+    settings = replace(settings_of(arguments), checkpoint_id="one")
+    client, range_ = settings.source.client, OffsetRange(source, 0, 0, 1)
+    assert copied(settings, sink_topic(client, sink), range_).ends == {3: 1}
+    asyncio.run(delete_topic(place.broker, sink))
+    make_topic(1, named=sink)
+    again = copied(settings, sink_topic(client, sink), range_)
+    assert (again.error, again.ends) == (None, {0: 1})
+
+
+def test_two_backfills_with_checkpoints_of_their_own(
+    place: Place, spark: SparkSession, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that begin at once, with checkpoints of their own, both find an empty sink: no range is written twice.
+
+    The one that comes second to a partition ends. If it has leave to append, the other one notices it, and ends.
+    """
+    source, sink = make_topic(), make_topic()
+    place.send(source, records := [Record(b"%d" % n, b"value", (), STARTED_MS + n) for n in range(4)])
+    first = settings_of(place.arguments(source, sink, "references", "--max-range-records", "2"))
+    second = replace(first, checkpoint=str(place.folder / "second"))
+    empty = sink_topic(first.source.client, sink)
+
+    def beside(other: BackfillSettings, found: Backfill) -> None:
+        if found.ranges == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr("jobs.copying.partitions.sink_topic", lambda *_: empty)
+                run(spark, other, Backfill(), Event())
+
+    with pytest.raises(JobFailedError, match=r"a backfill with another checkpoint than .*/second has written") as error:
+        run(spark, first, Backfill(), Event(), partial(beside, second))
+    assert f"topic {source} partition 0 up to offset 2" in str(error.value)
+    assert place.rows(sink)[0] == [row(record) for record in records[:2]]
+    run(spark, first, Backfill(), Event())
+    assert place.rows(sink)[0] == [row(record) for record in records]
+
+    sink = make_topic()
+    first, empty = replace(first, sink=sink, checkpoint=str(place.folder / "third")), replace(empty, name=sink)
+    third = replace(first, checkpoint=str(place.folder / "fourth"), append=True)
+    with pytest.raises(JobFailedError, match=r"a backfill with another checkpoint than .*/third has written"):
+        run(spark, first, Backfill(), Event(), partial(beside, third))
+    assert place.rows(sink)[0] == [row(record) for record in [*records[:2], *records]]
 
 
 @pytest.mark.slow

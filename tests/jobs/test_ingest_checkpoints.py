@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, partialmethod
 from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
 from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.rebuild import sentence
+from jobs.ingesting.values import ValueForm
 from jobs.reading.ranges import Bounds
+from tests.jobs.test_backfill import delete_topic
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
 from transforms.errors import ConfigurationError
+from transforms.record import Record
 
 __all__ = ["settings"]  # the fixture
 
@@ -265,3 +272,128 @@ def test_checkpoint_among_the_rows(spark: SparkSession, settings: Settings, tmp_
         assert not output.exists()
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
+
+
+def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings) -> None:
+    """A topic that was deleted and made again is refused, though it has more records by now than were read.
+
+    Spark would go on at its offset, and the records below would be missing. `--no-fail-on-data-loss` accepts that.
+    """
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(2)})
+    chosen = settings(topic)
+    ingest(spark, chosen)
+    ingest(spark, chosen)
+    asyncio.run(delete_topic(broker, topic))
+    make_topic(partitions=1, named=topic)
+    produce(broker, topic, {0: numbered(5, first=10)})
+    with pytest.raises(ConfigurationError, match=f"--topic: topic {topic} was deleted and made again since checkpoint"):
+        ingest(spark, chosen)
+    assert len(written(spark, chosen)) == 2
+    for wanted in (3, 0):
+        assert ingest(spark, replace(chosen, fail_on_data_loss=False)).rows == wanted
+    assert ingest(spark, chosen).rows == 0
+
+
+def test_note_that_is_cut_off(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it replaces a note leaves the one before."""
+    files, path = Files(spark), str(tmp_path / "new" / "note")
+
+    def cut(stream: Any, text: str) -> None:
+        stream.write(bytearray(text[:3], "utf-8"))
+        raise KeyboardInterrupt
+
+    files.write(path, "first")
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs.driver.jvm._put", cut)
+        with pytest.raises(KeyboardInterrupt):
+            files.write(path, "second")
+    assert files.read(path) == "first"
+    files.write(path, "third")
+    assert files.read(path) == "third"
+
+
+def test_schema_of_a_batch_that_is_not_noted(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """After a kill behind the first batch's rows the schema may not change: no reader takes both types."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: [Record(b"k", b'{"id": 5}')]})
+    first, second = (
+        settings(topic, value=ValueForm(format="json", schema=spark.createDataFrame([], schema).schema.json()))
+        for schema in ("id int", "id string")
+    )
+    ingest(spark, first)
+    Pair(Path(first.checkpoint), Path(first.output)).drop("checkpoint/commits")
+    with pytest.raises(ConfigurationError, match=r"does not fit what checkpoint .* field id was INT and is STRING now"):
+        ingest(spark, second)
+    assert ingest(spark, first).rows == 0
+
+
+def test_rebuild_that_is_killed(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed anywhere, and run without `--rebuild`: it is refused, or reads all; a Delta table knows the old query."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(2)})
+    chosen = settings(
+        topic, format="delta", output=str(tmp_path / "one" / "out"), checkpoint=str(tmp_path / "one" / "checkpoint")
+    )
+    ingest(spark, chosen)
+    spark.sql(f"DELETE FROM delta.`{chosen.output}`")  # noqa: S608  # the folder of this test
+    no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
+    left: list[int] = []
+
+    def dying(delete: Callable[[Files, str], None], files: Files, path: str) -> None:
+        if not left.pop():
+            raise KeyboardInterrupt
+        delete(files, path)
+
+    for steps in range(1, 20):
+        left[:] = [0, *[1] * steps]
+        with monkeypatch.context() as patch:
+            for name in ("delete", "delete_folder"):
+                patch.setattr(Files, name, partialmethod(partial(dying, getattr(Files, name))))
+            with suppress(KeyboardInterrupt):
+                bind(spark, replace(chosen, rebuild=True))
+                break
+        with suppress(ConfigurationError):
+            bind(spark, chosen)
+            break
+    assert ingest(spark, chosen).rows == 2
+    assert spark.read.format("delta").load(chosen.output).count() == 2
+
+
+@pytest.mark.parametrize(("first", "then"), [(1_000, 1_000), (1_000, None), (None, 1_000)])
+def test_latest_is_where_the_first_run_began(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    first: int | None,
+    then: int | None,
+) -> None:
+    """`latest` is the end that the first run found, with a limit in bytes and without, also if it had no batch."""
+    other, topic = make_topic(partitions=1), make_topic(partitions=1)
+    for name in (other, topic):
+        produce(broker, name, {0: numbered(2)})
+    if first is not None:  # without a batch the folders may serve another topic, with an end of its own
+        ingest(spark, settings(other, starting_offsets="latest", max_bytes_per_trigger=first))
+    chosen = settings(topic, starting_offsets="latest", max_bytes_per_trigger=first)
+    assert ingest(spark, chosen).rows == 0
+    if first is not None:
+        start = Path(chosen.checkpoint, "wideload-start.json")
+        kept = start.read_text()
+        Pair(Path(chosen.checkpoint), Path(chosen.output)).put(f"checkpoint/{start.name}", kept[:5])
+        with pytest.raises(ConfigurationError, match=r"wideload-start\.json is damaged"):
+            ingest(spark, replace(chosen, max_bytes_per_trigger=then))
+        start.write_text(kept)
+    produce(broker, topic, {0: numbered(3, first=2)})
+    assert ingest(spark, replace(chosen, max_bytes_per_trigger=then)).rows == 3
+    assert ingest(spark, chosen).rows == 0
+    assert [row.offset for row in written(spark, chosen)] == [2, 3, 4]

@@ -58,3 +58,20 @@ def test_checkpoint_of_something_else(spark: SparkSession, tmp_path: Path) -> No
     Checkpoint(spark, str(tmp_path / "new"), {"source": "a"}).save(Progress())
     with pytest.raises(ConfigurationError, match="belongs to source a, this is source b"):
         Checkpoint(spark, str(tmp_path / "new"), {"source": "b"}).load()
+
+
+def test_note_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """The note before does not count where the last one only cannot be read, or holds what the job does not write."""
+    folder = tmp_path / "checkpoint"
+    first = Checkpoint(spark, str(folder), {"source": "a"})
+    first.save(Progress({0: 5}, {}))
+    (folder / "1").mkdir()
+    with pytest.raises(ConfigurationError, match=r"--checkpoint: \S+/1 cannot be read: "):
+        Checkpoint(spark, str(folder), {"source": "a"}).load()
+    (folder / "1").rmdir()
+    for more in ("", ', "positions": [], "ends": {}', ', "positions": {"0": "x"}, "ends": {}'):
+        (folder / "1").write_text(f'{{"job": "backfill", "source": "a"{more}}}')
+        with pytest.raises(ConfigurationError, match=r"--checkpoint: the last note in \S+ is damaged"):
+            Checkpoint(spark, str(folder), {"source": "a"}).load()
+    (folder / "1").write_text("[" * 100_000)
+    assert Checkpoint(spark, str(folder), {"source": "a"}).load() == Progress({0: 5}, {})
