@@ -88,7 +88,10 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            jobs = importlib.import_module("app.commands.job").JOBS
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if args[0] in jobs:
+                near = [f"job {args[0]}"]
             hint = f"; did you mean {near[0]}?" if near else ""
             ctx.fail(f"there is no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)

@@ -33,11 +33,11 @@ from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
 from jobs.ingesting.outputs import may_widen
-from jobs.ingesting.query_progress import Tally, follow, line, measured, table
+from jobs.ingesting.query_progress import Tally, counted, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
 from jobs.ingesting.table import write
 from jobs.ingesting.table_schema import as_table
-from jobs.ingesting.values import parsed
+from jobs.ingesting.values import CORRUPT, parsed
 from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from jobs.records.schemas import RECORD, conform
@@ -75,6 +75,8 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if screen is not None:
             repaint(screen, line(now))
 
+    if settings.value.on_bad == "null":
+        tally.bad_values = 0
     try:
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
@@ -126,7 +128,8 @@ def _rows(
     spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})
 ) -> DataFrame:
     """What is written: the records, with their values as `settings.value` says."""
-    return parsed(measured(records(read(spark, settings, options))), settings.value)
+    rows = parsed(measured(records(read(spark, settings, options))), settings.value)
+    return counted(rows, CORRUPT) if CORRUPT in rows.columns else rows
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:

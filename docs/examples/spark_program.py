@@ -27,7 +27,7 @@ def main(servers: str, topic: str, copy: str, folder: str) -> None:
     store = {"large.message.payload.store.class": "filesystem", "filesystem.root": folder}  # as in the worker's file
     kafka = {"kafka.bootstrap.servers": servers}
 
-    # One sentence, if executors lack a package or run another Python, in place of a stack trace.
+    # If executors lack a package or run another Python, the last line of the output says so in a sentence.
     require_executors(spark, "assemble", "inflate", "offload", "wideload")
 
     # Spark's own Kafka source; references and chunks become values.

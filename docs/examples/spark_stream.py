@@ -8,6 +8,7 @@ import sys
 from pyspark.sql import DataFrame, SparkSession
 
 from wideload.jobs.chunks import assemble
+from wideload.jobs.executors import require_executors
 from wideload.jobs.inflate import inflate
 from wideload.jobs.source import WideloadDataSource, read_available
 
@@ -17,6 +18,10 @@ def main(servers: str, topic: str, folder: str, output: str) -> None:
     spark = SparkSession.builder.appName("large-orders-stream").getOrCreate()
     store = {"large.message.payload.store.class": "filesystem", "filesystem.root": folder}  # as in the worker's file
     kafka = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+
+    # If executors lack a package or run another Python, the last line of the output says so in a sentence.
+    require_executors(spark, "assemble", "inflate", "wideload")
+
     source = spark.readStream.format("kafka").options(**kafka).option("includeHeaders", "true").load()
 
     # References become values, with Spark's own Kafka source.

@@ -17,15 +17,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs.driver.progress import bar
 from jobs.driver.report import amount
 
-__all__ = ["Tally", "follow", "line", "measured", "table"]
+__all__ = ["Tally", "counted", "follow", "line", "measured", "table"]
 
 _OBSERVED = "ingested"
+_OBSERVED_BAD = "ingested_bad"
 
 
 def measured(rows: DataFrame) -> DataFrame:
     """`rows`, counted on their way: the progress of a micro-batch then has rows, and bytes of keys and values."""
     length = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
     return rows.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.sum(length.cast("long")).alias("bytes"))
+
+
+def counted(rows: DataFrame, column: str) -> DataFrame:
+    """`rows`, with those counted that have a bad value, which is in `column`."""
+    return rows.observe(_OBSERVED_BAD, F.count(column).alias("values"))
 
 
 @dataclass(slots=True)
@@ -36,6 +42,7 @@ class Tally:
         batches: micro-batches that wrote rows.
         rows: rows that they wrote.
         bytes: the bytes of the keys and values of these rows.
+        bad_values: rows with a bad value; None if a bad value is a failure.
         end_offsets: by topic and partition, the next offset to read; a restart begins there.
         behind: how many records the source had behind `end_offsets`, when Spark last asked.
         started: `time.monotonic()` of the beginning.
@@ -44,6 +51,7 @@ class Tally:
     batches: int = 0
     rows: int = 0
     bytes: int = 0
+    bad_values: int | None = None
     end_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     behind: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -65,6 +73,8 @@ class Tally:
         self.batches += 1
         self.rows += int(observed["rows"] or 0) if observed else progress.numInputRows
         self.bytes += int(observed["bytes"] or 0) if observed else 0
+        if bad := progress.observedMetrics.get(_OBSERVED_BAD):
+            self.bad_values = (self.bad_values or 0) + int(bad["values"])
         return True
 
     def summary(self) -> dict[str, Any]:
@@ -73,6 +83,7 @@ class Tally:
             "batches": self.batches,
             "rows": self.rows,
             "bytes": self.bytes,
+            **({} if self.bad_values is None else {"bad_values": self.bad_values}),
             "seconds": round(time.monotonic() - self.started, 1),
             "end_offsets": self.end_offsets,
         }

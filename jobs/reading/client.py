@@ -160,8 +160,11 @@ async def _bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
         places = []
         for topic in await admin.describe_topics(list(topics)):
             if topic["error_code"]:
-                reason = kafka_errors.for_code(topic["error_code"]).__name__
-                raise ConfigurationError("subscribe", f"topic {topic['topic']} cannot be read: {reason}")
+                reason = kafka_errors.for_code(topic["error_code"])
+                if reason is kafka_errors.UnknownTopicOrPartitionError:
+                    told = f"{topic['topic']} is not on the broker at {client.servers}; create it, or check its name"
+                    raise ConfigurationError("subscribe", told)
+                raise ConfigurationError("subscribe", f"topic {topic['topic']} cannot be read: {reason.__name__}")
             places += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
         consumer = client.open()
         consumer.assign(places)

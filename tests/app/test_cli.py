@@ -64,6 +64,9 @@ def test_unknown_command_names_the_nearest() -> None:
     result = CliRunner().invoke(cli, ["prodcue"])
     assert result.exit_code == 2
     assert "did you mean produce?" in result.output
+    result = CliRunner().invoke(cli, ["ingest", "--once"])
+    assert result.exit_code == 2
+    assert "there is no command 'ingest'; did you mean job ingest?" in result.output
 
 
 @pytest.mark.parametrize("arguments", [["worker"], ["check"], ["produce", "t"], ["consume"], ["check", "--nix"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -22,3 +24,13 @@ def test_executors_unknown_use(spark: SparkSession) -> None:
     """A use that is none is told with those that are."""
     with pytest.raises(ConfigurationError, match="uses: found 'inflation', allowed are assemble, inflate"):
         require_executors(spark, "inflation")
+
+
+def test_executors_without_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that is not there is one sentence; Java's stack is not printed with it."""
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nonexistent/python")
+    with pytest.raises(ConfigurationError) as failed:
+        require_executors(spark, "inflate", tasks=1)
+    told = "".join(traceback.format_exception(failed.value))
+    assert ": PYSPARK_PYTHON: executors have no /nonexistent/python; set it (or" in told.splitlines()[-1]
+    assert "java.io.IOException" not in told

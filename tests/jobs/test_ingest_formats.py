@@ -199,7 +199,7 @@ def test_parsed_avro_bad_schema(spark: SparkSession) -> None:
 
 
 def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings) -> None:
-    """A bad value fails with its place, its size and what to do, not with its bytes; or goes in, if that is asked."""
+    """A bad value fails with its place, its size and what to do, not with its bytes; or goes in, counted, if asked."""
     topic = make_topic(partitions=1)
     produce(broker, topic, {0: [Record(None, b'{"id": 1}'), Record(None, b"secret" * 1000), Record(b"k", None)]})
     form = ValueForm("json", "id BIGINT")
@@ -210,10 +210,16 @@ def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: Callable
         "JSON object; --on-bad-value null goes on, with the bytes of such values in a column of their own"
     )
     chosen = settings(topic, value=ValueForm("json", "id BIGINT", on_bad="null"))
-    assert ingest(spark, chosen).bytes == 6010
+    tally = ingest(spark, chosen)
+    assert (tally.bytes, tally.summary()["bad_values"]) == (6010, 1)
     rows = spark.read.parquet(chosen.output).orderBy("offset").collect()
     assert [row.value and row.value.id for row in rows] == [1, None, None]
     assert [row[CORRUPT] for row in rows] == [None, bytearray(b"secret" * 1000), None]
+    assert ingest(spark, chosen).summary()["bad_values"] == 0
+    produce(broker, topic, {0: [Record(None, b"{"), Record(None, b"[]")]})
+    by_bytes = settings(topic, value=chosen.value, max_bytes_per_trigger=2)
+    tally = ingest(spark, by_bytes)
+    assert (tally.batches, tally.summary()["bad_values"]) == (2, 2)
 
 
 # --- folders

@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "docs" / "examples" / "spark_program.py"
 STREAM = REPOSITORY / "docs" / "examples" / "spark_stream.py"
 LARGE = b"x" * 5_000
+CHUNKED = list(Chunking(2_000).split(Record(b"chunked", LARGE), "one"))
 QUICK = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
@@ -97,6 +98,12 @@ async def written(broker: str, topic: str) -> list[tuple[bytes | None, bytes | N
         return sorted(found, key=lambda each: each[0] or b"")
     finally:
         await consumer.stop()
+
+
+def submit(listed: str) -> str:
+    """What starts a session with these jars on this machine."""
+    conf = " ".join(f"--conf {key}={text}" for key, text in QUICK.items())
+    return f"--master local[2] --jars {listed} {conf} pyspark-shell"
 
 
 def check(place: tuple[str, str, str, Path], printed: list[str]) -> None:
@@ -180,14 +187,24 @@ def test_program_runs_as_printed(place: tuple[str, str, str, Path]) -> None:
         check=True,
     ).stdout.strip()
     assert all(Path(name).is_file() for name in listed.split(","))
-    conf = " ".join(f"--conf {key}={text}" for key, text in QUICK.items())
-    submit = f"--master local[2] --jars {listed} {conf} pyspark-shell"
-    check(place, run(PROGRAM, *place, PYSPARK_SUBMIT_ARGS=submit))
+    check(place, run(PROGRAM, *place, PYSPARK_SUBMIT_ARGS=submit(listed)))
 
 
 def test_program_through_spark_connect(place: tuple[str, str, str, Path], connect: str) -> None:
     """The same program runs through a server of Spark Connect, where there is no Java on the side of the user."""
     check(place, run(PROGRAM, *place, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent"))
+
+
+def test_streams_in_session_of_their_own(place: tuple[str, str, str, Path], tmp_path: Path) -> None:
+    """Streams run as printed, on a session of their own too."""
+    broker, topic, _, root = place
+    classic = {"PYSPARK_SUBMIT_ARGS": submit(",".join(map(str, jars.ensure("spark"))))}
+    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in CHUNKED])
+    assert run(STREAM, broker, topic, root, tmp_path / "out", **classic) == [
+        "inflate: 5 values",
+        "assemble: 3 values",
+        "wideload: 3 values",
+    ]
 
 
 def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connect: str, tmp_path: Path) -> None:
@@ -198,8 +215,7 @@ def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connec
         out = tmp_path / "out"
         return run(STREAM, broker, topic, root, out, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
 
-    message = Chunking(2_000).split(Record(b"chunked", LARGE), "one")
-    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in message])
+    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in CHUNKED])
     # `inflate` alone leaves chunks as they are.
     assert printed() == ["inflate: 5 values", "assemble: 3 values", "wideload: 3 values"]
     send(broker, topic, [(0, b"more", b"plain", [], 1)])
