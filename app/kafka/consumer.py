@@ -177,6 +177,22 @@ class GroupConsumer(ConsumerControls):
         """Where the cluster has lost the end of the log that was read, when it was asked last; None if it has not."""
         return self._epochs.cut(partition)
 
+    async def compare(self, offsets: Mapping[TopicPartition, int], within_s: float) -> None:
+        """Waits until `cut` holds for the leaders of now, of partitions that were read up to offsets.
+
+        Args:
+            offsets: by partition.
+            within_s: how long it waits at most.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                # Fetches ask the leaders, but only those of the metadata that has come.
+                while not (  # noqa: ASYNC110  # nothing tells when a leader has answered
+                    await self.client.force_metadata_update()
+                    and all(self._epochs.compared(*each) for each in offsets.items())
+                ):
+                    await asyncio.sleep(self._backoff_s)
+
     def begin(self, partition: TopicPartition, offset: int) -> bool:
         """As `seek`, in a log that may be another one than was read; behind `cut` at the latest."""
         cut = self._epochs.cut(partition)

@@ -138,6 +138,12 @@ class LeaderEpochs:
         """Where the log was cut below the offset from which reading was to go on; None if it was not."""
         return self._at(partition).cut
 
+    def compared(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether the leader that metadata names has said where its log parts from what was read up to an offset."""
+        found, leader = self._at(partition), self._leaders.get(partition, NO_EPOCH)
+        epoch = found.history.before(offset)
+        return found.cut is not None or NO_EPOCH in (epoch, leader) or leader in (epoch, found.leader)
+
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
         """Takes in that a partition is read again, in a log that is another one altogether, or was cut."""
         found = self._at(partition)

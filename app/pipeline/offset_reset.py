@@ -24,6 +24,8 @@ __all__ = ["OffsetReset"]
 
 log = logging.getLogger(__name__)
 
+_LEADERS_S = 5.0  # an unclean election changes the leaders of many partitions, one after the other
+
 
 class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
@@ -174,6 +176,9 @@ class OffsetReset:
 
     async def _go_back_elsewhere(self) -> None:
         """The flow ends. The next one is not told of a log that was cut where nothing was committed yet."""
+        partitions = [lane.partition for lane in self._lanes if lane.tracker is not None]
+        read = {partition: self._consumer.position(partition) for partition in partitions}
+        await self._consumer.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
         for lane in self._lanes:
             cut = self._consumer.cut(lane.partition)
             if lane.tracker is not None and cut is not None:

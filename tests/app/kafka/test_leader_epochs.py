@@ -203,6 +203,24 @@ async def test_log_that_was_cut_and_grew_again(grown: int) -> None:
         assert set(leader.asked) == {3}
 
 
+async def test_leader_is_compared_when_it_has_answered() -> None:
+    """Not from the time that metadata names another leader until that one has said where its log parts."""
+    old = filled((3, 10))
+    async with reading(old, 0, 3) as leader:
+        assert leader.epochs.compared(PLACE, 20)  # nothing is known of what was read
+        await offsets(leader)
+        assert leader.epochs.compared(PLACE, 20)
+        leader.log, leader.epoch, leader.refusal = filled((5, 2), until=old, cut=10), 5, 6
+        await leader.learn()
+        assert not leader.epochs.compared(PLACE, 20)
+        poll = asyncio.ensure_future(refused(leader))
+        await leader.asking.wait()
+        assert not leader.epochs.compared(PLACE, 20)
+        leader.refusal = 0
+        assert await poll == 20
+        assert leader.epochs.compared(PLACE, 20)
+
+
 async def test_log_that_has_the_same_records() -> None:
     """A leader that was elected properly is asked once, and reading goes on."""
     old = filled((3, 10))

@@ -31,6 +31,7 @@ class Consumer:
         first: the first offset of each log.
         refuses: whether the group takes no commit.
         meanwhile: called while the brokers are asked.
+        later: the cuts that leaders tell only when they are waited for.
     """
 
     def __init__(self, **cuts: int) -> None:
@@ -40,9 +41,17 @@ class Consumer:
         self.first = 0
         self.refuses = False
         self.meanwhile: Callable[[], None] = lambda: None
+        self.later: dict[TopicPartition, Cut] = {}
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         return self.cuts.get(partition)
+
+    def position(self, _: TopicPartition) -> int | None:
+        return 30
+
+    async def compare(self, offsets: Mapping[TopicPartition, int], within_s: float) -> None:
+        assert within_s > 0
+        self.cuts |= {partition: self.later[partition] for partition in offsets if partition in self.later}
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         self.meanwhile()
@@ -103,6 +112,16 @@ async def test_cut_below_what_is_in_flight() -> None:
     assert caught.value.retriable
     assert consumer.committed == {FIRST: 10}  # of the other one nothing was committed behind the cut
     assert not len(flow.lanes)
+    assert flow.stats.truncated_records == 25
+
+
+async def test_cut_that_another_leader_has_not_told_yet() -> None:
+    """The flow waits for the leaders of the other partitions, since the next flow is not told what it has lost."""
+    consumer = Consumer(p0=10)
+    consumer.later = {SECOND: Cut(25, 3, 30)}
+    flow = Flow(consumer, committed={FIRST: 20, SECOND: 5})
+    with pytest.raises(ClusterError, match=r"parts from what was read at \d+$"):
+        await flow.reset.find(OUT_OF_RANGE)
     assert flow.stats.truncated_records == 25
 
 
