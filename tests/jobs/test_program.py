@@ -195,6 +195,7 @@ def test_program_through_spark_connect(place: tuple[str, str, str, Path], connec
     check(place, run(PROGRAM, *place, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent"))
 
 
+@pytest.mark.skipif("WIDELOAD_CLUSTER" not in os.environ, reason="only with `make cluster-test`")
 def test_streams_in_session_of_their_own(place: tuple[str, str, str, Path], tmp_path: Path) -> None:
     """Streams run as printed, on a session of their own too."""
     broker, topic, _, root = place
