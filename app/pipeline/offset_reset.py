@@ -143,17 +143,28 @@ class OffsetReset:
         Raises:
             ClusterError: see `find`. All partitions that are known to be cut are told before.
         """
-        told = (
-            f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by "
-            f"an unclean election: it was read up to offset {cut.read:,}, and parts from what was read at "
-            f"{cut.offset:,}"
-        )
+        told = _told(partition, cut)
         if self._reset == "none":
             raise ClusterError(f"{told}; consumer.auto.offset.reset is none", retriable=False)
+        if not await self._begin_at_cut(partition, offset, cut):
+            return
+        # The flow ends. The next one is not told of a log that was cut where nothing was committed yet.
+        read = {
+            lane.partition: self._consumer.position(lane.partition) for lane in self._lanes if lane.tracker is not None
+        }
+        await self._consumer.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
+        for lane in self._lanes:
+            elsewhere = self._consumer.cut(lane.partition)
+            if lane.tracker is not None and elsewhere is not None:
+                await self._begin_at_cut(lane.partition, elsewhere.read, elsewhere)
+        raise ClusterError(told, retriable=True)
+
+    async def _begin_at_cut(self, partition: TopicPartition, offset: int, cut: Cut) -> bool:
+        """Tells what is gone, and commits where the log parts; True if the flow ends, with what it has read of it."""
         lane = self._lanes.get(partition)
         first, _ = await self._consumer.bounds(partition)
         if lane is None or not self._lanes.holds(lane):
-            return
+            return False
         begin, tracker = max(first, cut.offset), lane.tracker
         if tracker is None:
             begins = await self._begin(lane, max(first, min(offset, cut.offset)))
@@ -167,22 +178,10 @@ class OffsetReset:
             log.warning(
                 "pipeline %s: %s; it is read again from there; %s records are gone, or have others in their place",
                 self._name,
-                told,
+                _told(partition, cut),
                 f"{cut.read - cut.offset:,}",
             )
-        if tracker is not None:
-            await self._go_back_elsewhere()
-            raise ClusterError(told, retriable=True)
-
-    async def _go_back_elsewhere(self) -> None:
-        """The flow ends. The next one is not told of a log that was cut where nothing was committed yet."""
-        partitions = [lane.partition for lane in self._lanes if lane.tracker is not None]
-        read = {partition: self._consumer.position(partition) for partition in partitions}
-        await self._consumer.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
-        for lane in self._lanes:
-            cut = self._consumer.cut(lane.partition)
-            if lane.tracker is not None and cut is not None:
-                await self._go_back(lane.partition, cut.read, cut)  # raises when it has told the others
+        return tracker is not None
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)
@@ -241,3 +240,10 @@ class OffsetReset:
         except (CommitFailedError, IllegalStateError):
             return False
         return True
+
+
+def _told(partition: TopicPartition, cut: Cut) -> str:
+    return (
+        f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by an "
+        f"unclean election: it was read up to offset {cut.read:,}, and parts from what was read at {cut.offset:,}"
+    )

@@ -32,6 +32,7 @@ class Consumer:
         refuses: whether the group takes no commit.
         meanwhile: called while the brokers are asked.
         later: the cuts that leaders tell only when they are waited for.
+        waited: how often they were.
     """
 
     def __init__(self, **cuts: int) -> None:
@@ -42,6 +43,7 @@ class Consumer:
         self.refuses = False
         self.meanwhile: Callable[[], None] = lambda: None
         self.later: dict[TopicPartition, Cut] = {}
+        self.waited = 0
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         return self.cuts.get(partition)
@@ -51,6 +53,7 @@ class Consumer:
 
     async def compare(self, offsets: Mapping[TopicPartition, int], within_s: float) -> None:
         assert within_s > 0
+        self.waited += 1
         self.cuts |= {partition: self.later[partition] for partition in offsets if partition in self.later}
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
@@ -123,6 +126,7 @@ async def test_cut_that_another_leader_has_not_told_yet() -> None:
     with pytest.raises(ClusterError, match=r"parts from what was read at \d+$"):
         await flow.reset.find(OUT_OF_RANGE)
     assert flow.stats.truncated_records == 25
+    assert consumer.waited == 1  # not once more for each log that was cut
 
 
 async def test_cut_with_none() -> None:
