@@ -27,7 +27,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.chunks import ChunkedRecordMetadata, ChunkingProducer
-from tests.integration.topics import alter, end_offsets, marks
+from tests.integration.limits import alter_configs
+from tests.integration.topics import end_offsets, marks
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.chunk import Chunk, is_chunk
@@ -461,7 +462,7 @@ async def test_limit_lowered_under_traffic(road: Road, rng: random.Random, chaos
                 for number, limit in enumerate(limits):
                     await arrivals.different(rng.randrange(count * number // 3, count * (number + 1) // 3), workers)
                     configs = {"max.message.bytes": str(limit), "retention.ms": "-1"}
-                    await asyncio.to_thread(alter, road.broker, road.chunked, configs)
+                    await alter_configs(road.broker, road.chunked, configs)
                     # All others may have gone through by now.
                     producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * volume.largest)
                     group.create_task(produce(producer, road.raw, volume, 1, random.Random(rng.random()), sent))

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeTooLargeError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
 from tests.forks import run
 from tests.integration.aiokafka_records import becomes, loop_turns, one
+from tests.integration.limits import alter_configs
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from transforms.batch_size import batch_of_one_bytes
@@ -254,17 +253,9 @@ async def test_send_limit_lowered(broker: str, make_topic: MakeTopic) -> None:
     topic = make_topic(**SMALL_TOPIC)
     async with producing(broker) as producer:
         await producer.send_and_wait(topic, value_of(50_000), b"k")
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-        await admin.start()
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "9000"})
-        await admin.alter_configs([resource])
-        await admin.close()
-        async with asyncio.timeout(_LONG_S):
-            while True:  # until the broker goes by it
-                try:
-                    await producer.send_and_wait(topic, value_of(50_000), b"k")
-                except MessageSizeTooLargeError:
-                    break
+        await alter_configs(broker, topic, {"max.message.bytes": "9000"})
+        with pytest.raises(MessageSizeTooLargeError):
+            await producer.send_and_wait(topic, value_of(50_000), b"k")
         await producer.send_and_wait(topic, value_of(70_000), b"k")
     async with consuming(broker, topic, []) as consumer:
         while len((await one(consumer)).value) != 70_000:

@@ -7,12 +7,11 @@ import random
 from collections import Counter
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OutOfOrderSequenceNumber
 
 from app.chunks import AssemblingConsumer, ChunkingProducer
 from tests.integration.aiokafka_records import one
+from tests.integration.limits import alter_configs
 from tests.integration.way import MakeTopic
 
 _LONG_S = 60.0
@@ -29,17 +28,6 @@ def name_of(value: bytes, parts: int) -> tuple[int, ...]:
     prefix = b" ".join(b"%d" % part for part in name) + b" "
     assert value == value_of(len(value) - len(prefix), *name)
     return name
-
-
-async def lower(broker: str, topic: str, limit: int) -> None:
-    """Lets the topic take less from soon on."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await admin.start()
-    try:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": str(limit)})
-        await admin.alter_configs([resource])
-    finally:
-        await admin.close()
 
 
 async def values_up_to(broker: str, topic: str, last: bytes) -> list[bytes]:
@@ -66,7 +54,7 @@ async def test_concurrent_sends_when_one_is_refused(broker: str, make_topic: Mak
             turn = 0
             while turn < 30 or not errors:  # until the broker goes by the new limit
                 if turn == 10 and number == 0:
-                    await lower(broker, topic, 9_000)
+                    await alter_configs(broker, topic, {"max.message.bytes": "9000"})
                     lowered.set()
                 size = 60_000 if (turn + number) % 3 == 0 else 100
                 value = value_of(size, number, turn)
@@ -102,7 +90,7 @@ async def test_small_records_in_a_refused_batch(broker: str, make_topic: MakeTop
     topic = make_topic(**{"max.message.bytes": 20_000})
     async with ChunkingProducer({"bootstrap.servers": broker, "linger.ms": "50"}) as producer:
         await producer.send_and_wait(topic, b"begin", b"k")  # a broker takes any number from who has sent it nothing
-        await lower(broker, topic, 5_000)
+        await alter_configs(broker, topic, {"max.message.bytes": "5000"})
         async with asyncio.timeout(_LONG_S):
             while True:  # until the broker goes by it
                 try:
@@ -123,7 +111,7 @@ async def test_a_transaction_after_a_refused_batch(broker: str, make_topic: Make
     async with ChunkingProducer({"bootstrap.servers": broker}, transactional_id=topic) as producer:
         async with producer.transaction():
             await producer.send_and_wait(topic, value_of(50_000, 1), b"k")
-        await lower(broker, topic, 9_000)
+        await alter_configs(broker, topic, {"max.message.bytes": "9000"})
         async with asyncio.timeout(_LONG_S):
             while True:  # until the broker goes by it
                 await producer.begin_transaction()

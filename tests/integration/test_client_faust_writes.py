@@ -12,8 +12,9 @@ from app.chunks.producer import ChunkedRecordMetadata
 from app.serializers.faust import LargeMessageSchema
 from tests.integration.client_config import LARGE, Config, on_s3
 from tests.integration.client_stores import CuttableWay
+from tests.integration.limits import alter_configs
 from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce, sending
-from tests.integration.topics import alter, committed, read_all
+from tests.integration.topics import committed, read_all
 from tests.integration.topics import send as send_records
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
@@ -80,7 +81,7 @@ async def test_topic_takes_less(broker: str, make_topic: MakeTopic, versitygw: S
         orders = raw(app, topic, schema)
         for size in (400_000, 600_000):
             await (await orders.send(value=b"x" * size))
-        await asyncio.to_thread(alter, broker, topic, {"max.message.bytes": "100000"})
+        await alter_configs(broker, topic, {"max.message.bytes": "100000"})
         with pytest.raises(Exception, match="MessageSizeTooLarge"):
             await (await orders.send(value=b"x" * 400_000))
         await (await orders.send(value=b"x" * 400_000))

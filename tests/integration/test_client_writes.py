@@ -16,8 +16,8 @@ from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import one
 from tests.integration.client_config import ON_GATE, Config, consuming, on_s3, producing, to_json
 from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.limits import alter_configs
 from tests.integration.test_client_chunks import value_of
-from tests.integration.test_client_chunks_refused import lower
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
@@ -93,7 +93,7 @@ async def test_a_limit_that_falls_is_followed(
     async with SerializingProducer(producing(broker, ON_GATE, **more)) as producer:
         await producer.send_and_wait(topic, value_of(9_000, 1), b"k")
         assert not gate.payloads
-        await lower(broker, topic, 5_000)
+        await alter_configs(broker, topic, {"max.message.bytes": "5000"})
         async with asyncio.timeout(30):
             while True:  # until the broker goes by it
                 try:

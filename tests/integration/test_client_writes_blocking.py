@@ -21,8 +21,8 @@ from app.serializers.aiokafka import DeserializingConsumer
 from tests.integration.aiokafka_records import one
 from tests.integration.client_config import ON_GATE, Config, on_s3, producing, to_json
 from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.limits import alter_configs
 from tests.integration.test_client_chunks import value_of
-from tests.integration.test_client_chunks_refused import lower
 from tests.integration.test_client_writes import LIMIT, SMALL_TOPIC, forms, values
 from tests.integration.topics import end_offsets, read_all
 from tests.integration.way import MakeTopic
@@ -199,7 +199,7 @@ async def test_a_limit_that_falls_is_followed(
     with client(producing(broker, ON_GATE, **more)) as producer:
         producer.sent(topic, value_of(9_000, 1))
         assert not gate.payloads
-        await lower(broker, topic, 6_000)
+        await alter_configs(broker, topic, {"max.message.bytes": "6000"})
 
         def is_refused() -> bool:
             try:
@@ -327,7 +327,7 @@ async def test_only_errors_are_told(broker: str, make_topic: MakeTopic) -> None:
         producer.produce(topic, b"k", value_of(50_000, 1), -1, lambda error, _: told.append(error))
         assert producer.flush(_LONG_S) == 0
         assert told == []
-        await lower(broker, topic, 6_000)
+        await alter_configs(broker, topic, {"max.message.bytes": "6000"})
 
         def is_refused() -> bool:
             producer.produce(topic, b"k", value_of(50_000, 2), -1, lambda error, _: told.append(error))

@@ -26,9 +26,10 @@ from app.kafka.topics import topic_of
 from app.local.broker import EmbeddedBroker
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.steering import GroupSteering
+from tests.integration.limits import alter
 from tests.integration.names import Names, properties
 from tests.integration.rest import Answer, ask
-from tests.integration.topics import alter, end_offsets, read_all, send
+from tests.integration.topics import end_offsets, read_all, send
 from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.control_record import Restart

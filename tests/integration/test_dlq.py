@@ -29,7 +29,8 @@ from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
 from tests.forks import fork
-from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
+from tests.integration.limits import alter
+from tests.integration.topics import Found, Sent, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms import record_format

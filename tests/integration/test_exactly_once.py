@@ -17,8 +17,9 @@ from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
 from app.pipeline.lowered_limits import LoweredLimits
 from app.pipeline.termination import RecordError
+from tests.integration.limits import alter_configs
 from tests.integration.line import EARLY, LONG, STAMP, Life, MakeLine, keys, records
-from tests.integration.topics import Sent, alter
+from tests.integration.topics import Sent
 from tests.integration.way import MakeTopic
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError
@@ -210,7 +211,7 @@ async def test_split_in_a_transaction(make_line: MakeLine) -> None:
     """A batch that the sink refuses is split in its transaction: each record is there once, in order."""
     line = make_line(**LONG)
     plan = await plan_pipeline(line.settings.client, line.pipeline)
-    await asyncio.to_thread(alter, line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
+    await alter_configs(line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
     await line.send(records(300, size=1_000))
     async with line.life(plan) as life:
         await life.until(lambda: life.stats.records_out == 300)
@@ -233,7 +234,7 @@ async def test_refused_record_leaves_nothing_twice(make_line: MakeLine, monkeypa
     monkeypatch.setattr(LoweredLimits, "refit", nothing)
     line = make_line(**LONG, **{"large.message.threshold.bytes": 500_000})
     plan = await plan_pipeline(line.settings.client, line.pipeline)
-    await asyncio.to_thread(alter, line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
+    await alter_configs(line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
     await line.send([*records(20), (0, b"20", b"x" * 100_000, [], STAMP)])
     async with line.life(plan) as life:
         with pytest.raises(LimitError):

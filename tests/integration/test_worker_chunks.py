@@ -14,13 +14,12 @@ from typing import cast
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
+from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
@@ -590,7 +589,7 @@ def test_chunks_follow_a_limit_that_is_lowered(make_chunks: MakeChunks) -> None:
     send(chunks.broker, chunks.raw, [before])
     with chunks.worker(chunks.split(**{"producer.batch.size": 1_000}), chunks.join()) as worker:
         until(lambda: chunks.arrived(1), "the first has arrived")
-        asyncio.run(_lower(chunks.broker, chunks.chunked, 5_000))
+        asyncio.run(set_limit(chunks.broker, chunks.chunked, 5_000))
         send(chunks.broker, chunks.raw, [after])
         until(lambda: chunks.arrived(2), "the second has arrived")
         assert worker.get("/pipelines")[1][0]["restarts"] == 1
@@ -598,16 +597,6 @@ def test_chunks_follow_a_limit_that_is_lowered(make_chunks: MakeChunks) -> None:
     assert [r.value for r in read_all(chunks.broker, chunks.whole)[0]] == [before[2], after[2]]
     last = read_all(chunks.broker, chunks.chunked)[0][-1]
     assert batch_of_one_bytes(Record(last.key, last.value, last.headers)) <= 5_000
-
-
-async def _lower(broker: str, topic: str, limit: int) -> None:
-    client = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await client.start()
-    try:
-        configs = {"max.message.bytes": str(limit), "retention.ms": "-1"}
-        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
-    finally:
-        await client.close()
 
 
 REFUSED: list[tuple[str, dict[str, object], dict[str, str], str]] = [

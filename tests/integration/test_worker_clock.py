@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from app.local.broker import EmbeddedBroker
+from tests.integration.limits import alter
 from tests.integration.test_worker_broker import way_on
-from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, mixed
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 

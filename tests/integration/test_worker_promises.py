@@ -13,8 +13,9 @@ from typing import IO
 import pytest
 
 from tests.faults.proxy import Error, FaultProxy, Hang, Ok
+from tests.integration.limits import alter
 from tests.integration.operations import Operations
-from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import S3Server

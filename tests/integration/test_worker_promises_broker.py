@@ -19,8 +19,9 @@ from app.local.broker import EmbeddedBroker, free_ports
 from stores.registry import open_store, put
 from tests.faults.proxy import FaultProxy, Hang, Ok
 from tests.integration.client_stores import CuttableAddress
+from tests.integration.limits import alter
 from tests.integration.operations import Operations
-from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, until
 from tests.s3_server import S3Server
 from transforms.chunk import Chunking

@@ -17,7 +17,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.errors import CommitFailedError
 
-from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send, write_raw
+from tests.integration.limits import alter
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.record import Record

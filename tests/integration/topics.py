@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from app.kafka.batches.raw import raw_batch
 from tests.integration.offsets import committed, end_offsets, marks
 from transforms.record import Header, Record
 
-__all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send", "write_raw"]
+__all__ = ["Counted", "Found", "Sent", "committed", "end_offsets", "marks", "read_all", "send", "write_raw"]
 
 _LARGE = 64 * 1024 * 1024
 _COMMITTED = 1  # of the levels of isolation
@@ -145,17 +143,3 @@ class Counted:
                     self._counts[partition.partition] += len(records)
             for partition in partitions:
                 self._next[partition] = await consumer.position(partition)
-
-
-async def _alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    try:
-        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, dict(configs))])
-    finally:
-        await client.close()
-
-
-def alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
-    """Gives a topic these configs, and takes all others that it had from it."""
-    asyncio.run(_alter(bootstrap, topic, configs))

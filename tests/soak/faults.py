@@ -13,7 +13,7 @@ from typing import Protocol
 
 from app.local.broker import EmbeddedBroker
 from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
-from tests.integration.topics import alter
+from tests.integration.limits import alter
 from tests.integration.worker_process import WorkerProcess
 
 __all__ = ["Brokers", "Chaos", "Targets"]
