@@ -80,8 +80,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     try:
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
-        bind(spark, settings)
-        bind_topics(spark, settings)
+        _bind(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
@@ -106,6 +105,17 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _bind(spark: SparkSession, settings: IngestSettings) -> None:
+    """Ties the checkpoint to the output and the topics; a pattern that matches no topic is told."""
+    bind(spark, settings)
+    if not bind_topics(spark, settings) and settings.subscribe_pattern is not None:
+        print(
+            f"ingest: no topic on the broker at {settings.bootstrap_servers} matches --subscribe-pattern "
+            f"{settings.subscribe_pattern!r}; a topic that is made later will be read",
+            file=sys.stderr,
+        )
 
 
 def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:

@@ -22,7 +22,7 @@ from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
 from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
 from jobs.reading.ranges import parse_offsets
-from jobs.reading.topics import Kafka, ids
+from jobs.reading.topics import Kafka, ids, spans
 from transforms.errors import ConfigurationError
 
 __all__ = ["bind", "bind_topics", "read_start", "write_start"]
@@ -89,10 +89,13 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
     _claim(output, owner, settings)
 
 
-def bind_topics(spark: SparkSession, settings: IngestSettings) -> None:
+def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
     """Notes the ids of the topics in the checkpoint, after `bind`, or makes sure that they are still the same.
 
     Spark keeps names and offsets alone. It would go on in a topic that was made again, once that is long enough.
+
+    Returns:
+        Whether there is a topic by now; a pattern may match none.
 
     Raises:
         ConfigurationError: a topic was made again; or the note is damaged.
@@ -117,6 +120,8 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> None:
         )
     if before != {**before, **now}:
         files.write(path, json.dumps({**before, **now}))
+    # Topics of brokers before Kafka 2.8 have no ids.
+    return bool(now or spans(spark, kafka, settings.topics, settings.subscribe_pattern))
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
@@ -182,13 +187,19 @@ def _check_kind(files: Files, settings: IngestSettings) -> None:
 
 
 def _check_apart(checkpoint: str, output: str) -> None:
-    """Makes sure that no reader of the output meets the checkpoint, and that nothing that cleans it up removes it."""
+    """Makes sure that who reads, cleans or removes one of the two meets nothing of the other."""
     inside = f"{checkpoint}/".removeprefix(f"{output}/")
     if inside != f"{checkpoint}/" and not inside.startswith(("_", ".")):
         raise ConfigurationError(
             "--checkpoint",
             f"{checkpoint} is the output itself, or a folder of its rows: what reads or cleans the output would take "
             "it for data; give a folder elsewhere, or one in it whose name begins with _",
+        )
+    if output.startswith(f"{checkpoint}/"):
+        raise ConfigurationError(
+            "--output",
+            f"{output} is in the checkpoint {checkpoint}: who removes the checkpoint would remove the rows; give a "
+            "folder elsewhere",
         )
 
 

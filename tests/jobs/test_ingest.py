@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -312,6 +313,25 @@ def test_ingest_pattern_of_two_topics(
     tally = ingest(spark, chosen)
     assert tally.end_offsets == {full: {"0": 3}, empty: {"0": 0}}
     assert [row.topic for row in written(spark, chosen)] == [full] * 3
+
+
+def test_ingest_pattern_of_no_topic(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A pattern that matches no topic is told, as it may be misspelt; the same checkpoint reads a topic of later."""
+    name = f"later-{uuid.uuid4().hex}"
+    chosen = settings(subscribe_pattern=f"{name}.*")
+    assert ingest(spark, chosen).rows == 0
+    told = capsys.readouterr().err
+    assert f"no topic on the broker at {broker} matches --subscribe-pattern '{name}.*'" in told
+    topic = make_topic(partitions=1, named=name)
+    produce(broker, topic, {0: numbered(2)})
+    assert ingest(spark, chosen).rows == 2
+    assert "matches" not in capsys.readouterr().err
 
 
 def test_ingest_refuses_checkpoint_of_another_topic(

@@ -263,13 +263,21 @@ def test_what_begins_anew_is_told() -> None:
 
 
 def test_checkpoint_among_the_rows(spark: SparkSession, settings: Settings, tmp_path: Path) -> None:
-    """A new checkpoint is not the output itself, nor a folder of its rows; a hidden folder in it will do."""
+    """A new checkpoint is not the output itself, nor a folder of its rows; a hidden folder in it will do.
+
+    Nor is the output in the checkpoint, where Spark may have a folder of that name.
+    """
     output = tmp_path / "out"
     for name in ("out", "out/checkpoint", "out/topic=t/_checkpoint"):
         chosen = settings("t", checkpoint=str(tmp_path / name))
         with pytest.raises(ConfigurationError, match="is the output itself, or a folder of its rows"):
             bind(spark, chosen)
         assert not output.exists()
+    for name in ("state", "rows/of/t"):
+        chosen = settings("t", output=str(tmp_path / "checkpoint" / name), checkpoint=str(tmp_path / "checkpoint"))
+        with pytest.raises(ConfigurationError, match=r"^--output: .* is in the checkpoint"):
+            bind(spark, chosen)
+        assert not (tmp_path / "checkpoint").exists()
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
     bind(spark, settings("t", checkpoint=str(output / "_checkpoint")))
 
