@@ -147,6 +147,7 @@ async def test_a_move_counts_for_every_task_that_reads(
     async with DeserializingConsumer(consuming(broker, ON_GATE)) as consumer:
         consumer.assign([partition])
         gate.open.clear()
+        await becomes(lambda: bool(consumer._fetcher._records), "the records are fetched")
         first = asyncio.create_task(consumer.getmany(timeout_ms=1_000))
         await becomes(lambda: gate.begun == 1, "the download is under way")
         if moved == "seek":
