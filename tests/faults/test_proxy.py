@@ -21,7 +21,7 @@ DATA = os.urandom(3_000_000)
 @pytest.fixture
 def store(versitygw: S3Server, proxy: FaultProxy) -> Iterator[S3Store]:
     """A store behind the proxy that tries once, with short waits."""
-    yield from _store(versitygw, proxy, **{"s3.read.timeout.ms": 1_000, "s3.connection.timeout.ms": 1_000})
+    yield from _store(versitygw, proxy, **{"s3.read.timeout.ms": 3_000, "s3.connection.timeout.ms": 3_000})
 
 
 def _store(server: S3Server, proxy: FaultProxy, **keys: object) -> Iterator[S3Store]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
+from aiokafka.protocol.admin import DescribeAclsRequest
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
 from app.config.settings import ClientSettings
@@ -214,18 +215,20 @@ class Cluster:
                     await names.acl(
                         f"User:{user}", "*", resource, type_number=kind, operation=operation, pattern=pattern
                     )
+                await _applied(connection, _filters(user, resource, operations, kind, pattern), there=True)
 
         asyncio.run(run())
 
     def forbid(self, user: str, resource: str, *operations: int, kind: int = 2, pattern: int = 3) -> None:
         """Takes these rights from a user."""
-        filters = [(kind, resource, pattern, f"User:{user}", "*", operation, _ALLOW) for operation in operations]
+        filters = _filters(user, resource, operations, kind, pattern)
 
         async def run() -> None:
             async with admin(ClientSettings(self.bootstrap_servers)) as connection:
                 controller = connection._client.cluster.controller.nodeId
                 answer = await connection._send_request(_DeleteAcls(filters=filters), controller)
                 assert [len(matching) for _, _, matching in answer.results] == [1] * len(operations), answer
+                await _applied(connection, filters, there=False)
 
         asyncio.run(run())
 
@@ -241,6 +244,26 @@ class Cluster:
                 await client.close()
 
         return until(lambda: asyncio.run(run()), "a node answers")[0]
+
+
+_Filter = tuple[int, str, int, str, str, int, int]
+
+
+def _filters(user: str, resource: str, operations: Sequence[int], kind: int, pattern: int) -> list[_Filter]:
+    return [(kind, resource, pattern, f"User:{user}", "*", operation, _ALLOW) for operation in operations]
+
+
+async def _applied(connection: AIOKafkaAdminClient, filters: Sequence[_Filter], *, there: bool) -> None:
+    """Waits until each node goes by rights that were given or taken: the controller answers a moment before."""
+
+    async def is_there(which: _Filter, node: int) -> bool:
+        return bool((await connection._send_request(DescribeAclsRequest(*which), node)).resources)
+
+    async with asyncio.timeout(30):
+        for node in connection._client.cluster.brokers():
+            for each in filters:
+                while await is_there(each, node.nodeId) != there:  # noqa: ASYNC110  # nobody says when
+                    await asyncio.sleep(0.01)
 
 
 def _make_certificates(folder: Path) -> None:

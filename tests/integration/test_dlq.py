@@ -439,7 +439,7 @@ def test_replay_that_is_killed_writes_nothing_twice(
 ) -> None:
     """After `kill -9` with records written and not committed, and at any moment then, each is there once, in order."""
     desk = Desk(broker, make_topic, tmp_path, store=False)
-    count, kills = 600, 6
+    count, kills = 3_000, 6  # many more than are written before the kills, also where this process stalls for a moment
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(count)], 50_000)
     command = [sys.executable, "-m", "app.cli", "dlq", "replay", "-c", desk.config, "--yes"]
 

@@ -96,7 +96,7 @@ def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> Non
     requests may take, the third one joins, and the second one is stopped before they have been given partitions.
     """
     way = make_way(partitions=4)
-    settings = {**way.settings(), "consumer.session.timeout.ms": 10_000}
+    settings = {**way.settings(), "consumer.session.timeout.ms": 15_000}  # two workers start meanwhile
     pipelines = way.offload(**{"consumer.request.timeout.ms": 1_000})
     killed, ended, last = (WorkerProcess(way.folder, settings, pipelines) for _ in range(3))
     ended.constants["app.pipeline.flow:_TOLD_AFTER_S"] = 1.5

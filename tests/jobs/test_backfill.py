@@ -99,10 +99,14 @@ def rows_of(found: Sequence[Found]) -> list[Row]:
 
 
 async def delete_topic(broker: str, topic: str) -> None:
+    """Waits until the broker knows: who makes the topic again and writes at once would write to the former one."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker)
     await admin.start()
     try:
         await admin.delete_topics([topic])
+        async with asyncio.timeout(30):
+            while topic in await admin.list_topics():  # noqa: ASYNC110  # nobody says when
+                await asyncio.sleep(0.01)
     finally:
         await admin.close()
 

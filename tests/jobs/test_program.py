@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.local import jars, spark_start
 from tests.integration.topics import send
+from tests.s3_server import free_port
 from transforms.chunk import Chunking
 from transforms.formats import WIDELOAD
 from transforms.record import Record
@@ -117,9 +118,7 @@ def check(place: tuple[str, str, str, Path], printed: list[str]) -> None:
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """Spark's own server, with the connector; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     conf = {
         **QUICK,
         "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -242,7 +242,7 @@ async def test_retries_end_for_one_record_while_the_store_is_up(executor: Execut
         PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
     ) as caught:
         await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
-    assert caught.value.tries > 5
+    assert caught.value.tries >= 3 + 2  # while it is down for all, and the first and last behind that
     assert time.monotonic() - began_s > 0.05
     assert retries.degraded is None
 
@@ -305,9 +305,9 @@ async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
         seen.append(lane.stalled)
 
     with ThreadPoolExecutor(1) as threads:
-        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=200, unstalled=lambda: None)
-        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(12))), 20)
-    assert seen == [0] * 12
+        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=1_000, unstalled=lambda: None)
+        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(30))), 20)
+    assert seen == [0] * 30
 
 
 async def test_retries_take_a_missing_payload_for_an_answer(executor: Executor) -> None:

@@ -346,7 +346,7 @@ async def test_nothing_that_lingers_passes_a_failure() -> None:
     """What is appended behind records that a failure elsewhere has dropped does not go without them."""
     outcomes: dict[int, object] = {}
     log = Log((None, 0), lambda found: found[0].key == b"bad")
-    batches = Batches(log, BatchSettings(linger_s=0.2), halts=True)
+    batches = Batches(log, BatchSettings(linger_s=1.0), halts=True)
     put(batches, outcomes, 1, 0)
     put(batches, outcomes, 0, 1, b"bad")
     batches.outbox("t", 0, lambda: Tally(outcomes)).press()
@@ -362,7 +362,7 @@ async def test_slow_answers_are_answers() -> None:
     """Where each batch is answered in time none is given up, though the last have waited longer for those before."""
     outcomes: dict[int, object] = {}
     log = Log((None, 0), accepting, answer_s={0: 0.1})
-    batches = Batches(log, BatchSettings(batch_bytes=1, delivery_timeout_s=0.5))
+    batches = Batches(log, BatchSettings(batch_bytes=1, delivery_timeout_s=1.0))
     for number in range(12):
         put(batches, outcomes, 0, number)
     async with asyncio.timeout(10):
