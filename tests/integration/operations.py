@@ -64,6 +64,11 @@ class Operations:
         """Deletes a topic; does not wait until each broker has heard of it."""
         self._run(lambda client: client.delete_topics([name]))
 
+    def remove_topic(self, name: str) -> None:
+        """Deletes a topic, and waits until the broker knows: who makes it again could write to the former one."""
+        self.delete_topic(name)
+        until(lambda: self.topic(name) is None, f"topic {name} is gone")
+
     def topic(self, name: str) -> Topic | None:
         """A topic as it is now; None if there is none."""
         return self._run(lambda client: _topic(client, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -312,11 +311,7 @@ async def steered(group: Group) -> AsyncIterator[tuple[Steered, GroupSteering, C
 async def make_again(group: Group) -> None:
     """Deletes the topic, if it is there, and makes it."""
     client = AdminClient({"bootstrap.servers": group.way.broker})
-    with contextlib.suppress(KafkaException):
-        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
-    # The broker answers before it knows: what is written at once could go to the former topic.
-    operations = Operations(group.way.broker)
-    await asyncio.to_thread(until, lambda: operations.topic(group.topic) is None, "the former topic is gone")
+    await asyncio.to_thread(Operations(group.way.broker).remove_topic, group.topic)
     new = NewTopic(group.topic, 1, 1, config={"cleanup.policy": "compact"})
 
     async def made() -> bool:

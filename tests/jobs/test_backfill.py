@@ -34,6 +34,7 @@ from jobs.driver.session import SessionSettings
 from jobs.reading.ranges import OffsetRange
 from stores.registry import open_store
 from stores.store import Delete
+from tests.integration.operations import Operations
 from tests.integration.topics import Found, end_offsets, read_all, send
 from tests.s3_server import S3Server, s3_server_or_skip
 from tests.vectors.bakdata import bakdata_cases
@@ -96,19 +97,6 @@ class Place:
 
 def rows_of(found: Sequence[Found]) -> list[Row]:
     return [(each.key, each.value, each.headers, each.timestamp) for each in found]
-
-
-async def delete_topic(broker: str, topic: str) -> None:
-    """Waits until the broker knows: who makes the topic again and writes at once would write to the former one."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await admin.start()
-    try:
-        await admin.delete_topics([topic])
-        async with asyncio.timeout(30):
-            while topic in await admin.list_topics():  # noqa: ASYNC110  # nobody says when
-                await asyncio.sleep(0.01)
-    finally:
-        await admin.close()
 
 
 async def delete_below(broker: str, topic: str, offset: int) -> None:
@@ -637,7 +625,7 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
     assert len(place.rows(sink)[0]) == 3
     assert copied(replace(settings, checkpoint_id="two"), sink_topic(client, sink), range_).ends == {0: 7}
     assert len(place.rows(sink)[0]) == 5
-    asyncio.run(delete_topic(place.broker, sink))
+    Operations(place.broker).remove_topic(sink)
     make_topic(named=sink)
     assert copied(replace(settings, checkpoint_id="two"), sink_topic(client, sink), range_).ends == {0: 2}
     assert [key for key, *_ in place.rows(sink)[0]] == [record.key for record in records]
@@ -651,7 +639,7 @@ def test_receipt_of_a_sink_with_more_partitions(place: Place, make_topic: MakeTo
     settings = replace(settings_of(arguments), checkpoint_id="one")
     client, range_ = settings.source.client, OffsetRange(source, 0, 0, 1)
     assert copied(settings, sink_topic(client, sink), range_).ends == {3: 1}
-    asyncio.run(delete_topic(place.broker, sink))
+    Operations(place.broker).remove_topic(sink)
     make_topic(1, named=sink)
     again = copied(settings, sink_topic(client, sink), range_)
     assert (again.error, again.ends) == (None, {0: 1})

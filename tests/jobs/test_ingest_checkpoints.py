@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from jobs.ingesting.checkpoint import bind
 from jobs.ingesting.rebuild import sentence
 from jobs.ingesting.values import ValueForm
 from jobs.reading.ranges import Bounds
-from tests.jobs.test_backfill import delete_topic
+from tests.integration.operations import Operations
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
 from transforms.errors import ConfigurationError
 from transforms.record import Record
@@ -292,7 +291,7 @@ def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[
     chosen = settings(topic)
     ingest(spark, chosen)
     ingest(spark, chosen)
-    asyncio.run(delete_topic(broker, topic))
+    Operations(broker).remove_topic(topic)
     make_topic(partitions=1, named=topic)
     produce(broker, topic, {0: numbered(5, first=10)})
     with pytest.raises(ConfigurationError, match=f"--topic: topic {topic} was deleted and made again since checkpoint"):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from app.local.broker import EmbeddedBroker
 from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
-from tests.integration.limits import alter
+from tests.integration.limits import alter_configs
 from tests.integration.worker_process import WorkerProcess
 
 __all__ = ["Brokers", "Chaos", "Targets"]
@@ -159,7 +159,7 @@ class Chaos:
 
     async def _altered(self, topic: str, config: dict[str, str]) -> bool:
         try:
-            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.brokers.bootstrap_servers, topic, config), 20)
+            await asyncio.wait_for(alter_configs(self._targets.brokers.bootstrap_servers, topic, config), 20)
         except Exception:  # noqa: BLE001  # the broker may be away just now
             return False
         return True
