@@ -22,7 +22,7 @@ from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
 from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
 from jobs.reading.ranges import parse_offsets
-from jobs.reading.topics import Kafka, ids, spans
+from jobs.reading.topics import Kafka, ids
 from transforms.errors import ConfigurationError
 
 __all__ = ["bind", "bind_topics", "read_start", "write_start"]
@@ -109,7 +109,8 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
             exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
         ) from exc
     kafka = Kafka(settings.bootstrap_servers, settings.source_options())
-    now = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
+    there = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
+    now = {name: found for name, found in there.items() if found}
     anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
     if anew and settings.fail_on_data_loss:
         raise ConfigurationError(
@@ -120,8 +121,7 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
         )
     if before != {**before, **now}:
         files.write(path, json.dumps({**before, **now}))
-    # Topics of brokers before Kafka 2.8 have no ids.
-    return bool(now or spans(spark, kafka, settings.topics, settings.subscribe_pattern))
+    return bool(there)
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:

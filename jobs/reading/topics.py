@@ -235,7 +235,7 @@ def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str 
 def ids(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str | None) -> dict[str, str]:
     """The ids of the topics in `names`, or of those that a Java pattern matches; see `Topic.id`.
 
-    Topics of brokers before Kafka 2.8 have none, and are left out.
+    Topics of brokers before Kafka 2.8 have none: theirs are empty.
 
     Raises:
         ConfigurationError: there is no Kafka connector.
@@ -244,7 +244,7 @@ def ids(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str | 
     with _admin(spark, kafka) as (jvm, admin):
         none = jvm.org.apache.kafka.common.Uuid.ZERO_UUID.toString()
         found = {name: each.topicId().toString() for name, each in _described(jvm, admin, names, pattern).items()}
-        return {name: each for name, each in found.items() if each != none}
+        return {name: "" if each == none else each for name, each in found.items()}
 
 
 @contextmanager
