@@ -25,6 +25,7 @@ __all__ = [
     "described",
     "idle_seconds",
     "keep_membership",
+    "outlive_crash",
     "partition_of",
 ]
 
@@ -133,3 +134,18 @@ def keep_membership(app: AppT) -> None:
     thread = getattr(app.consumer, "_thread", None) if app.started else None
     if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
         count_as_poll(thread._consumer)  # noqa: SLF001  # the same
+
+
+def outlive_crash(app: AppT) -> None:
+    """Has the thread of Faust's consumer run on when the app crashes, until it is stopped; to be called before.
+
+    A crash ends the thread at once, and so the app's last commit may come when the thread takes no more work, and has
+    not yet ended. Then Faust waits for the commit's end for ever, and the worker does not stop (tried).
+    """
+    thread = getattr(getattr(app, "_consumer", None), "_thread", None)
+    if isinstance(thread, AIOKafkaConsumerThread):
+        cast("Any", thread)._crash = _stay  # noqa: SLF001  # nothing public parts it from the app's crash
+
+
+def _stay(_: BaseException) -> None:
+    """In the place of what marks a service as crashed, which ends its thread."""

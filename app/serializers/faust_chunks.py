@@ -26,7 +26,7 @@ from app.chunks.polled import Polled
 from app.chunks.rereader import Again, Rereader
 from app.config.client import LIMIT, coerced
 from app.kafka.source_batch import ReadRecord
-from app.serializers.faust_app import consumer_arguments, idle_seconds
+from app.serializers.faust_app import consumer_arguments, idle_seconds, outlive_crash
 from stores.keys import read
 from transforms.assembly import Assembled, Discarded, Reread
 from transforms.chunk import is_chunk
@@ -272,6 +272,7 @@ class Chunks:
                     if not any(each.held for each in self._partitions.values()):
                         return
         except Exception as exc:  # noqa: BLE001  # the worker stops with it
+            outlive_crash(self._app)
             await self._app.crash(exc)
         finally:
             self._watching = False

@@ -19,7 +19,7 @@ from faust.types.tuples import Message
 from app.chunks.discarded import warn
 from app.chunks.keys import PRODUCER_KEYS, STRATEGY
 from app.config.client import LIMIT, limits_names
-from app.serializers.faust_app import check_names, client_keys, keep_membership
+from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
 from app.serializers.faust_chunks import CHUNK_NAMES, Chunks, OnDiscarded, listed
 from app.serializers.faust_wrapping import Wrapping, is_wrapper_key
 from app.serializers.faust_writes import Writes
@@ -267,6 +267,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
+            try:
+                return await event_of(message, **how)
+            except Exception:
+                outlive_crash(app)  # Faust crashes with it, but for a decode error of its own
+                raise
+
+        async def event_of(message: Message, **how: bool) -> Any:
             opened = self._opened(app)
             if not await opened.chunks.take(message):
                 return opened.chunks.skipped(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -18,6 +18,7 @@ from app.serializers.faust_chunks import Chunks
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
 from tests.integration.client_stores import GatedStore
+from transforms.assembly import Discarded
 from transforms.chunk import Chunking
 from transforms.errors import (
     ConfigurationError,
@@ -305,6 +306,28 @@ async def test_what_on_failure_raises_stops_the_worker(app: faust.App, gate: typ
         await orders.decode(message(path, headers), propagate=True)
 
 
+@pytest.fixture
+async def thread(app: faust.App) -> AsyncIterator[Any]:
+    """The thread of the app's consumer, which is part of the app as in a worker, but was never started."""
+    consumer: Any = app.consumer
+    app.add_dependency(consumer)
+    yield consumer._thread
+    consumer._thread.thread_loop.close()
+
+
+async def test_a_crash_does_not_end_the_consumers_thread(app: faust.App, gate: type[GatedStore], thread: Any) -> None:
+    """The app that stops then commits by that thread; if it had ended, the worker would wait for ever."""
+    schema = LargeMessageSchema(on_gate())
+    orders = app.topic("orders", value_serializer="raw", schema=schema)
+    path, headers = written(schema, app, LARGE, [])
+    gate.fails = PayloadNotFoundError("gated://orders/0")
+    with pytest.raises(SerializationError) as caught:
+        await orders.decode(message(path, headers), propagate=True)
+    await app.crash(caught.value)  # as Faust does
+    assert app.consumer.should_stop
+    assert not thread.should_stop
+
+
 async def test_a_store_that_is_down_is_asked_again(
     app: faust.App, gate: type[GatedStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,3 +453,20 @@ async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App)
     assert [each.message.offset for each in partition.held] == [0, 1, 2, 3]
     assert not any(each.acked for each in (piece, *behind))
     assert chunks.stats()["pendingChunkedMessages"] == 1
+
+
+async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(app: faust.App, thread: Any) -> None:
+    """Nor does the error of `on_discarded`, when a message has waited too long."""
+
+    def refuse(discarded: Discarded) -> None:
+        raise ValueError(discarded.reason)
+
+    chunks = Chunks(app, {"expire.time.of.incomplete.chunked.message.ms": 1}, refuse, lambda: None)
+    first, *_ = Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
+    app.flow_control.resume()
+    await chunks.take(given(0, first.value or b"", cast("Headers", list(first.headers))))
+    async with asyncio.timeout(30):
+        await app.wait_until_stopped()
+    assert isinstance(app.crash_reason, ValueError)
+    assert app.consumer.should_stop
+    assert not thread.should_stop
