@@ -589,7 +589,7 @@ async def committing(cluster: Cluster, group: str, place: TopicPartition) -> int
     finally:
         committing.cancel()
         await asyncio.wait([committing])
-        await consumer.stop()
+        await ConsumerControls(consumer).stop()
     return last
 
 
@@ -603,7 +603,7 @@ async def committed_first(broker: str, group: str, place: TopicPartition, stable
             await consumer.start()
             found = await controls.commits([place], stable=stable)
         except KafkaError:
-            continue
+            await asyncio.sleep(0.05)  # it is asked soon, not without end
         else:
             return found[place].offset if place in found else -1
         finally:
