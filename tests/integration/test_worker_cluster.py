@@ -468,6 +468,8 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     protocol, more, user, secret, told = LOGINS[login]
     grant(cluster, way, user)
     cluster.allow(user, "*", WRITE, DESCRIBE, kind=TRANSACTIONAL_ID)
+    if login == "certificate":
+        cluster.allow(user, "__consumer_offsets", DESCRIBE)
     head = {**way.settings(), **secured(cluster, protocol), **more}
     pipelines = way.offload(**{"processing.guarantee": "exactly_once"})
     with WorkerProcess(way.folder, head, pipelines) as worker:
@@ -479,6 +481,7 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     assert [each.key for each in read_all(way.broker, way.orders, "read_committed")[0]] == [
         b"%d" % n for n in range(10)
     ]
+    assert log.count("grant Describe on topic __consumer_offsets") == (login != "certificate")
     assert PASSWORD not in log
     assert KEY_PASSWORD not in log
     with pytest.raises(ConfigurationError, match=told) as refused:
