@@ -26,8 +26,8 @@ UNANSWERED_S = 10.0
 _LOOK_S = 0.5
 # A client that needs a broker asks it again sooner. If no client asks, it is not known whether the broker is down.
 _FORGOTTEN_S = 60.0
-# Requests that a broker answers when other members of a group have done something.
-_PATIENT = ("JoinGroupRequest", "SyncGroupRequest")
+# Requests that a broker answers when other members of a group have done something, or its replicas have.
+_PATIENT = ("JoinGroupRequest", "SyncGroupRequest", "OffsetFetchRequest", "FetchStableOffsets")
 
 
 class BrokerHealth:

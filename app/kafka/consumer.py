@@ -141,7 +141,7 @@ class GroupConsumer(ConsumerControls):
             if now_s - began_s > UNANSWERED_S
         }
         refused = self._fetches.trouble(self.consumer.assignment())
-        return "; ".join(filter(None, (*told.values(), refused))) or None
+        return "; ".join(filter(None, (*told.values(), self.offset_fetches.trouble, refused))) or None
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""

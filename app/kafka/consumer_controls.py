@@ -17,15 +17,14 @@ from aiokafka.errors import (
     KafkaError,
     NotCoordinatorError,
 )
-from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
 from app.kafka.membership import leave, leave_in_any_case
+from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
 from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.watched_client import Send, watch_requests
 
 __all__ = ["ConsumerControls"]
 
@@ -45,12 +44,13 @@ class ConsumerControls:
 
     Attributes:
         consumer: the consumer.
+        offset_fetches: its requests for committed offsets.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1) -> None:
         self.consumer = consumer
         self._backoff_s = backoff_s
-        watch_requests(self.client, _spread_error_of_offsets)
+        self.offset_fetches = OffsetFetches(self.client, backoff_s)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -195,17 +195,3 @@ class ConsumerControls:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
         await self.client.close()
-
-
-async def _spread_error_of_offsets(_: str, request: Any, send: Send) -> Any:
-    """Gives the error of a whole response with committed offsets to each partition, as before version 2.
-
-    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
-    the errors of partitions alone: for it, nothing would be committed.
-    """
-    response = await send()
-    if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
-        response.topics = [
-            (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
-        ]
-    return response

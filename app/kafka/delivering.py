@@ -10,6 +10,7 @@ from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_topics
+from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.subscriptions import Subscriptions, Undelivered
 
 __all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
@@ -17,6 +18,8 @@ __all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
 
 class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
     """An `AIOKafkaConsumer` whose commits, automatic ones too, are of delivered records only.
+
+    It asks for committed offsets as `OffsetFetches` does.
 
     Args:
         undelivered: the records that were fetched and not delivered.
@@ -30,6 +33,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def __init__(self, undelivered: Undelivered, topics: Iterable[str], **arguments: object) -> None:
         check_topics(topics)
         super().__init__(**arguments)
+        OffsetFetches(self._client, self._retry_backoff_ms / 1000)
         self._undelivered = undelivered
         self._subscription = Subscriptions(undelivered, self._loop)
         if topics:

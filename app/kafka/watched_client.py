@@ -56,7 +56,7 @@ def watch_sends(client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Await
     """Lets `handle` answer each request of each connection, those too that do not go through the client's `send`.
 
     It gets the connection, the request, and a function that sends it. A later handler is around the former ones.
-    Otherwise as `watch_connections`.
+    Otherwise as `watch_connections`; but the client may have been started.
     """
 
     def take_over(_: str, connection: Any) -> None:
@@ -67,6 +67,8 @@ def watch_sends(client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Await
         if handle not in connection.send.handlers:  # who waits for the same connection tells of it too
             connection.send.handlers.append(handle)
 
+    for connection in client._conns.values():
+        take_over("", connection)
     watch_connections(client, take_over)
 
 

@@ -37,6 +37,7 @@ class AtLeastOnce(Output):
         self._lanes = lanes
         self._consumer = consumer
         self._is_due = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -66,6 +67,11 @@ class AtLeastOnce(Output):
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)
 
     async def commit(self) -> None:
+        # aiokafka tries a commit again: an older one could follow that of a revocation.
+        async with self._turn:
+            await self._commit()
+
+    async def _commit(self) -> None:
         commits = {lane.partition: commit for lane in self._lanes if (commit := self._lanes.to_commit(lane))}
         if not commits:
             return

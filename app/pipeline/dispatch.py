@@ -176,7 +176,7 @@ class Dispatcher:
 
     def release(self, lane: Lane) -> None:
         """Delivers the results at the front of the lane, up to the first record that is not finished."""
-        if self._termination.error is not None or not self._lanes.holds(lane):
+        if not self._may_write(lane):
             return
         for slot in lane.slots:  # before any is written, which would be written again
             if slot.result is None:
@@ -188,12 +188,20 @@ class Dispatcher:
             slot = lane.slots.popleft()
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
+            tracker = lane.tracked(slot.source.offset)
+            released = tracker.released
             try:
                 self._delivery.write(lane, slot)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
+                # One of several results may be written. A hold ends once its last record is safe.
+                tracker.keep(released if slot.hold is None else released - 1)
                 self._termination.fail_by_defect(exc, slot.source)
+            if not self._may_write(lane):
                 return
         self._delivery.flush()
+
+    def _may_write(self, lane: Lane) -> bool:
+        return self._termination.error is None and self._lanes.holds(lane)
 
 
 class PayloadAgedError(ClusterError):

@@ -56,6 +56,10 @@ class OffsetTracker:
         self._open.insert(at, behind)
         return behind
 
+    def keep(self, offset: int) -> None:
+        """Lets nothing from `offset` on be safe any more: a record there has left its lane, and is not written."""
+        self.span(offset)
+
     def safe(self) -> int:
         """The offset that may be committed: every record before it is durable."""
         while self._open and self._open[0].durable:

@@ -164,6 +164,8 @@ class Output:
 
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
+        if self._termination.error is not None:
+            return  # a batch before this one may be missing
         partition, tracker = lane.sink_partition, lane.tracked(batch.offset)
         assert partition is not None
         stats = self._stats
@@ -178,6 +180,7 @@ class Output:
             try:
                 rows = batch.rows()
             except KafkaError as exc:
+                tracker.keep(tracker.released)
                 self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
                 return
             self._sink.extend(partition, rows, tracker, held, codec)

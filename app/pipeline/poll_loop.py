@@ -117,6 +117,7 @@ class PollLoop:
                 await self._poll_others()
             case Mode.GO_ON:
                 await self._consumer.keep_membership()
+        self._termination.raise_error()  # what is admitted now could pass a record that is not written
         if self._delivery.offsets.may_admit:
             self._admission.admit()
         if not self.held:  # else it would let partitions be read again

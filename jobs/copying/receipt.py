@@ -16,6 +16,8 @@ import aiokafka.errors as kafka_errors
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.protocol.api import RequestStruct, Response
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
 from jobs.copying.forms import FORMS, Mark, Tally
@@ -24,6 +26,9 @@ __all__ = ["Receipt", "committed"]
 
 _RETRY_S = 0.1
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
+_OFFSETS = "__consumer_offsets"
+_LATEST = -1
+_BEHIND = (5, 78)  # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,17 @@ def _pair(*found: object) -> tuple[int, int]:
 async def committed(client: AIOKafkaClient, group: str, place: TopicPartition) -> Receipt | None:
     """The receipt that the group has for a partition, once no open transaction can change it (KIP-447; Kafka 2.5).
 
+    It waits until the coordinator has all that was committed: after a kill of all brokers its first answers are older.
+
     Raises:
         aiokafka.errors.KafkaError: the coordinator refuses.
     """
     while True:
         try:
             node = await client.coordinator_lookup(CoordinationType.GROUP, group)
+            if await _is_behind(client, node):
+                await asyncio.sleep(_RETRY_S)
+                continue
             response = await client.send(node, _FetchOffset(group, place), group=ConnectionGroup.COORDINATION)
             _raise(response.error_code)
             ((_, ((_, _, _, metadata, code, _),), _),) = response.topics
@@ -100,6 +110,20 @@ async def committed(client: AIOKafkaClient, group: str, place: TopicPartition) -
             if not exc.retriable:
                 raise
         await asyncio.sleep(_RETRY_S)
+
+
+async def _is_behind(client: AIOKafkaClient, node: object) -> bool:
+    """Whether a coordinator refuses to tell the latest offset of a partition of `__consumer_offsets` (KIP-207).
+
+    Its high watermark is then older than what was committed. False if the user may not describe that topic.
+    """
+    request = MetadataRequest([_OFFSETS], allow_auto_topic_creation=False)
+    ((*_, partitions),) = (await client.send(node, request, group=ConnectionGroup.COORDINATION)).topics
+    wanted = [(_OFFSETS, [(number, _LATEST) for number in range(len(partitions))])]
+    if not partitions:
+        return False
+    answer = await client.send(node, OffsetRequest(-1, 0, wanted), group=ConnectionGroup.COORDINATION)
+    return any(code in _BEHIND for _, found in answer.topics for _, code, *_ in found)
 
 
 def _raise(code: int) -> None:

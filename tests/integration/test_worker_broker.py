@@ -96,7 +96,8 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path) -> N
         log = worker.log.read_text()
     # That a worker was thrown out of its group is worth a line.
     assert not [line for line in log.splitlines() if " aiokafka" in line and "member_id was not recognized" not in line]
-    assert [log.count(f"pipeline offload {told}") for told in (f"waits: {address}", "has ended after")] == [2, 1]
+    # The first reason in the log may be another one than the broker that is away.
+    assert [log.count(f"pipeline offload {told}") for told in ("waits: ", "has ended after")] == [2, 1]
     assert log.count("pipeline offload: brokers and group answer again, after") == 2
 
 

@@ -16,9 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
+from app.kafka.consumer_controls import ConsumerControls
 from app.local.broker import EmbeddedBroker
 from tests.forks import run
 from tests.integration.cluster import KEY_PASSWORD, Cluster
@@ -465,6 +468,8 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     protocol, more, user, secret, told = LOGINS[login]
     grant(cluster, way, user)
     cluster.allow(user, "*", WRITE, DESCRIBE, kind=TRANSACTIONAL_ID)
+    if login == "certificate":
+        cluster.allow(user, "__consumer_offsets", DESCRIBE)
     head = {**way.settings(), **secured(cluster, protocol), **more}
     pipelines = way.offload(**{"processing.guarantee": "exactly_once"})
     with WorkerProcess(way.folder, head, pipelines) as worker:
@@ -476,6 +481,7 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     assert [each.key for each in read_all(way.broker, way.orders, "read_committed")[0]] == [
         b"%d" % n for n in range(10)
     ]
+    assert log.count("grant Describe on topic __consumer_offsets") == (login != "certificate")
     assert PASSWORD not in log
     assert KEY_PASSWORD not in log
     with pytest.raises(ConfigurationError, match=told) as refused:
@@ -537,3 +543,71 @@ def test_worker_log_cut_and_grown_again(cluster: Cluster, way: Way) -> None:
 def states(worker: WorkerProcess) -> dict[str, str]:
     """The states of the pipelines of a worker."""
     return {each["name"]: each["state"] for each in worker.get("/pipelines")[1]}
+
+
+@pytest.mark.chaos
+def test_committed_offsets_after_all_brokers_were_killed(cluster: Cluster, way: Way) -> None:
+    """The coordinator's first answers may be older than what was committed, or none: no consumer of ours believes them.
+
+    A plain aiokafka consumer saw that after 9 of 9 kills, here it is so after every second one.
+    """
+    place = TopicPartition(way.raw, 0)
+    group = way.group("offload")
+
+    async def run() -> tuple[int, list[int]]:
+        last = await committing(cluster, group, place)
+        with ThreadPoolExecutor(len(cluster.nodes)) as pool:
+            starts = [asyncio.wrap_future(pool.submit(node.start)) for node in cluster.nodes]
+            found = await asyncio.gather(
+                *(committed_first(way.broker, group, place, stable) for stable in (True, False))
+            )
+            await asyncio.gather(*starts)
+        return last, found
+
+    last, found = asyncio.run(run())
+    # A commit that was on its way may be there too.
+    assert [each - last for each in found] in ([0, 0], [1, 1])
+
+
+async def committing(cluster: Cluster, group: str, place: TopicPartition) -> int:
+    """Commits the offsets 0, 1, 2, … until all brokers have been killed; returns the last one that was acknowledged."""
+    last = 0
+
+    async def commit(consumer: AIOKafkaConsumer) -> None:
+        nonlocal last
+        for number in itertools.count(1):
+            await consumer.commit({place: number})
+            last = number
+
+    consumer = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, group_id=group, enable_auto_commit=False)
+    consumer.assign([place])
+    await consumer.start()
+    committing = asyncio.create_task(commit(consumer))
+    try:
+        async with asyncio.timeout(60):
+            while last < 500:  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.01)
+        for node in cluster.nodes:
+            await asyncio.to_thread(node.kill)
+    finally:
+        committing.cancel()
+        await asyncio.wait([committing])
+        await ConsumerControls(consumer).stop()
+    return last
+
+
+async def committed_first(broker: str, group: str, place: TopicPartition, stable: bool) -> int:  # noqa: FBT001
+    """The first answer of a cluster that starts; -1 if it is that there is no offset."""
+    while True:
+        consumer = AIOKafkaConsumer(bootstrap_servers=broker, group_id=group, enable_auto_commit=False)
+        controls = ConsumerControls(consumer)
+        try:
+            consumer.assign([place])
+            await consumer.start()
+            found = await controls.commits([place], stable=stable)
+        except KafkaError:
+            await asyncio.sleep(0.05)  # it is asked soon, not without end
+        else:
+            return found[place].offset if place in found else -1
+        finally:
+            await controls.stop()

@@ -84,6 +84,8 @@ class Reader:
         self.meanwhile: Callable[[], None] = lambda: None
         self.client = SimpleNamespace(
             send=self._send,
+            _conns={},
+            _get_conn=None,
             cluster=SimpleNamespace(leader_for_partition=lambda _: 0, broker_metadata=lambda _: None),
             force_metadata_update=lambda: asyncio.get_running_loop().create_future(),
             _loop=asyncio.get_running_loop(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
 from aiokafka import TopicPartition
 
 from app.deadletters.writer import LetterWriter
@@ -15,10 +16,11 @@ from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.termination import RecordError, Termination
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
+from transforms.record import Record
 
 PARTITION = TopicPartition("raw", 3)
 
@@ -126,3 +128,46 @@ async def test_letters_that_are_given_up_with_their_lane() -> None:
     written = len(bench.output.values)
     bench.dispatcher.release(lane)
     assert len(bench.output.values) == written < 5_000
+
+
+@pytest.mark.parametrize("written", [0, 1])
+async def test_what_is_not_written_is_not_committed(written: int) -> None:
+    """If a write raises, nothing from its record on is safe, though a part of it or a record behind it is durable."""
+    bench = Bench(1_000_000)
+    lane, output = bench.lane, bench.output
+    tracker = lane.tracked(41)
+    spans = []
+
+    def write(lane: Lane, slot: Slot) -> None:
+        if written:
+            spans.append(tracker.span(slot.source.offset))
+            tracker.released = slot.source.offset + 1
+        raise MemoryError
+
+    output.write = write  # type: ignore[method-assign]
+    lane.slots += [Slot(Read(offset), 0, (Record(b"k", b"v", (), 0),)) for offset in (41, 42)]
+    bench.dispatcher.release(lane)
+    assert isinstance(bench.termination.error, RecordError)
+    assert [slot.source.offset for slot in lane.slots] == [42]
+    spans.append(tracker.span(43))
+    tracker.released = 44
+    for span in spans:
+        span.durable = True
+    assert tracker.safe() == 41
+
+
+async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
+    """The chunks of a discarded message are read again if their letters cannot be written."""
+    bench = Bench(1_000_000)
+    lane, output = bench.lane, bench.output
+    lane.tracked(0).released = 10
+
+    def write(lane: Lane, slot: Slot) -> None:
+        assert slot.hold is not None
+        slot.hold.last = 9
+        raise MemoryError
+
+    output.write = write  # type: ignore[method-assign]
+    bench.dispatcher.give_up(event(3))
+    assert bench.termination.error is not None
+    assert lane.held_back(lane.tracked(0).safe()) == 0

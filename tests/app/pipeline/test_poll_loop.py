@@ -154,3 +154,22 @@ async def test_time_of_messages_stands_still_while_a_partition_is_paused(
     bench.polled.set()
     await asyncio.wait_for(bench.loop.turn(), 10)
     assert bench.read == [not paused]
+
+
+async def test_nothing_is_admitted_after_the_flow_has_failed() -> None:
+    """A record that passes would go by one that could not be written, and the commit with it."""
+    bench = Bench()
+    admitted: list[bool] = []
+    bench.loop._admission.admit = lambda: admitted.append(True)  # type: ignore[method-assign]
+    bench.polled.set()
+    await bench.loop.turn()
+    assert admitted == [True]
+    error = ValueError("not written")
+    bench.polled.clear()
+    turn = asyncio.create_task(bench.loop.turn())
+    await asyncio.sleep(0)
+    bench.loop._termination.fail(error)
+    bench.polled.set()
+    with pytest.raises(ValueError, match="not written"):
+        await turn
+    assert admitted == [True]

@@ -1,0 +1,121 @@
+"""Requests for committed offsets: they wait until the coordinator of the group has all that was committed.
+
+A coordinator answers from its partitions of `__consumer_offsets`, up to their high watermarks. After a kill of all
+brokers a leader has the high watermark of its disk, which may be seconds old, until its followers fetch again. Its
+first answers then are older offsets, or none (Kafka 4.1: for up to 1.4 s). Meanwhile it refuses to tell the latest
+offset of such a partition (KIP-207). So that is asked for first, by the same connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+
+from app.kafka.broker_health import UNANSWERED_S, ago
+from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.watched_client import Send, watch_sends
+
+__all__ = ["OffsetFetches"]
+
+log = logging.getLogger(__name__)
+
+_TOPIC = "__consumer_offsets"
+_CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1
+_TOPIC_AUTHORIZATION_FAILED = 29
+# OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request.
+_BEHIND = (5, 78)
+
+
+class OffsetFetches:
+    """Holds back the requests of one client for committed offsets, as the module says. Belongs to one event loop.
+
+    It waits for all partitions of `__consumer_offsets` that the coordinator leads: each kind of broker has its own way
+    to choose the one of a group. Without Describe on that topic nothing is held back, and the log says so once.
+
+    Args:
+        client: of a consumer, started or not.
+        backoff_s: how long to wait before the coordinator is asked again.
+        clock: seconds that do not go back.
+    """
+
+    def __init__(
+        self, client: AIOKafkaClient, backoff_s: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backoff_s = backoff_s
+        self._clock = clock
+        self._partitions = 0
+        self._told = False
+        self._waits: dict[object, tuple[str, Sequence[int], float]] = {}
+        watch_sends(client, self._held_back)
+
+    @property
+    def trouble(self) -> str | None:
+        """Which broker does not have the committed offsets yet, and since when; None if none is waited for."""
+        now_s = self._clock()
+        for address, (first, *others), since_s in self._waits.values():
+            if now_s - since_s > UNANSWERED_S:
+                more = f" and {len(others)} more" if others else ""
+                return (
+                    f"broker {address} cannot tell the committed offsets since {ago(now_s - since_s)}: topic {_TOPIC}, "
+                    f"partition {first}{more}, waits for its replicas; start the brokers that have them"
+                )
+        return None
+
+    async def _held_back(self, connection: Any, request: Any, send: Send) -> Any:
+        if not isinstance(request, (OffsetFetchRequest, FetchStableOffsets)):
+            return await send()
+        waiting, since_s = object(), self._clock()
+        try:
+            while behind := await self._behind(connection):
+                self._waits[waiting] = f"{connection.host}:{connection.port}", behind, since_s
+                await asyncio.sleep(self._backoff_s)
+        finally:
+            self._waits.pop(waiting, None)
+        response = await send()
+        if isinstance(request, OffsetFetchRequest):
+            _spread_error(request, response)
+        return response
+
+    async def _behind(self, connection: Any) -> Sequence[int]:
+        """The partitions that a broker leads, and of which it does not know yet what is committed."""
+        if not self._partitions:
+            self._partitions = await self._count(connection)
+        if not self._partitions:
+            return ()
+        wanted = [(_TOPIC, [(number, _LATEST) for number in range(self._partitions)])]
+        response = await connection.send(OffsetRequest(_CONSUMER, _READ_UNCOMMITTED, wanted))
+        return [number for _, found in response.topics for number, code, *_ in found if code in _BEHIND]
+
+    async def _count(self, connection: Any) -> int:
+        """How many partitions there are; 0 if the broker does not tell."""
+        response = await connection.send(MetadataRequest([_TOPIC], allow_auto_topic_creation=False))
+        for code, *_, partitions in response.topics:
+            if code == _TOPIC_AUTHORIZATION_FAILED and not self._told:
+                self._told = True
+                log.info(
+                    "committed offsets are taken as the brokers tell them: after a kill of all brokers these may be "
+                    "old; grant Describe on topic %s, and the right ones are waited for",
+                    _TOPIC,
+                )
+            return len(partitions)
+        return 0
+
+
+def _spread_error(request: OffsetFetchRequest, response: Any) -> None:
+    """Gives the error of a whole response to each of its partitions, as before version 2.
+
+    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
+    the errors of partitions alone: for it, nothing would be committed.
+    """
+    if code := getattr(response, "error_code", 0):
+        response.topics = [
+            (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
+        ]

@@ -1,0 +1,99 @@
+"""The commits of at-least-once delivery: one after the other, whoever asks for them; and none past what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+
+from app.cluster.preflight import Plan
+from app.config.parsing import parse
+from app.kafka.broker_health import BrokerHealth
+from app.kafka.topics import Topic
+from app.pipeline.at_least_once import AtLeastOnce
+from app.pipeline.budget import Budget, Share
+from app.pipeline.lane import Lane
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Destination
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import Termination
+
+PARTITION = TopicPartition("raw", 0)
+
+
+class Bench:
+    """The delivery of a pipeline with one lane, whose consumer commits when it is let.
+
+    Attributes:
+        committed: the offsets that the group has taken, in order.
+        may: lets a commit through.
+    """
+
+    def __init__(self) -> None:
+        table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"]}
+        store = {"large.message.payload.store.class": "memory"}
+        settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **store}}})
+        plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
+        brokers, self.termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
+        stats = PipelineStats()
+        destination = Destination(settings.client, settings.pipelines[0], plan, brokers, stats, self.termination)
+        share = Share(Budget(100_000))
+        lanes = Lanes(share, None)
+        lanes.open(PARTITION, 0)
+        (self.lane,) = lanes
+        self.committed: list[int] = []
+        self.asked = 0
+        self.may = asyncio.Event()
+        self.delivery = AtLeastOnce(destination, share, lanes, cast(Any, SimpleNamespace(commit=self._commit)))
+
+    async def _commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        self.asked += 1
+        await self.may.wait()  # as if it were tried again
+        self.committed.append(offsets[PARTITION][0])
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    """Reaches no broker."""
+    made = Bench()
+    yield made
+    await made.delivery.stop()
+
+
+async def test_an_older_commit_does_not_follow(bench: Bench) -> None:
+    """A revocation commits while a regular commit is tried again: it waits for that, and its offset is the last."""
+    tracker = bench.lane.tracked(0)
+    tracker.released = 100
+    regular = asyncio.create_task(bench.delivery.commit())
+    await asyncio.sleep(0)
+    tracker.released = 200
+    last = asyncio.create_task(bench.delivery.commit())
+    await asyncio.sleep(0)
+    assert bench.asked == 1
+    bench.may.set()
+    await asyncio.gather(regular, last)
+    assert bench.committed == [100, 200]
+
+
+async def test_a_batch_that_cannot_be_read_is_passed_by_none(bench: Bench) -> None:
+    """Neither the commit nor the batches behind it pass it: the flow ends, and they are read again."""
+    lane: Lane = bench.lane
+
+    def unreadable() -> object:
+        raise CorruptRecordException("broken")
+
+    def batch(offset: int) -> Any:
+        return SimpleNamespace(
+            offset=offset, codec=0, batch=None, goes_whole=lambda *_: False, rows=unreadable, merged_from=0
+        )
+
+    lane.tracked(7)
+    bench.delivery.forward(lane, batch(7), 10)
+    assert bench.termination.error is not None
+    bench.delivery.forward(lane, SimpleNamespace(offset=8), 10)  # type: ignore[arg-type]
+    assert (lane.tracked(7).safe(), lane.tracked(7).in_flight) == (7, True)
