@@ -52,7 +52,7 @@ class GroupConsumer(ConsumerControls):
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
-        join_patiently(self.client, interval_ms / 1000)  # first: it must be the last one before the connection
+        join_patiently(self.client, interval_ms / 1000)
         brokers.watch(self.client)
         receive_at_once(self.client)
         instance_id = settings.consumer["consumer.group.instance.id"]
