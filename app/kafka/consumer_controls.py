@@ -100,11 +100,6 @@ class ConsumerControls:
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
 
-    def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        if self._fetcher is not None:  # else the consumer still starts, and nothing waits
-            self.consumer._subscription.abort_waiters(error)
-
     # --- the group ---------------------------------------------------------------------------------------------------
 
     def commit_as_member(self) -> None:

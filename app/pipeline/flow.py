@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from typing import cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
@@ -110,7 +110,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._joined = joined
         self._joining = Joining(settings)
         self._changed = asyncio.Event()
-        self._termination = termination = Termination(settings.name, self._changed.set)
+        self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
@@ -254,6 +254,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Asks `run` to drain, to commit, and to return."""
         self._termination.ask()
 
+    def _wake(self) -> None:
+        self._changed.set()
+        self._consumer.interrupt()
+
     def _follow(self, topic: str, limit_bytes: int) -> None:
         self._lowered_limits.follow(topic, limit_bytes)
         if self._letters is not None and topic == self._letters.topic.name:
@@ -311,16 +315,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     async def _watch_brokers(self) -> None:
         """Ends the flow if no broker answers: aiokafka asks only known addresses, new clients `bootstrap.servers`."""
         told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
-        error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
-        self._termination.fail(error)
-        self._consumer.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True))
 
     async def _watch_membership(self) -> None:
         """Ends the flow if another worker is in its place."""
         await self._consumer.replaced()
-        error = self._replaced()
-        self._termination.fail(error)
-        self._consumer.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(self._replaced())
 
     async def _raise_if_replaced(self, error: BaseException) -> None:
         """After an error: the next flow would join again, and so put the other worker out."""

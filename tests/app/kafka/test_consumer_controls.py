@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, NoOffsetForPartitionError
+from aiokafka.errors import NoOffsetForPartitionError
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.delivering import idle_s
@@ -32,11 +32,6 @@ async def test_position(consumer: AIOKafkaConsumer) -> None:
     controls.assignment.state_value(PLACE).seek(5)
     assert controls.position(PLACE) == 5
     assert controls.position(TopicPartition("t", 1)) is None
-
-
-async def test_consumer_that_has_not_started_is_not_interrupted(consumer: AIOKafkaConsumer) -> None:
-    """Nothing waits that could be: aiokafka would fail."""
-    ConsumerControls(consumer).interrupt(KafkaConnectionError("enough"))
 
 
 async def test_idle_time_counts_after_a_poll_that_raised(consumer: AIOKafkaConsumer) -> None:
