@@ -276,10 +276,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """
         watching: list[asyncio.Task[None]] = []
         try:
-            await self._delivery.start()
+            watching.append(asyncio.create_task(self._watch_brokers()))
+            await self._termination.unless_ended(self._delivery.start())
             await self._join()
-            watched = self._topic_watcher.watch(), self._watch_brokers(), self._watch_membership()
-            watching = [asyncio.create_task(each) for each in watched]
+            watched = self._topic_watcher.watch(), self._watch_membership()
+            watching += [asyncio.create_task(each) for each in watched]
             while not self._termination.asked:
                 self._termination.raise_error()
                 await self._poll_loop.turn()
@@ -336,24 +337,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     async def _join(self) -> None:
-        """Joins the group, which takes as long as its slowest member, but no longer than until `stop`."""
-        loop = asyncio.get_running_loop()
-        joining = loop.create_task(self._consumer.start(self))
-        changed = loop.create_task(self._changed.wait())
+        """Joins the group, which takes as long as its slowest member, but no longer than until the termination."""
         self._joining.begin()
+        telling = asyncio.get_running_loop().call_later(_TOLD_AFTER_S, self._tell_of_join)
         try:
-            done, _ = await asyncio.wait([joining, changed], timeout=_TOLD_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self._joining.last()
-                log.info("pipeline %s %s", self.settings.name, self.awaited)
-                await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                joining.result()
+            await self._termination.unless_ended(self._consumer.start(self))
         finally:
-            joining.cancel()
-            changed.cancel()
-            await asyncio.gather(joining, changed, return_exceptions=True)
+            telling.cancel()
             self._joining.end()
+
+    def _tell_of_join(self) -> None:
+        self._joining.last()
+        log.info("pipeline %s %s", self.settings.name, self.awaited)
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.cluster.preflight import Plan
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
 from app.kafka.topics import Topic
@@ -83,3 +84,33 @@ async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.
     flow._termination.fail(ClusterError("a write has failed", retriable=True))
     with pytest.raises(ClusterError, match="a write has failed"):
         await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
+async def test_a_stop_waits_for_no_client_that_starts(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
+) -> None:
+    """A producer asks for its id, and a consumer for its group, for as long as no broker answers."""
+    waiting = Waiting()
+    monkeypatch.setattr(client, "start", waiting)
+    running = asyncio.create_task(flow.run())
+    await asyncio.wait_for(waiting.begun.wait(), 20)
+    flow.stop()
+    await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
+async def test_brokers_that_fall_silent_at_the_start_end_the_flow(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
+) -> None:
+    """They may be at other addresses by now: a client that starts asks those that it knows, the next flow all."""
+
+    async def silent(*_: object) -> str:
+        await waiting.begun.wait()
+        return "no broker answers"
+
+    waiting = Waiting()
+    monkeypatch.setattr(client, "start", waiting)
+    monkeypatch.setattr(BrokerHealth, "silent", silent)
+    with pytest.raises(ClusterError, match=r"no broker answers; bootstrap\.servers is asked again"):
+        await asyncio.wait_for(flow.run(), 20)
