@@ -25,6 +25,7 @@ from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
 
@@ -51,6 +52,7 @@ class ConsumerControls:
         self.consumer = consumer
         self._backoff_s = backoff_s
         self.offset_fetches = OffsetFetches(self.client, backoff_s)
+        end_each_poll(consumer._subscription)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -97,11 +99,6 @@ class ConsumerControls:
         fetching = self._fetcher.error_future
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
-
-    def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        if self._fetcher is not None:  # else the consumer still starts, and nothing waits
-            self.consumer._subscription.abort_waiters(error)
 
     # --- the group ---------------------------------------------------------------------------------------------------
 
