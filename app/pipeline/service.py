@@ -88,7 +88,7 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
-        self._anew = False
+        self._anew = False  # somebody has asked for another flow than the one there is
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
@@ -125,6 +125,7 @@ class Pipeline(Service):
             return
         self._log.is_asked(f"to be {target}")
         self.target = target
+        self._anew = self._anew or target == "STOPPED"
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
         elif self.flow is not None:
@@ -198,6 +199,8 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
+            if self._anew:
+                self._learned_limits.forget_unfit()  # whoever asked may have mended the topic
             self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
@@ -276,6 +279,7 @@ class Pipeline(Service):
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:
             self.stats.forget_failed()
+            self._learned_limits.forget_unfit(renewed)
         self.flow = Flow(
             self._worker.client,
             self.settings,
