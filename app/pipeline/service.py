@@ -19,8 +19,8 @@ from app.cluster.enforced_limits import is_over_limit, refused_names
 from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import without_secrets
-from app.config.settings import PipelineSettings, Settings
-from app.kafka.clients import ClusterError
+from app.config.settings import ClientSettings, PipelineSettings, Settings
+from app.kafka.clients import ClusterError, sharing_context
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -252,9 +252,17 @@ class Pipeline(Service):
         """True if the flow that has ended had worked for a while."""
         return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
 
-    async def _look(self) -> Plan:
+    def _client(self) -> ClientSettings:
+        """How the clients of one flow reach the cluster."""
         try:
-            return await plan_pipeline(self._worker.client, self.settings, began=self._status == "RESTARTING")
+            return sharing_context(self._worker.client)
+        except ConfigurationError as exc:
+            # The files were right when the worker started, so somebody is replacing them.
+            raise ClusterError(str(exc), retriable=True) from exc
+
+    async def _look(self, client: ClientSettings) -> Plan:
+        try:
+            return await plan_pipeline(client, self.settings, began=self._status == "RESTARTING")
         except ConfigurationError as exc:
             if self._status != "RESTARTING" or is_over_limit(exc):
                 raise
@@ -264,7 +272,9 @@ class Pipeline(Service):
 
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
-        found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
+        client = self._client()
+        # The next flow looks again: topics may have changed.
+        found, self.plan = self.plan or await self._look(client), None
         plan = self._learned_limits.applied(found)
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
@@ -281,7 +291,7 @@ class Pipeline(Service):
             self.stats.forget_failed()
             self._learned_limits.forget_unfit(renewed)
         self.flow = Flow(
-            self._worker.client,
+            client,
             self.settings,
             plan,
             lambda limit_bytes: build(

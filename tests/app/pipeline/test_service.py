@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -11,7 +12,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
-from app.kafka.clients import ClusterError
+from app.config.settings import ClientSettings
+from app.kafka.clients import ClusterError, security_arguments
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.pipeline import service
@@ -66,6 +68,17 @@ class _RefusedFlow(_FailingFlow):
         self.sent.append(make_chain(plan.sink.max_message_bytes).passes(_REFUSED))
 
 
+class _SecureFlow(_FailingFlow):
+    """A flow with two clients; `contexts` has, of each flow, what they use for TLS."""
+
+    contexts: ClassVar[list[tuple[ssl.SSLContext, ssl.SSLContext]]] = []
+
+    def __init__(self, client: ClientSettings, *rest: Any, **more: Any) -> None:
+        super().__init__(client, *rest, **more)
+        first, second = (security_arguments(client)["ssl_context"] for _ in range(2))
+        self.contexts.append((first, second))
+
+
 @asynccontextmanager
 async def running(
     monkeypatch: pytest.MonkeyPatch,
@@ -73,6 +86,7 @@ async def running(
     flow: type[_FailingFlow] = _FailingFlow,
     plan: Plan = _PLAN,
     later: Plan = _PLAN,
+    keys: str = "",
 ) -> AsyncIterator[Pipeline]:
     """A pipeline that runs, with flows that fail when they are to end; all but the first one by the `later` plan."""
 
@@ -81,7 +95,7 @@ async def running(
 
     monkeypatch.setattr(service, "Flow", flow)
     monkeypatch.setattr(service, "plan_pipeline", look)
-    settings = settings_of(HEAD + ORDERS)
+    settings = settings_of(HEAD + keys + ORDERS)
     pipeline = Pipeline(settings, settings.pipelines[0], plan=plan, budget=Budget(1), ended=ended.append)
     await pipeline.on_start()
     try:
@@ -200,3 +214,52 @@ async def test_a_record_that_was_refused_is_not_that_of_a_topic_that_was_created
 
     async with _refused(monkeypatch, plan("old"), plan("new")) as (_, sent):
         assert sent == [True, again]
+
+
+@asynccontextmanager
+async def _secure(
+    monkeypatch: pytest.MonkeyPatch, ended: list[Pipeline]
+) -> AsyncIterator[tuple[Pipeline, list[tuple[ssl.SSLContext, ssl.SSLContext]]]]:
+    """A pipeline over TLS, and the contexts of its flows, which end by an error that may pass."""
+    contexts: list[tuple[ssl.SSLContext, ssl.SSLContext]] = []
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_SecureFlow, "contexts", contexts)
+    monkeypatch.setattr(_SecureFlow, "error", ClusterError("the broker is away", retriable=True))
+    async with running(monkeypatch, ended, _SecureFlow, keys='security.protocol = "SSL"\n') as pipeline:
+        yield pipeline, contexts
+
+
+async def test_the_clients_of_a_flow_share_a_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load the authorities takes time on the event loop; the next flow loads them again, as files are replaced."""
+    async with _secure(monkeypatch, []) as (pipeline, contexts):
+        assert pipeline.flow is not None
+        await _next_flow(pipeline, pipeline.flow.stop)
+        assert [first is second for first, second in contexts] == [True, True]
+        assert contexts[0][0] is not contexts[1][0]
+
+
+async def test_certificates_that_are_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were right when the worker started, so the pipeline does not fail for good; nor if it is started now."""
+    ended: list[Pipeline] = []
+    load = ssl.create_default_context
+    replacing = False
+
+    def loaded(*, cafile: str | None = None) -> ssl.SSLContext:
+        if replacing:
+            raise ssl.SSLError("no start line")
+        return load(cafile=cafile)
+
+    monkeypatch.setattr(ssl, "create_default_context", loaded)
+    async with _secure(monkeypatch, ended) as (pipeline, contexts):
+        assert pipeline.flow is not None
+        replacing = True
+        pipeline.flow.stop()
+        await until(lambda: pipeline.last_error is not None and "ssl.ca.location" in pipeline.last_error)
+        pipeline.steer("STOPPED")
+        await until(lambda: pipeline.status == "STOPPED")
+        restarts = pipeline.stats.restarts
+        pipeline.steer("STARTED")
+        await until(lambda: pipeline.stats.restarts > restarts or bool(ended))
+        replacing = False
+        await until(lambda: pipeline.status == "RUNNING" or bool(ended))
+        assert (len(contexts), ended) == (2, [])
