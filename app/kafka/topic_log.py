@@ -17,6 +17,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches
+from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
 
@@ -114,7 +115,7 @@ class TopicLog:
                     looked_s = time.monotonic()
 
     async def append(self, key: bytes, value: bytes) -> None:
-        """Writes a record to all replicas that are in sync.
+        """Writes a record to all replicas that are in sync; tries until it is cancelled, and not once more.
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -125,6 +126,8 @@ class TopicLog:
                 await producer.send_and_wait(self._topic, value, key=key, partition=0)
             except (KafkaError, OSError, TimeoutError) as exc:
                 raise translated(exc, f"topic {self._topic}") from exc
+            finally:
+                await ProducerControls(producer).abandon()  # `stop` would try on, until it is written
 
     @property
     def _reached(self) -> int:
