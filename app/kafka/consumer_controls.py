@@ -17,7 +17,6 @@ from aiokafka.errors import (
     KafkaError,
     NotCoordinatorError,
 )
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
@@ -29,7 +28,6 @@ from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
 
-_FETCH_WAIT_MS = 100
 _STOP_S = 3.0
 _LEAVE_S = 2.0
 
@@ -79,13 +77,6 @@ class ConsumerControls:
         state = assignment.state_value(partition) if assignment is not None and assignment.active else None
         position: int | None = state.position if state is not None and state.has_valid_position else None
         return position
-
-    def fetch_request(self, partition: TopicPartition, offset: int) -> FetchRequest:
-        """A request for the records of one partition, with the consumer's own settings."""
-        fetcher = self._fetcher
-        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level
-        wanted = [(partition.topic, [(partition.partition, offset, size)])]
-        return FetchRequest(_FETCH_WAIT_MS, 1, size, isolation, wanted)
 
     def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
         """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""

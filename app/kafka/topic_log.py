@@ -16,7 +16,7 @@ from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRange
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.fetched import FetchedBatches
+from app.kafka.fetched import FetchedBatches, Unlimited
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
@@ -149,7 +149,7 @@ class TopicLog:
         consumer.assign([self._partition])
         try:
             await consumer.start()
-            FetchedBatches(controls, _Unlimited())
+            FetchedBatches(controls, Unlimited())
             consumer.seek(self._partition, await self._begin(controls))
             yield controls
         except OffsetOutOfRangeError as exc:
@@ -211,7 +211,7 @@ class TopicLog:
 
     def _take_batch(self, batch: SourceBatch) -> None:
         try:
-            unopened = batch.unopened(_MOST_BYTES)
+            unopened = batch.unopened(_MOST_BYTES, "1 MiB in this topic")
             for record in batch.records() if unopened is None else (unopened,):
                 if isinstance(record, Unopened):
                     self._skipped(f"offset {record.first}: {record.error}")
@@ -219,13 +219,3 @@ class TopicLog:
                     self._take(Entry(record.offset, record.key, record.value, record.offset < self._new_from))
         except CorruptRecordException as exc:
             self._skipped(str(exc))
-
-
-class _Unlimited:
-    """What is fetched is a megabyte at most."""
-
-    def fetched(self, size: int) -> None:
-        """See `ReadAhead`."""
-
-    async def may_fetch(self) -> None:
-        """See `ReadAhead`."""
