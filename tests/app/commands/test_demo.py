@@ -8,17 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from app.commands.demo import Demo
 from app.commands.demo_store import NAMES, DemoStore
-from app.local.demo_files import LARGEST_BYTES, compare, from_folder, from_jars
+from app.local.demo_files import LARGEST_BYTES, DemoFile, compare, from_folder, from_jars
 from stores.azure import AzureStore
 from stores.registry import STORE_NAMES, open_store
 from stores.store import Store
@@ -133,6 +137,38 @@ def test_compare_finds(
     assert (found.different, found.missing, found.strange) == (different, missing, strange)
     assert not found.whole
     assert found.identical == 2 - len(different) - len(missing)
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+class Pages(BaseHTTPRequestHandler):
+    """Answers as a worker that is ready."""
+
+    def do_GET(self) -> None:
+        """Whatever the page."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_demo_asks_its_worker_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is on this machine, where a proxy of the environment does not lead."""
+    monkeypatch.setattr(urllib.request, "_opener", None)  # what an earlier request has made of the environment
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Pages) as server:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        run = Demo([DemoFile(Path("file"), b"k", 1)], DemoStore.given("filesystem", []))
+        run._port = server.server_port
+        try:
+            assert run._page("/pipelines") == []
+        finally:
+            server.shutdown()
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
