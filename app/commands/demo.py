@@ -184,7 +184,8 @@ class Demo:
         (self._port,) = free_ports(1)
         config = self._folder / "wideload.toml"
         servers = self._broker.bootstrap_servers
-        config.write_text(_CONFIG.format(servers=servers, port=self._port, store=self._store.lines()))
+        text = _CONFIG.format(servers=servers, port=self._port, store=self._store.lines())
+        config.write_text(text, encoding="utf-8")
         with (self._folder / "worker.log").open("ab") as log:
             self._worker = watched(
                 [sys.executable, "-m", "wideload", "worker", "-c", config], output=log, environ=self._environ()

@@ -240,6 +240,11 @@ def test_demo_in_a_cloud(tmp_path: Path) -> None:
         ("gcs", ["gcs.bucket"], "--store-key: is given without a value"),
         ("gcs", ["gcs.bukket=a"], "gcs.bukket: is not a key that is known here; did you mean gcs.bucket"),
         ("gcs", ["gcs.bucket=a", "gcs.retry.attempts=x"], "gcs.retry.attempts: found 'x'"),
+        ("s3", ["s3.bucket=a", "foo bar=1"], "--store-key: found the key 'foo bar', allowed is one such as s3.prefix"),
+        ("s3", ["=x"], "--store-key: found the key ''"),
+        ("s3", ["s3.bucket=a\udcff"], "--store-key: found a value of s3.bucket that is not UTF-8"),
+        ("s3", ["s3.bucket=a", "s3=x"], "--store-key: found keys that no file can have together: s3.bucket, s3, s3.p"),
+        ("s3", ["s3.bucket=a", "bootstrap.servers=x"], "--store-key: found keys that no file can have together"),
     ],
 )
 def test_demo_store_with_a_wrong_key(name: str, pairs: list[str], words: str) -> None:
@@ -267,6 +272,14 @@ def test_demo_store_has_a_prefix_of_its_own() -> None:
     assert first.keys["s3.prefix"] != second.keys["s3.prefix"]
     assert 's3.secret.key = "${env:HOME}"\ns3.retry.attempts = 2\n' in first.lines()
     assert first.opened_keys()["s3.secret.key"] == os.environ["HOME"]
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "é", '"', "\\", "\x7f", "\x01"])
+def test_demo_store_takes_any_text(text: str) -> None:
+    """A value comes out of the file as it was given, whatever its characters."""
+    keys = {"s3.bucket": "payloads", "s3.access.key": "k", "s3.secret.key": f"a{text}b"}
+    store = DemoStore.given("s3", [f"{name}={value}" for name, value in keys.items()])
+    assert {name: store.opened_keys()[name] for name in keys} == keys
 
 
 def test_demo_says_that_a_key_of_its_store_is_missing() -> None:
