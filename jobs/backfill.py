@@ -131,6 +131,7 @@ def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: s
     print(f"{would}published: {tally.payloads:,} payloads, {amount(tally.payload_bytes)}{unsized}")
     if tally.kept:
         print(f"kept as they are, since they cannot be restored: {tally.kept:,} records")
+        print(f"these may refer to payloads of {arguments.source}: a sweep of it needs --carrier {arguments.sink}")
     if tally.left_out:
         print(f"left out: {tally.left_out:,} chunks that make no message")
     if state == "stopped":

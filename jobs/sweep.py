@@ -177,6 +177,7 @@ def _cells(folder: Folder) -> list[str]:
 
 def _settings(arguments: argparse.Namespace) -> SweepSettings:
     use = store_use(arguments, arguments.topic)
+    configured = {} if use is None or arguments.format is not None else use.formats
     if use is not None:
         _take_topics(arguments, use)
     elif not arguments.topic and not arguments.deleted_topic:
@@ -198,7 +199,7 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
         deleted_topics=_deleted_topics(arguments),
         carriers=tuple(arguments.carrier),
         reference_format=arguments.format or "wideload",
-        formats=_formats(arguments),
+        formats=_formats(arguments, configured),
         any_name=arguments.any_name,
         grace=arguments.grace,
         in_flight=timedelta(0) if use is None else use.in_flight,
@@ -260,14 +261,28 @@ def _ignored(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(arguments.ignore_topic))
 
 
-def _formats(arguments: argparse.Namespace) -> dict[str, FormatName]:
-    found: dict[str, FormatName] = {}
+def _formats(arguments: argparse.Namespace, configured: Mapping[str, FormatName]) -> dict[str, FormatName]:
+    """The formats of single topics: those of the configuration, and over them those of the command line.
+
+    Raises:
+        ConfigurationError: a format is given for nothing or is none; or it is missing, and no header would tell it.
+    """
+    read = [*arguments.topic, *arguments.carrier]
+    found = {topic: configured[topic] for topic in read if topic in configured}
     for topic, name in pairs("--topic-format", arguments.topic_format).items():
-        if topic not in {*arguments.topic, *arguments.carrier}:
+        if topic not in read:
             raise ConfigurationError("--topic-format", f"{topic} is neither --topic nor --carrier")
         if name not in FORMATS:
             raise ConfigurationError("--topic-format", f"found {name!r}, allowed are {', '.join(FORMATS)}")
         found[topic] = cast("FormatName", name)
+    names = {*configured.values()}
+    missing = [topic for topic in read if topic not in found]
+    if missing and len(names) > 1 and "bakdata-flag" in names:
+        raise ConfigurationError(
+            "--topic-format",
+            f"is missing for {missing[0]}: no pipeline of the configuration has it, and they have several formats; "
+            f"give {missing[0]}=FORMAT",
+        )
     return found
 
 

@@ -233,6 +233,10 @@ class DiscardedChunkError(TransformError):
         return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
 
 
+WORKER_ALLOWS = "in.flight.bytes, or 64 MiB if that is more"
+"""The bytes of a batch before compression that the worker takes apart."""
+
+
 @dataclass(eq=False, repr=False)
 class BatchTooLargeError(TransformError):
     """A compressed batch holds more bytes than may be in memory. A megabyte may hold a gigabyte, so it is not undone.
@@ -241,16 +245,18 @@ class BatchTooLargeError(TransformError):
         first: the offset of its first record that is wanted.
         last: the offset of its last record.
         limit: the most bytes of the records before compression.
+        allowed: what that limit is.
     """
 
     first: int
     last: int
     limit: int
+    allowed: str = WORKER_ALLOWS
 
     def __str__(self) -> str:
         return (
             f"the batch of offsets {self.first} to {self.last} holds more than {self.limit:,} bytes before "
-            "compression; allowed are in.flight.bytes, or 64 MiB if that is more"
+            f"compression; allowed are {self.allowed}"
         )
 
 

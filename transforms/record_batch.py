@@ -234,6 +234,11 @@ class RecordBatch:
         except CompressionError:
             return _MOST_LOOKED_AT_BYTES + 1
 
+    @property
+    def looked_at_bytes(self) -> int:
+        """The bytes that were decompressed to look at the records, at most; 0 if none were, or they are forgotten."""
+        return _MOST_LOOKED_AT_BYTES if self._huge else len(self._records or b"")
+
     def forget(self) -> None:
         """Lets go of the uncompressed records, which are kept from one question to the next."""
         self._records = None

@@ -21,6 +21,7 @@ from app.config.parsing import load
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
+from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
@@ -156,12 +157,14 @@ class _Run:
         return selection.max_messages is not None and self.totals.messages >= selection.max_messages
 
     async def take(self, source: SourceRecord) -> None:
-        """Restores, writes and prints one record. A record that cannot be restored is printed as failed."""
-        if self.restorer is None:
+        """Restores, writes and prints one record. A record that cannot be restored, or read, is printed as failed."""
+        if isinstance(source, Unopened):
+            await self._put(Restored(source, source, error=str(source.error)))
+        elif self.restorer is None:
             await self._put(Restored(source, source))
-            return
-        for found in await self.restorer.restore(source):
-            await self._put(found)
+        else:
+            for found in await self.restorer.restore(source):
+                await self._put(found)
 
     async def _put(self, found: Restored) -> None:
         source, record = found.source, found.record
@@ -278,7 +281,7 @@ def command(
     that came as chunks has the offset of the last one, and with --group no commit passes the first one of a value that
     is not whole, so that records behind it may come again. With --unwrap, a value that is no wrapper is an error,
     unless unwrap.on.plain.value in -c is pass; references in wrappers, and chunks of them, need --inflate, too. The
-    status is 1 if a value could not be given whole.
+    status is 1 if a value could not be given whole, or records are not read, as they would fill the memory.
 
     \b
     Examples:
@@ -301,7 +304,7 @@ def command(
         restorer = _restorer(config, pipeline, stack, inflates=inflate, unwraps=unwrap)
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
-        how = " or ".join(word for word, asked in (("unwrapped", unwrap), ("inflated", inflate)) if asked)
+        how = " or ".join(word for word, asked in (("unwrapped", unwrap), ("inflated", inflate)) if asked) or "read"
         run = _Run(_Printer(as_json=not rows, values=values), folder, restorer, how)
         # No bar beside the rows of a table.
         advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))

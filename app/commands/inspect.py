@@ -23,6 +23,7 @@ from app.commands.wrapper_check import WrapperCheck
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
+from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import Selection, open_reader
 from stores.store import Stat
 from transforms.assembly import Limits
@@ -61,13 +62,14 @@ class _Totals:
     referred_bytes: int = 0
     stored_bytes: int = 0
     states: Counter[str] = field(default_factory=Counter)
+    unread: int = 0
     wrappers: int = 0
     chunks: int = 0
     messages: Counter[str] = field(default_factory=Counter)
 
     @property
     def bad(self) -> int:
-        return sum(self.states[state] for state in BAD) + self.messages["broken"]
+        return sum(self.states[state] for state in BAD) + self.messages["broken"] + self.unread
 
 
 class _Printer:
@@ -96,6 +98,15 @@ class _Printer:
             printable(record.key, 24),
             printable(path or "", 500),
         )
+
+    def show_unread(self, unopened: Unopened) -> None:
+        """Prints why records are not read."""
+        if self._rows is None:
+            place = {"partition": unopened.partition, "offset": unopened.first, "last_offset": unopened.offset}
+            sys.stdout.write(json_line({**place, "unread": str(unopened.error)}))
+            return
+        text = printable(str(unopened.error), 500)
+        self._rows.add(str(unopened.partition), str(unopened.first), "-", "unread", "-", "-", "-", "-", text)
 
     def show_wrapper(self, record: SourceRecord, check: WrapperCheck) -> None:
         """Prints one wrapper."""
@@ -150,6 +161,8 @@ class _Printer:
             f"{topic}: {totals.records:,} records ({bytes_text(totals.value_bytes)}), {totals.references:,} references"
             f" to {bytes_text(totals.referred_bytes)}" + (f": {states}" if states else "")
         )
+        if totals.unread:
+            click.echo(f"{topic}: {totals.unread:,} records that are not read, as they would fill the memory")
         if totals.wrappers:
             click.echo(f"{topic}: {totals.wrappers:,} wrappers")
         if totals.chunks:
@@ -232,9 +245,14 @@ class _Inspection:
         self._executor = executor
         self._chunks = ChunkChecks(settings.limits)
 
-    async def take(self, records: Sequence[SourceRecord]) -> None:
+    async def take(self, read: Sequence[SourceRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
+        records = [record for record in read if not isinstance(record, Unopened)]
+        for record in read:
+            if isinstance(record, Unopened):
+                totals.unread += record.count
+                self._printer.show_unread(record)
         wrappers = {at: found for at, record in enumerate(records) if (found := WrapperCheck.of(record)) is not None}
         contents: list[tuple[SourceRecord, RecordLike]] = [
             (record, wrappers[at].content if at in wrappers else record) for at, record in enumerate(records)
@@ -341,7 +359,8 @@ def command(
 
     The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
     if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
-    the store's root, or could not be looked up; or if chunks make no message. A message of chunks is whole, broken, or
+    the store's root, or could not be looked up; if chunks make no message; or if records are not read, as they would
+    fill the memory. A message of chunks is whole, broken, or
     pending: its last chunks were not read. Of a wrapper, the version, the number of headers and the size of the value
     are shown, and references in wrappers are looked up as others are.
 

@@ -16,9 +16,9 @@ from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
 from app.kafka.clients import translated
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.record_reader import RecordReader
 from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
-from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import SourceRecord
 
@@ -28,6 +28,7 @@ Commit = Mapping[TopicPartition, OffsetAndMetadata]
 """The offset that is committed for a partition, with its metadata."""
 
 _POLL_MS = 200
+_MAX_RECORDS = 500  # at a time
 # All letters that are read are there already. A fetch that waits at the end of a partition holds up that of the next.
 _FETCH_WAIT_MS = 10
 
@@ -101,7 +102,7 @@ class LetterLog:
         self._consumer = consumer
         self._metadata_bytes = metadata_bytes
         self._controls = ConsumerControls(consumer)
-        self._undecodable = UndecodableBatches(self._controls)
+        self._reader = RecordReader(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:
@@ -123,8 +124,7 @@ class LetterLog:
         self._consumer.resume(wanted)
         self._consumer.seek(wanted, start)
         while await self._consumer.position(wanted) < end:
-            polled = await self._undecodable.read((wanted,))
-            for records in (polled or await self._consumer.getmany(wanted, timeout_ms=_POLL_MS)).values():
+            async for _, records in self._reader.poll(wanted, timeout_ms=_POLL_MS, most=_MAX_RECORDS):
                 within = [record for record in records if record.offset < end]
                 if within:
                     yield within

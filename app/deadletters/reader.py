@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from app.config.reference_scope import ReferenceScope
+from app.kafka.source_batch import Unopened
 from stores.payload import download
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
@@ -46,7 +47,8 @@ class FoundLetter:
 
     Attributes:
         partition: of the dead-letter topic.
-        offsets: of its records there, in order; a chunked letter has several.
+        offsets: of its records there, in order; a chunked letter has several. Of records that are not read, the first
+            and the last.
         record: the record of the letter, assembled if it was chunked; the first chunk if it cannot be assembled.
         timestamp: of the last record.
         error: why it cannot be assembled; None if nothing is wrong.
@@ -62,6 +64,13 @@ class FoundLetter:
     def offset(self) -> int:
         """The offset of its first record."""
         return self.offsets[0]
+
+    @property
+    def spans(self) -> Sequence[range]:
+        """All its offsets, in ranges: those of records that are not read may be hundreds of millions."""
+        if isinstance(self.record, Unopened):
+            return (range(self.record.first, self.record.offset + 1),)
+        return [range(offset, offset + 1) for offset in self.offsets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,14 @@ class LetterReader:
         return self._assembler.counts.duplicates
 
     def add(self, record: SourceRecord) -> Iterator[FoundLetter]:
-        """Adds the next record of a partition, in the order of offsets; yields the letters that are complete now."""
+        """Adds the next record of a partition, in the order of offsets; yields the letters that are complete now.
+
+        Records that are not read are one letter.
+        """
+        if isinstance(record, Unopened):
+            offsets = (record.offset,) if record.first == record.offset else (record.first, record.offset)
+            yield FoundLetter(record.partition, offsets, record, record.timestamp, record.error)
+            return
         if not is_letter_chunk(record):
             yield FoundLetter(record.partition, (record.offset,), record, record.timestamp)
             return
@@ -186,7 +202,7 @@ class LetterReader:
     def summarize(self, found: FoundLetter) -> LetterSummary:
         """The summary of the letter. The payload is downloaded only if the context is not in the headers. Blocks."""
         record = found.record
-        form = "whole" if len(found.offsets) == 1 and not is_letter_chunk(record) else "chunks"
+        form = "chunks" if is_letter_chunk(record) or len(found.spans) > 1 else "whole"
         size = None if record.value is None else len(record.value)
         if is_letter_reference(record):
             form = "store"

@@ -23,11 +23,13 @@ from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
 from app.kafka.sender import find_topic
+from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
 from stores.encryption import open_keyring
 from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
+    BatchTooLargeError,
     ConfigurationError,
     DiscardedChunkError,
     KeyMissingError,
@@ -98,7 +100,7 @@ class Replay:
     tally: Tally = field(default_factory=Tally, init=False)
     _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
     _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
-    _unreadable: list[int] = field(default_factory=list, init=False)  # offsets that are committed with them
+    _unreadable: list[range] = field(default_factory=list, init=False)  # offsets that are committed with them
 
     async def run(self, open_writer: OpenWriter | None) -> None:
         """Replays partition by partition; without a writer it writes and commits nothing.
@@ -138,7 +140,8 @@ class Replay:
         async for records in self.log.records(partition, start, end):
             for record in records:
                 if last is not None:
-                    replayed.add(last + 1, record.offset)  # an offset without a record needs no replay
+                    first = record.first if isinstance(record, Unopened) else record.offset
+                    replayed.add(last + 1, first)  # an offset without a record needs no replay
                 last = record.offset
                 duplicates = reader.duplicates
                 for found in reader.add(record):
@@ -198,14 +201,14 @@ class Replay:
             await asyncio.to_thread(reader.open, found)
         except DiscardedChunkError as exc:
             unreadable = exc.reason != "expired"  # its other chunks may be on their way
-        except (MalformedError, PayloadCorruptError, PayloadNotFoundError, ReferenceRefusedError):
+        except (BatchTooLargeError, MalformedError, PayloadCorruptError, PayloadNotFoundError, ReferenceRefusedError):
             unreadable = True
         except (TransformError, PayloadStoreError):
             unreadable = False  # with another key, limit or right it can be read
         else:
             unreadable = False
         if unreadable:
-            self._unreadable += found.offsets
+            self._unreadable += found.spans
 
     def _skip_reason(self, letter: Letter) -> str | None:
         if self.owner is not None and not self.owner.owns(letter.context):
@@ -304,19 +307,19 @@ class Replay:
         self,
         writer: RecordWriter,
         letters: Sequence[_Replayable],
-        unreadable: Sequence[int],
+        unreadable: Sequence[range],
         partition: int,
         replayed: ReplayedOffsets,
     ) -> None:
-        offsets = [offset for each in letters for offset in each.found.offsets] + [*unreadable]
+        spans = [*(span for each in letters for span in each.found.spans), *unreadable]
         after = deepcopy(replayed)
-        for offset in offsets:
-            after.add(offset, offset + 1)
+        for span in spans:
+            after.add(span.start, span.stop)
         commit = self.log.commit_of(partition, after)
         records = [(each.topic, each.partition, record) for each in letters for record in each.records]
         await writer.write(records, commit)
-        for offset in offsets:
-            replayed.add(offset, offset + 1)
+        for span in spans:
+            replayed.add(span.start, span.stop)
         self._count(letters)
 
     def _count(self, letters: Sequence[_Replayable]) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import aiokafka.errors as kafka_errors
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "producer",
     "security_arguments",
+    "sharing_context",
     "translated",
     "writing_producer",
 ]
@@ -176,8 +178,30 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
                 "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
             }
     if protocol.endswith("SSL"):
-        arguments["ssl_context"] = _ssl_context(security)
+        if isinstance(settings, _SharingClientSettings):
+            arguments["ssl_context"] = settings.context
+        else:
+            arguments["ssl_context"] = _ssl_context(security)
     return arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SharingClientSettings(ClientSettings):
+    context: ssl.SSLContext
+
+
+def sharing_context(settings: ClientSettings) -> ClientSettings:
+    """The same settings, for clients that share one TLS context: each takes 1 MiB, and 20 ms of the event loop.
+
+    Authorities, certificate and key are read now; what replaces them, by the next call.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used.
+    """
+    if not str(settings.security["security.protocol"]).endswith("SSL"):
+        return settings
+    own = {each.name: getattr(settings, each.name) for each in fields(ClientSettings)}
+    return _SharingClientSettings(**own, context=_ssl_context(settings.security))
 
 
 def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:

@@ -52,7 +52,7 @@ class GroupConsumer(ConsumerControls):
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
-        join_patiently(self.client, interval_ms / 1000)  # first: it must be the last one before the connection
+        join_patiently(self.client, interval_ms / 1000)
         brokers.watch(self.client)
         receive_at_once(self.client)
         instance_id = settings.consumer["consumer.group.instance.id"]
@@ -61,6 +61,8 @@ class GroupConsumer(ConsumerControls):
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
         self._waits: list[tuple[str, float]] = []
+        self._polling: asyncio.Timeout | None = None
+        self._interrupted = False
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
@@ -103,8 +105,25 @@ class GroupConsumer(ConsumerControls):
     async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
         # Not the end of the poll, by which aiokafka goes: this is never later.
         self._polled_s = time.monotonic()
+        if self._interrupted:
+            return {}
         with self._waiting("rebalances"):  # nothing else takes longer than the time-out
-            return await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
+            polling = self._polling = asyncio.timeout(None)
+            try:
+                async with polling:
+                    return await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
+            except TimeoutError:
+                if not polling.expired():
+                    raise
+                return {}
+            finally:
+                self._polling = None
+
+    def interrupt(self) -> None:
+        """Ends the poll that waits for records, or for the end of a rebalance; from now on each poll has none."""
+        if self._polling is not None and not self._interrupted:
+            self._polling.reschedule(0)
+        self._interrupted = True
 
     async def keep_membership(self) -> None:
         """Polls all partitions paused when that is due, or aiokafka would leave the group (`max.poll.interval.ms`).

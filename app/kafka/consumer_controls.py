@@ -17,7 +17,6 @@ from aiokafka.errors import (
     KafkaError,
     NotCoordinatorError,
 )
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
@@ -25,10 +24,10 @@ from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
 
-_FETCH_WAIT_MS = 100
 _STOP_S = 3.0
 _LEAVE_S = 2.0
 
@@ -51,6 +50,7 @@ class ConsumerControls:
         self.consumer = consumer
         self._backoff_s = backoff_s
         self.offset_fetches = OffsetFetches(self.client, backoff_s)
+        end_each_poll(consumer._subscription)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -78,13 +78,6 @@ class ConsumerControls:
         position: int | None = state.position if state is not None and state.has_valid_position else None
         return position
 
-    def fetch_request(self, partition: TopicPartition, offset: int) -> FetchRequest:
-        """A request for the records of one partition, with the consumer's own settings."""
-        fetcher = self._fetcher
-        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level
-        wanted = [(partition.topic, [(partition.partition, offset, size)])]
-        return FetchRequest(_FETCH_WAIT_MS, 1, size, isolation, wanted)
-
     def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
         """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""
         fetcher = self._fetcher
@@ -97,11 +90,6 @@ class ConsumerControls:
         fetching = self._fetcher.error_future
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
-
-    def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        if self._fetcher is not None:  # else the consumer still starts, and nothing waits
-            self.consumer._subscription.abort_waiters(error)
 
     # --- the group ---------------------------------------------------------------------------------------------------
 

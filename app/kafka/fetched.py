@@ -26,7 +26,7 @@ from transforms.errors import MalformedError
 from transforms.record import Record
 from transforms.record_batch import RecordBatch, is_old, pack, split
 
-__all__ = ["FetchedBatches", "ReadAhead"]
+__all__ = ["FetchedBatches", "ReadAhead", "Unlimited"]
 
 _NONE = 0
 _WHOLE = struct.Struct(">qi")  # offset and length of a batch
@@ -45,6 +45,16 @@ class ReadAhead(Protocol):
 
     async def may_fetch(self) -> None:
         """Waits until the next fetch may be sent."""
+
+
+class Unlimited:
+    """Where what one fetch gives, a megabyte of each partition, is little."""
+
+    def fetched(self, size: int) -> None:
+        """See `ReadAhead`."""
+
+    async def may_fetch(self) -> None:
+        """See `ReadAhead`."""
 
 
 class FetchedBatches:

@@ -39,11 +39,11 @@ def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
         usual_s = connection._request_timeout
         connection._request_timeout = max(usual_s, patience_s)
         try:
-            return send()  # it looks at the time-out before the first await
+            return send()  # the connection's own, which looks at the time-out before the first await
         finally:
             connection._request_timeout = usual_s
 
-    watch_sends(client, patient)
+    watch_sends(client, patient, innermost=True)
 
 
 def leave_in_any_case(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:

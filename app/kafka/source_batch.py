@@ -16,13 +16,13 @@ from transforms import record_format
 from transforms.batch_merge import merge
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec
-from transforms.errors import BatchTooLargeError, MalformedError, TooManyHeadersError, TransformError
+from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError, TooManyHeadersError, TransformError
 from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.record_batch import CODECS, RecordBatch, single
 from transforms.record_format import MAX_HEADERS
 from transforms.record_lengths import is_crowded
 
-__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded", "is_undecodable", "wrapped"]
+__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded"]
 
 
 # Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
@@ -219,8 +219,12 @@ class SourceBatch:
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
 
-    def unopened(self, limit: int) -> Unopened | None:
+    def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
         """All its records, if they take more than `limit` bytes before compression; else None.
+
+        Args:
+            limit: the most bytes.
+            allowed: what `limit` is, for people.
 
         Raises:
             CorruptRecordException: the batch cannot be read.
@@ -231,7 +235,7 @@ class SourceBatch:
         with _refused(self.partition, batch.base_offset):
             if batch.opens_within(limit):
                 return None
-        error = BatchTooLargeError(self.offset, batch.last_offset, limit)
+        error = BatchTooLargeError(self.offset, batch.last_offset, limit, allowed)
         topic, number = self.partition.topic, self.partition.partition
         data, latest_ms = bytes(batch.data), batch.latest_timestamp
         return Unopened(topic, number, batch.last_offset, latest_ms, data, error, self.offset, batch.count)
@@ -371,12 +375,6 @@ def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
     return True
 
 
-def is_undecodable(error: Exception) -> bool:
-    """True if aiokafka cannot read a record because the name of a header is not UTF-8."""
-    # It is the cause if aiokafka runs without C.
-    return any(isinstance(each, UnicodeDecodeError) for each in (error, error.__cause__))
-
-
 def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
     """The offsets and records of a batch. Takes several microseconds a record; aiokafka's reader takes a fifth of one.
 
@@ -416,9 +414,9 @@ def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
 
 
 def _time(batch: RecordBatch, delta: int) -> int:
-    return batch.latest_timestamp if batch.broker_time else wrapped(batch.first_timestamp + delta)
+    return batch.latest_timestamp if batch.broker_time else _wrapped(batch.first_timestamp + delta)
 
 
-def wrapped(number: int) -> int:
+def _wrapped(number: int) -> int:
     """As an int64: brokers let the sum of a batch's first timestamp and a record's overflow."""
     return (number + 2**63) % 2**64 - 2**63

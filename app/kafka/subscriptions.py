@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
-__all__ = ["Subscriptions", "Undelivered"]
+__all__ = ["Subscriptions", "Undelivered", "end_each_poll"]
+
+
+def end_each_poll(subscription: SubscriptionState) -> None:
+    """Lets aiokafka see the end of a poll that raises, or is cancelled, too.
+
+    Else it takes that poll to last for ever, and `max.poll.interval.ms` never counts again.
+    """
+    poll = subscription.fetch_context
+    subscription.fetch_context = lambda: _ended(poll())
+
+
+@contextlib.contextmanager
+def _ended(poll: AbstractContextManager[None]) -> Iterator[None]:
+    """A poll whose end is told without its error: aiokafka does not count an end with one."""
+    poll.__enter__()
+    try:
+        yield
+    finally:
+        poll.__exit__(None, None, None)
 
 
 class Undelivered(Protocol):
@@ -84,6 +105,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
     def __init__(self, undelivered: Undelivered, loop: Any) -> None:
         super().__init__(loop=loop)
         self._undelivered = undelivered
+        end_each_poll(self)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

@@ -16,7 +16,8 @@ from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRange
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.fetched import FetchedBatches
+from app.kafka.fetched import FetchedBatches, Unlimited
+from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
 
@@ -114,7 +115,7 @@ class TopicLog:
                     looked_s = time.monotonic()
 
     async def append(self, key: bytes, value: bytes) -> None:
-        """Writes a record to all replicas that are in sync.
+        """Writes a record to all replicas that are in sync; tries until it is cancelled, and not once more.
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -125,6 +126,8 @@ class TopicLog:
                 await producer.send_and_wait(self._topic, value, key=key, partition=0)
             except (KafkaError, OSError, TimeoutError) as exc:
                 raise translated(exc, f"topic {self._topic}") from exc
+            finally:
+                await ProducerControls(producer).abandon()  # `stop` would try on, until it is written
 
     @property
     def _reached(self) -> int:
@@ -146,7 +149,7 @@ class TopicLog:
         consumer.assign([self._partition])
         try:
             await consumer.start()
-            FetchedBatches(controls, _Unlimited())
+            FetchedBatches(controls, Unlimited())
             consumer.seek(self._partition, await self._begin(controls))
             yield controls
         except OffsetOutOfRangeError as exc:
@@ -208,7 +211,7 @@ class TopicLog:
 
     def _take_batch(self, batch: SourceBatch) -> None:
         try:
-            unopened = batch.unopened(_MOST_BYTES)
+            unopened = batch.unopened(_MOST_BYTES, "1 MiB in this topic")
             for record in batch.records() if unopened is None else (unopened,):
                 if isinstance(record, Unopened):
                     self._skipped(f"offset {record.first}: {record.error}")
@@ -216,13 +219,3 @@ class TopicLog:
                     self._take(Entry(record.offset, record.key, record.value, record.offset < self._new_from))
         except CorruptRecordException as exc:
             self._skipped(str(exc))
-
-
-class _Unlimited:
-    """What is fetched is a megabyte at most."""
-
-    def fetched(self, size: int) -> None:
-        """See `ReadAhead`."""
-
-    async def may_fetch(self) -> None:
-        """See `ReadAhead`."""

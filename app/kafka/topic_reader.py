@@ -15,8 +15,8 @@ from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.record_reader import RecordReader
 from app.kafka.topics import Topic
-from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
@@ -111,7 +111,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._undecodable = UndecodableBatches(ConsumerControls(consumer))
+        self._reader = RecordReader(ConsumerControls(consumer))
 
     async def begin(self) -> None:
         """Seeks to the start of the selection.
@@ -156,9 +156,7 @@ class Reader:
         try:
             while (left is None or left > 0) and not (enough and enough()) and not await self._at_end():
                 limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
-                polled = await self._undecodable.read(())
-                polled = polled or await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
-                for partition, found in polled.items():
+                async for partition, found in self._reader.poll(timeout_ms=_POLL_MS, most=limit):
                     records = found[:left]
                     yield records
                     if self._selection.group is not None:
@@ -168,6 +166,8 @@ class Reader:
                     if left is not None:
                         left -= len(records)
                     heard = time.monotonic()
+                    if left == 0 or (enough and enough()):
+                        return
                 if self._too_long(heard):
                     return
         except (KafkaError, IllegalStateError) as exc:

@@ -52,11 +52,13 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) 
     client._get_conn = watched
 
 
-def watch_sends(client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Awaitable[Any]]) -> None:
+def watch_sends(
+    client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Awaitable[Any]], *, innermost: bool = False
+) -> None:
     """Lets `handle` answer each request of each connection, those too that do not go through the client's `send`.
 
-    It gets the connection, the request, and a function that sends it. A later handler is around the former ones.
-    Otherwise as `watch_connections`; but the client may have been started.
+    It gets the connection, the request, and a function that sends it. A later handler is around the former ones, but
+    for one that is to be the innermost. Otherwise as `watch_connections`; but the client may have been started.
     """
 
     def take_over(_: str, connection: Any) -> None:
@@ -65,7 +67,8 @@ def watch_sends(client: AIOKafkaClient, handle: Callable[[Any, Any, Send], Await
         if not isinstance(connection.send, _WatchedSend):
             connection.send = _WatchedSend(connection)
         if handle not in connection.send.handlers:  # who waits for the same connection tells of it too
-            connection.send.handlers.append(handle)
+            handlers = connection.send.handlers
+            handlers.insert(0 if innermost else len(handlers), handle)
 
     for connection in client._conns.values():
         take_over("", connection)

@@ -29,6 +29,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.waiting_read import WaitingRead
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.record import SourceRecord
+from transforms.record_batch import RecordBatch
 
 __all__ = ["Admission"]
 
@@ -36,6 +37,7 @@ _SMALL_PART_OF_BUDGET = 16
 _LEAST_SMALL_BYTES = 1_048_576
 _LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
 _PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
+_DECOMPRESSED_FOR_ONE = 65_536  # so many bytes take longer: 13 KB may hold 400 MiB, and no other task runs meanwhile
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
 
@@ -44,8 +46,9 @@ class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
     `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn; `limit_bytes` is the most that small batches become together;
-    `codec` is the number of the codec with which all records leave, None if each keeps its own.
+    before other tasks have their turn, and 64 KiB that are decompressed count as one; `limit_bytes` is the most that
+    small batches become together; `codec` is the number of the codec with which all records leave, None if each keeps
+    its own.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -174,6 +177,7 @@ class Admission:
         for lane, read in tuple(self._waiting.items()):
             read.for_work = False
             full |= self._admit(lane, read, full=full)
+            read.forget()
             if not read:
                 del self._waiting[lane]
                 lane.read = False
@@ -202,8 +206,6 @@ class Admission:
             if passing:
                 found_none = self._refused(lane, sum(map(self._held, passing)), full=full)
                 if found_none is not None:
-                    for batch in passing:
-                        batch.forget()
                     return found_none
                 passed = self._pass(lane, passing)
                 for _ in range(passed):
@@ -223,12 +225,12 @@ class Admission:
         if size > self._small_bytes:
             opened = sum(each.opened for each in self._waiting.values() if each.opened > self._small_bytes)
             if opened and opened + size > self._most_bytes:
-                read.batches[0].forget()
                 return False
         batch = read.open(self._most_bytes)
         self._share.fetched(read.opened - batch.size)
         lane.codec = batch.codec
         self._stats.batches_taken_apart += 1
+        self._left -= size // _DECOMPRESSED_FOR_ONE
         return True
 
     def _admit_opened(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
@@ -283,9 +285,10 @@ class Admission:
         else:
             self._share.take(held)
             self._delivery.forward(lane, batch, held)
-        batch.forget()
         assert batch.batch is not None
         self._left -= 1 + batch.batch.count // _PASSING_FOR_ONE
+        self._count_looked_at(batch.batch)
+        batch.forget()
         self._stats.records_in += batch.batch.count
         self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
         return max(1, batch.merged_from)
@@ -299,7 +302,12 @@ class Admission:
         # A batch that finds no room is asked for again and again. Neither the chain nor what was delivered changes.
         if batch.passes is None:
             batch.passes = self._may_pass(lane, batch)
+            if batch.batch is not None:
+                self._count_looked_at(batch.batch)
         return batch.passes
+
+    def _count_looked_at(self, batch: RecordBatch) -> None:
+        self._left -= batch.looked_at_bytes // _DECOMPRESSED_FOR_ONE
 
     def _may_pass(self, lane: Lane, batch: SourceBatch) -> bool:
         if batch.batch is None or lane.sink_partition is None:

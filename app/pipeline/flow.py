@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from typing import cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
@@ -110,7 +110,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._joined = joined
         self._joining = Joining(settings)
         self._changed = asyncio.Event()
-        self._termination = termination = Termination(settings.name, self._changed.set)
+        self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
@@ -254,6 +254,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Asks `run` to drain, to commit, and to return."""
         self._termination.ask()
 
+    def _wake(self) -> None:
+        self._changed.set()
+        self._consumer.interrupt()
+
     def _follow(self, topic: str, limit_bytes: int) -> None:
         self._lowered_limits.follow(topic, limit_bytes)
         if self._letters is not None and topic == self._letters.topic.name:
@@ -272,10 +276,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """
         watching: list[asyncio.Task[None]] = []
         try:
-            await self._delivery.start()
+            watching.append(asyncio.create_task(self._watch_brokers()))
+            await self._termination.unless_ended(self._delivery.start())
             await self._join()
-            watched = self._topic_watcher.watch(), self._watch_brokers(), self._watch_membership()
-            watching = [asyncio.create_task(each) for each in watched]
+            watched = self._topic_watcher.watch(), self._watch_membership()
+            watching += [asyncio.create_task(each) for each in watched]
             while not self._termination.asked:
                 self._termination.raise_error()
                 await self._poll_loop.turn()
@@ -311,16 +316,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     async def _watch_brokers(self) -> None:
         """Ends the flow if no broker answers: aiokafka asks only known addresses, new clients `bootstrap.servers`."""
         told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
-        error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
-        self._termination.fail(error)
-        self._consumer.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True))
 
     async def _watch_membership(self) -> None:
         """Ends the flow if another worker is in its place."""
         await self._consumer.replaced()
-        error = self._replaced()
-        self._termination.fail(error)
-        self._consumer.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(self._replaced())
 
     async def _raise_if_replaced(self, error: BaseException) -> None:
         """After an error: the next flow would join again, and so put the other worker out."""
@@ -336,24 +337,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     async def _join(self) -> None:
-        """Joins the group, which takes as long as its slowest member, but no longer than until `stop`."""
-        loop = asyncio.get_running_loop()
-        joining = loop.create_task(self._consumer.start(self))
-        changed = loop.create_task(self._changed.wait())
+        """Joins the group, which takes as long as its slowest member, but no longer than until the termination."""
         self._joining.begin()
+        telling = asyncio.get_running_loop().call_later(_TOLD_AFTER_S, self._tell_of_join)
         try:
-            done, _ = await asyncio.wait([joining, changed], timeout=_TOLD_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self._joining.last()
-                log.info("pipeline %s %s", self.settings.name, self.awaited)
-                await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                joining.result()
+            await self._termination.unless_ended(self._consumer.start(self))
         finally:
-            joining.cancel()
-            changed.cancel()
-            await asyncio.gather(joining, changed, return_exceptions=True)
+            telling.cancel()
             self._joining.end()
+
+    def _tell_of_join(self) -> None:
+        self._joining.last()
+        log.info("pipeline %s %s", self.settings.name, self.awaited)
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ record that is refused for another reason is remembered by its place in the sour
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from aiokafka import TopicPartition
 
@@ -81,6 +81,10 @@ class LearnedLimits:
             told = f"topic {place[0]}, partition {place[1]}, offset {place[2]}: {self._unfit[place]}"
             raise ClusterError(f"{told}; and it cannot be a dead letter: {error}", retriable=False) from error
         self._unfit[place] = error.error
+
+    def forget_unfit(self, topics: Collection[str] | None = None) -> None:
+        """Forgets which records were refused for what they are: those of these source topics; None for all."""
+        self._unfit = {} if topics is None else {at: each for at, each in self._unfit.items() if at[0] not in topics}
 
     def learn(self, plan: Plan, error: LimitError) -> None:
         """Takes in that a record was refused for its size, which `plan` allows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 from aiokafka import TopicPartition
@@ -129,7 +129,7 @@ class PollLoop:
         await asyncio.sleep(0)
 
     async def _renew(self) -> None:
-        await self._unless_ended(self._offset_reset.renew())
+        await self._termination.unless_ended(self._offset_reset.renew())
         if not self._offset_reset.fresh:
             self._delivery.offsets.look_up()
 
@@ -156,7 +156,7 @@ class PollLoop:
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             # Else a look-up that has begun before could bring back what was delivered of a log that is lost.
             if self._delivery.offsets.may_admit:
-                await self._unless_ended(self._offset_reset.find(exc))
+                await self._termination.unless_ended(self._offset_reset.find(exc))
             return False
         return self._take(polled)
 
@@ -182,7 +182,7 @@ class PollLoop:
         self._delivery.press()  # nothing comes in that could fill batches
         if not self._committed and not self._lanes.busy:
             self._committed = True
-            await self._unless_ended(self._delivery.commit())
+            await self._termination.unless_ended(self._delivery.commit())
         await self._await_change()
 
     def _end_pause(self) -> None:
@@ -195,18 +195,6 @@ class PollLoop:
         self._committed = self.holding = False
 
     # --- waiting -----------------------------------------------------------------------------------------------------
-
-    async def _unless_ended(self, asking: Coroutine[None, None, None]) -> None:
-        """Waits for an answer of the brokers, which may be away, but no longer than the flow goes on."""
-        task = asyncio.get_running_loop().create_task(asking)
-        try:
-            while not task.done() and not self._termination.asked and self._termination.error is None:
-                await asyncio.wait([task], timeout=_POLL_MS / 1000)
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""

@@ -67,7 +67,7 @@ class Retries:
     is asked whether it is up.
     """
 
-    # State that changes: `_trials`, `_reasons`, `_fallen_back` and the times, on the loop alone.
+    # State that changes: `_trials`, `_reasons`, `_fallen_back`, `_asking` and the times, on the loop alone.
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Retries:
         self._reasons: dict[_Trial, str] = {}
         self._fallen_back: str | None = None
         self._answered_at = 0.0
+        self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
         self._log = StoreLog(settings.name, self._waiting)
 
@@ -165,12 +166,18 @@ class Retries:
             PayloadUnavailableError: it has.
         """
         failed_s, trial.failed_s = trial.failed_s, time.monotonic()
-        if not (self._answered_at > (failed_s or trial.began_s) or await self._loop.run_in_executor(None, self._is_up)):
+        if not (self._answered_at > (failed_s or trial.began_s) or await self._asked_whether_up()):
             trial.alone_s = None
         elif trial.alone_s is None:
             trial.alone_s = trial.failed_s
         elif trial.failed_s - trial.alone_s >= give_up_s:
             raise PayloadUnavailableError(trial.tries, trial.failed_s - trial.began_s, str(error)) from error
+
+    async def _asked_whether_up(self) -> bool:
+        """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask meanwhile share it."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._loop.run_in_executor(self._executor, self._is_up)
+        return await asyncio.shield(self._asking)
 
     def _is_up(self) -> bool:
         """Asks the store, and takes its time."""

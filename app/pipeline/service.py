@@ -19,8 +19,8 @@ from app.cluster.enforced_limits import is_over_limit, refused_names
 from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import without_secrets
-from app.config.settings import PipelineSettings, Settings
-from app.kafka.clients import ClusterError
+from app.config.settings import ClientSettings, PipelineSettings, Settings
+from app.kafka.clients import ClusterError, sharing_context
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -88,7 +88,7 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
-        self._anew = False
+        self._anew = False  # somebody has asked for another flow than the one there is
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
@@ -125,6 +125,7 @@ class Pipeline(Service):
             return
         self._log.is_asked(f"to be {target}")
         self.target = target
+        self._anew = self._anew or target == "STOPPED"
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
         elif self.flow is not None:
@@ -198,6 +199,8 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
+            if self._anew:
+                self._learned_limits.forget_unfit()  # whoever asked may have mended the topic
             self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
@@ -249,9 +252,17 @@ class Pipeline(Service):
         """True if the flow that has ended had worked for a while."""
         return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
 
-    async def _look(self) -> Plan:
+    def _client(self) -> ClientSettings:
+        """How the clients of one flow reach the cluster."""
         try:
-            return await plan_pipeline(self._worker.client, self.settings, began=self._status == "RESTARTING")
+            return sharing_context(self._worker.client)
+        except ConfigurationError as exc:
+            # The files were right when the worker started, so somebody is replacing them.
+            raise ClusterError(str(exc), retriable=True) from exc
+
+    async def _look(self, client: ClientSettings) -> Plan:
+        try:
+            return await plan_pipeline(client, self.settings, began=self._status == "RESTARTING")
         except ConfigurationError as exc:
             if self._status != "RESTARTING" or is_over_limit(exc):
                 raise
@@ -261,7 +272,9 @@ class Pipeline(Service):
 
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
-        found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
+        client = self._client()
+        # The next flow looks again: topics may have changed.
+        found, self.plan = self.plan or await self._look(client), None
         plan = self._learned_limits.applied(found)
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
@@ -276,8 +289,9 @@ class Pipeline(Service):
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:
             self.stats.forget_failed()
+            self._learned_limits.forget_unfit(renewed)
         self.flow = Flow(
-            self._worker.client,
+            client,
             self.settings,
             plan,
             lambda limit_bytes: build(

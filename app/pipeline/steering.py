@@ -94,7 +94,8 @@ class GroupSteering(Service):
                 each.reschedule(0)
         tasks = [*self._writing, *([self._following] if self._following is not None else [])]
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # its time is over, and it stops its producer
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def steer(self, pipeline: PipelineControl, target: Target) -> None:
@@ -111,12 +112,12 @@ class GroupSteering(Service):
             raise SteeringError(_STOPS, retriable=True)
         begun = False
         try:
-            async with self._patient():
+            async with self._patient() as limit:
                 # Who asked first is written first: the turn ends with the write, even if nobody waits for it any more.
                 await self._turn.acquire()
                 begun = True
-                # Nobody can take back what is on its way; a producer that is cancelled would leave connections.
-                written = asyncio.get_running_loop().create_task(self._topic.write(request))
+                # A task of its own: the answer does not wait until the producer is stopped.
+                written = asyncio.get_running_loop().create_task(self._write(request, limit.when()))
                 self._writing.add(written)
                 written.add_done_callback(self._written)
                 read = await asyncio.shield(written)
@@ -128,12 +129,17 @@ class GroupSteering(Service):
             told = f"control.topic {self._topic.name}: the request was not written: {exc}"
             raise SteeringError(told, retriable=retriable) from exc
 
+    async def _write(self, request: Request, until_s: float | None) -> asyncio.Event:
+        """Writes a request, but nothing that was answered already: it would come into effect behind a later one."""
+        async with asyncio.timeout_at(until_s):
+            return await self._topic.write(request)
+
     @asynccontextmanager
-    async def _patient(self) -> AsyncIterator[None]:
+    async def _patient(self) -> AsyncIterator[asyncio.Timeout]:
         async with asyncio.timeout(_ANSWER_S) as limit:
             self._patience.add(limit)
             try:
-                yield
+                yield limit
             finally:
                 self._patience.discard(limit)
 
@@ -142,8 +148,8 @@ class GroupSteering(Service):
         if not begun:
             return f"control.topic {self._topic.name}: {why}; the request was not written: ask again"
         return (
-            f"control.topic {self._topic.name}: {why}; whether the request was written is not known: look at the "
-            "status, and ask again"
+            f"control.topic {self._topic.name}: {why}; whether the request was written is not known, and it may "
+            "still take effect: look at the status, and ask again"
         )
 
     def _written(self, task: asyncio.Task[asyncio.Event]) -> None:

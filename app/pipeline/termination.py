@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from transforms.errors import WideloadError
 from transforms.record import SourceRecord
@@ -11,6 +12,8 @@ from transforms.record import SourceRecord
 __all__ = ["RecordError", "Termination"]
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
 
 
 class RecordError(WideloadError):
@@ -69,6 +72,18 @@ class Termination:
         """
         log.error("pipeline %s: unexpected error", self._pipeline, exc_info=error)
         self.fail(error if record is None else RecordError(record, error, ""))
+
+    async def unless_ended(self, asking: Coroutine[None, None, None]) -> None:
+        """Waits for an answer of the brokers, which may be away, but no longer than the flow goes on."""
+        task = asyncio.get_running_loop().create_task(asking)
+        try:
+            while not task.done() and not self.asked and self.error is None:
+                await asyncio.wait([task], timeout=_LOOK_S)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def raise_error(self) -> None:
         """Raises the first failure, if there is one."""

@@ -65,6 +65,11 @@ class WaitingRead:
             self.records.extend(itertools.islice(self.source, self.at_once))
         return bool(self.records)
 
+    def forget(self) -> None:
+        """Lets go of what was decompressed of batches that were looked at, and wait."""
+        for batch in itertools.takewhile(lambda each: each.passes is not None, self.batches):
+            batch.forget()
+
     @property
     def timestamp(self) -> int | None:
         """The timestamp of the first record that waits, in milliseconds since 1970; None if it is not known."""

@@ -256,12 +256,12 @@ class _Place:
 
     @property
     def after(self) -> int:
-        """The next offset to read once this is done. A chunk may end several messages, so it is read again."""
-        return self.message.offset + 1 if self.at == self.message.offset and not self._of_chunks else self.at
+        """The next offset to read once this is done.
 
-    @property
-    def _of_chunks(self) -> bool:
-        return self.message.problem is not None or isinstance(self.message.record, Record)
+        A chunk that ends messages without making one may have more to tell, so it is read again. A message that it
+        makes is the last of what it tells.
+        """
+        return self.message.offset + 1 if self.message.problem is None else self.at
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from transforms.masking import HIDDEN, masked
 __all__ = [
     "NO_CONNECTOR",
     "SPARK_ERRORS",
+    "TWO_RUNS",
     "JobFailedError",
     "executor_error",
     "explained",
@@ -32,6 +33,8 @@ NO_CONNECTOR = (
 )
 
 NO_TOPIC = "{source} is not on the broker at {servers}; create it, or check its name"
+
+TWO_RUNS = "another run works with it at the same time; run this one again when that one has ended"
 
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
@@ -166,8 +169,7 @@ def _said(text: str, options: Mapping[str, str]) -> str:
 _MEANINGS = (
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
-    (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint",
-        "another run works with it at the same time; run this one again when that one has ended"),
+    (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint", TWO_RUNS),
     (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
         ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
         "give this option to go on without them, or a new --checkpoint and --output")),

@@ -20,10 +20,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
+from jobs.driver.failures import TWO_RUNS
 from jobs.driver.jvm import java_packages, java_session, map_in_arrow
 from jobs.reading.ranges import Place, Positions, positions_json, positions_of
 from jobs.reading.topics import Kafka, read_between
 from jobs.records.schemas import columns
+from transforms.errors import ConfigurationError
 
 __all__ = ["Measured", "OffsetLog", "Planner", "lengths", "limited"]
 
@@ -250,7 +252,11 @@ class OffsetLog:
         return positions_of(json.loads(latest.get().productElement(1).offsets().head().get().json()))
 
     def plan(self, end: Positions, now_ms: int) -> None:
-        """Notes that the next micro-batch ends at `end`."""
+        """Notes that the next micro-batch ends at `end`.
+
+        Raises:
+            ConfigurationError: another run has planned it in the meantime.
+        """
         offset = self._streaming.SerializedOffset(json.dumps(positions_json(end)))
         metadata = self._streaming.OffsetSeqMetadata.apply(0, now_ms, self._session.conf())
         options = self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(
@@ -258,7 +264,7 @@ class OffsetLog:
         ).toSeq()
         number = self._last(self._offsets) + 1
         if not self._offsets.add(number, self._streaming.OffsetSeq(options, self._jvm.scala.Option.apply(metadata))):
-            raise RuntimeError(f"batch {number} of this checkpoint was planned by another run in the meantime")
+            raise ConfigurationError("--checkpoint", TWO_RUNS)
 
     @staticmethod
     def _last(log: Any) -> int:

@@ -41,7 +41,7 @@ def follow_planned(
         stop: ends the current micro-batch, and the job.
 
     Raises:
-        ConfigurationError: the starting offsets do not fit the topics.
+        ConfigurationError: the starting offsets do not fit the topics, or another run works with the checkpoint.
         JobFailedError: a partition ends before its next offset.
         pyspark.errors.PySparkException: a query failed, or records cannot be read.
         py4j.protocol.Py4JError: the topics cannot be described.

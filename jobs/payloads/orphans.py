@@ -373,10 +373,11 @@ def _unreadable(survey: Row, settings: SweepSettings, store: PayloadStore) -> st
     """Why the references do not tell which payloads are live, in a sentence; None if they do."""
     first = survey.first_wrong
     if first is not None:
+        name = settings.formats.get(first.topic, settings.reference_format)
         return (
-            f"{survey.wrong:,} records say that they are references and cannot be read as "
-            f"{settings.reference_format}, the first in topic {first.topic} partition {first.partition} offset "
-            f"{first.offset}: {first.error}{_advice(first.topic, first.error, settings)}"
+            f"{survey.wrong:,} records say that they are references and cannot be read as {name}, the first in topic "
+            f"{first.topic} partition {first.partition} offset {first.offset}: {first.error}"
+            f"{_advice(first.topic, first.error, settings)}"
         )
     first = survey.first_elsewhere
     if first is None or not isinstance(store, Store):

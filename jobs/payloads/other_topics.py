@@ -33,7 +33,8 @@ STEP = "searching other topics"
 
 _BATCH_PARTITIONS = 500  # of one job of Spark; the clock is looked at between two
 _TAG = "wideload-search"
-_FOLDER = r"([^/]+)/(?:(?:values|keys)/)?[^/]+$"
+# The topic in a path: the folder of the payload, or the one above bakdata's two. A topic may be named as those are.
+_FOLDERS = (r"([^/]+)/[^/]+$", r"([^/]+)/(?:values|keys)/[^/]+$")
 _SHOWN = 10
 
 
@@ -213,7 +214,8 @@ def _conditions(settings: SearchSettings) -> tuple[Column, Column]:
     leads = F.lit(False)
     if settings.root is not None:
         # Whatever the root before it: it may be another name of this store.
-        refers &= F.regexp_extract(path, _FOLDER, 1).isin(*settings.folders)
+        one, other = (F.regexp_extract(path, folder, 1).isin(*settings.folders) for folder in _FOLDERS)
+        refers &= one | other
         starts = [error.startswith(f"{BEGINS}{settings.root}{folder}/") for folder in settings.folders]
         leads = reduce(lambda one, other: one | other, starts, leads)
     for root in settings.other_roots:

@@ -79,6 +79,7 @@ class PartitionReader:
             if self._reader is not reader:
                 self._reader = reader
                 self._consumer.seek(self._place, position)
+            before = position
             try:
                 polled = self._run(self._poll())
             except kafka_errors.OffsetOutOfRangeError as exc:
@@ -96,11 +97,13 @@ class PartitionReader:
             for record in polled:
                 if record.offset >= end:
                     return
-                position, heard = record.offset + 1, time.monotonic()
+                position = record.offset + 1
                 yield record
             if self._reader is reader:
                 # Offsets without a record: marks of transactions, and records that compaction has removed.
                 position = max(position, self._run(self._consumer.position(self._place)))
+            # Not at the `yield`: the time that the caller takes with a record is no silence of Kafka.
+            heard = time.monotonic() if position > before else heard
             if time.monotonic() - heard > _SILENCE_S:
                 raise JobFailedError(f"{self._name} has no record at offset {position} for {_SILENCE_S:g} s")
 

@@ -24,7 +24,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
-from jobs.backfill import _parser, _settings, main
+from jobs.backfill import _parser, _settings, _tell, main
+from jobs.copying.forms import Tally
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Outcome, copied
 from jobs.copying.writer import SinkTopic, sink_topic
@@ -533,6 +534,20 @@ def test_table(
         "would be published: 4 payloads, 16.0 kB",
         "nothing was written: this was a dry run",
     ]
+
+
+def test_kept_records_bind_the_topics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was kept may refer to a payload of the source: the table says what a sweep of that needs."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    given = ["--source", "old", "--sink", "new", "--to", "plain", "--bootstrap-servers", "b:1"]
+    _tell(Backfill(Tally(kept=2), 1), _parser().parse_args(given), "done", None)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [
+        "kept as they are, since they cannot be restored: 2 records",
+        "these may refer to payloads of old: a sweep of it needs --carrier new",
+    ]
+    _tell(Backfill(Tally(), 1), _parser().parse_args(given), "done", None)
+    assert "carrier" not in capsys.readouterr().out
 
 
 # --- restarts

@@ -6,13 +6,15 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from app.commands.consume import _Printer, _Run, json_line, text_json
 from app.commands.folder import Folder
-from transforms.errors import WideloadError
+from app.kafka.source_batch import Unopened
+from transforms.errors import BatchTooLargeError, WideloadError
 from transforms.record import Header
 
 
@@ -59,6 +61,17 @@ async def test_consume_tombstone_is_no_reference(capsys: pytest.CaptureFixture[s
         await _Run(printer(), None, None).take(Read(value, flag))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["reference"] for line in lines] == [False, True]
+
+
+async def test_consume_tells_of_records_that_are_not_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A batch that holds too much is a line with its place and the reason; no file has its bytes as a value."""
+    run, names = _Run(printer(), Folder(str(tmp_path)), None), partial(os.listdir, tmp_path)
+    error = BatchTooLargeError(5, 7, 100)
+    await run.take(Unopened("orders", 0, 7, 1, b"batch", error, 5, 3))
+    await run.take(Read(b"v"))
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["partition"], first["offset"], first["error"]) == (0, 7, str(error))
+    assert ("error" in second, run.totals.failed, names()) == (False, 1, ["k"])
 
 
 def test_text_json() -> None:

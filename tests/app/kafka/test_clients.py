@@ -24,7 +24,7 @@ from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
 from app.config.settings import ClientSettings, Settings
 from app.kafka import clients
-from app.kafka.clients import ClusterError, admin, describe, security_arguments, translated
+from app.kafka.clients import ClusterError, admin, describe, security_arguments, sharing_context, translated
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 
@@ -138,6 +138,24 @@ def test_tls_trusts_the_system_by_default() -> None:
     """Without a file of authorities the system's count; names are checked."""
     context = security_arguments(client_of(security_protocol="SSL"))["ssl_context"]
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+async def test_clients_that_share_a_tls_context_differ_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two clients each has the same context; user, addresses and names are those of the settings."""
+    monkeypatch.setattr(clients, "AIOKafkaProducer", RecordedProducer)
+    settings = settings_of(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="u", sasl_password="p")
+    shared = sharing_context(settings.client)
+    made = [clients.producer(client, settings.pipelines[0]) for client in (shared, shared, settings.client)]
+    try:
+        first, second, own = [each.arguments.pop("ssl_context") for each in made]
+        assert first is second
+        assert first is not own
+        assert made[0].arguments == made[2].arguments
+    finally:
+        for each in made:
+            await each.stop()
+    plain = client_of()
+    assert sharing_context(plain) is plain
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])

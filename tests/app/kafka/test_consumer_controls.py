@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import NoOffsetForPartitionError
 
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.delivering import idle_s
 
 PLACE = TopicPartition("t", 0)
 
@@ -32,6 +34,10 @@ async def test_position(consumer: AIOKafkaConsumer) -> None:
     assert controls.position(TopicPartition("t", 1)) is None
 
 
-async def test_consumer_that_has_not_started_is_not_interrupted(consumer: AIOKafkaConsumer) -> None:
-    """Nothing waits that could be: aiokafka would fail."""
-    ConsumerControls(consumer).interrupt(KafkaConnectionError("enough"))
+async def test_idle_time_counts_after_a_poll_that_raised(consumer: AIOKafkaConsumer) -> None:
+    """Else a flow that hangs later would keep its partitions for ever: `max.poll.interval.ms` would not count."""
+    ConsumerControls(consumer)
+    with contextlib.suppress(NoOffsetForPartitionError), consumer._subscription.fetch_context():
+        assert idle_s(consumer) == 0
+        raise NoOffsetForPartitionError(PLACE)
+    assert idle_s(consumer) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 
@@ -10,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.delivering import DeliveringConsumer, count_as_poll
+from app.kafka.delivering import DeliveringConsumer, count_as_poll, idle_s
 from transforms.errors import ConfigurationError
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -116,3 +118,11 @@ async def test_a_poll_is_counted(consumer: AIOKafkaConsumer) -> None:
     before_s = consumer._subscription.fetcher_idle_time
     count_as_poll(consumer)
     assert before_s >= 60 > consumer._subscription.fetcher_idle_time
+
+
+async def test_idle_time_counts_after_a_poll_that_was_cancelled(consumer: DeliveringConsumer) -> None:
+    """Else a client that hangs later would keep its partitions for ever: `max.poll.interval.ms` would not count."""
+    with contextlib.suppress(asyncio.CancelledError), consumer._subscription.fetch_context():
+        assert idle_s(consumer) == 0
+        raise asyncio.CancelledError
+    assert idle_s(consumer) > 0

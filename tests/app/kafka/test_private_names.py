@@ -74,10 +74,6 @@ NAMES = (
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
     PrivateName("app.kafka.membership", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
-    PrivateName("app.kafka.consumer_controls", Fetcher, "_isolation_level", "fetch a batch again as it was fetched"),
-    PrivateName(
-        "app.kafka.consumer_controls", Fetcher, "_max_partition_fetch_bytes", "fetch a batch again as it was fetched"
-    ),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),
@@ -125,10 +121,6 @@ NAMES = (
     PrivateName("app.kafka.transaction_requests", Sender, "_do_add_partitions_to_txn", "ask again sooner"),
     PrivateName("app.kafka.transaction_requests", Sender, "_find_coordinator", "send what begins a transaction"),
     PrivateName("app.kafka.transaction_requests", TransactionManager, "_txn_consumer_group", "add the group once"),
-    PrivateName("app.kafka.undecodable", FetchResult, "_partition_records", "end before a batch that cannot be read"),
-    PrivateName(
-        "app.kafka.undecodable", PartitionRecords, "_records_iterator", "end before a batch that cannot be read"
-    ),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
@@ -152,7 +144,7 @@ BEHIND = {
     MessageAccumulator: ("add_batch", "create_builder"),
     PartitionRecords: ("next_fetch_offset",),
     Sender: ("close",),
-    SubscriptionState: ("abort_waiters", "subscription"),
+    SubscriptionState: ("fetch_context", "subscription"),
     TopicPartitionState: ("has_valid_position", "highwater", "lso", "position"),
     TransactionManager: (
         "begin_transaction",

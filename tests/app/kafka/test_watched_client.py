@@ -65,7 +65,10 @@ async def test_connections_are_told_once() -> None:
 
 
 async def test_each_request_of_a_connection_is_handled_once() -> None:
-    """By each handler, though several callers waited for the connection and were all told of it."""
+    """By each handler, though several callers waited for the connection and were all told of it.
+
+    The last one is asked first, but for one that stays next to the connection.
+    """
     client, opened, seen = AIOKafkaClient(), asyncio.Event(), []
 
     class Connection:
@@ -88,12 +91,13 @@ async def test_each_request_of_a_connection_is_handled_once() -> None:
 
     client._get_conn = connect
     watch_sends(client, handler("first"))
+    watch_sends(client, handler("inner"), innermost=True)
     watch_sends(client, handler("last"))
     waiting = [asyncio.create_task(client._get_conn(1)) for _ in range(2)]
     opened.set()
     assert await asyncio.gather(*waiting) == [only, only]
-    assert await only.send("ping") == "last(first(ping, True))"
-    assert seen == [("last", "ping"), ("first", "ping")]
+    assert await only.send("ping") == "last(first(inner(ping, True)))"
+    assert seen == [("last", "ping"), ("first", "ping"), ("inner", "ping")]
 
 
 async def test_connection_that_comes_too_late_is_closed() -> None:

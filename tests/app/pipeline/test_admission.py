@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from aiokafka import TopicPartition
 
 from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
@@ -360,6 +361,51 @@ async def test_admit_ends_its_turn() -> None:
     assert (let.passed[3:], let.worked) == ([(0, 3)], [(0, 4)])
     assert [batch.offset for batch in let.forwarded] == [5]
     assert let.share.ahead == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "size", "gone"),
+    [("whole", 1_000_000, [1, 2, 3]), ("apart", 1_000_000, [0, 1, 2, 3]), ("refused", 68_000_000, [0, 1, 2, 3])],
+)
+async def test_admit_ends_its_turn_by_what_it_decompresses(how: str, size: int, gone: Sequence[int]) -> None:
+    """Of batches with a few KB that hold much, one is decompressed in a turn: so other tasks have theirs between."""
+    let = Let(200_000, turn=10)
+    let.admission.follow(1_000_000, cast(Any, SimpleNamespace(passes_whole=lambda *_, **__: True, passes=bool)))
+    data = repacked(built(0, [Record(b"a", bytes(size // 2), (), 5)] * 2), "zstd")
+    skipped = 0 if how == "whole" else 1
+    for base in (0, 2, 4):
+        let.fetched(changed(data, ">q", 0, base), base + skipped)
+    seen: list[int] = []
+    while let.admission.waits:
+        let.admission.admit()
+        let.share.give(let.share.used)
+        assert let.admission.in_turn == let.admission.waits
+        seen.append(len(let.forwarded) + len(let.passed) + len(let.refused))
+    assert seen == gone
+    assert [each.first for each in let.refused] == ([1, 3, 5] if how == "refused" else [])
+    assert let.passed == ([(0, 1), (0, 3), (0, 5)] if how == "apart" else [])
+    assert [batch.offset for batch in let.forwarded] == ([0, 2, 4] if how == "whole" else [])
+
+
+async def test_admit_looks_at_no_more_where_there_is_no_room() -> None:
+    """Batches of other partitions that hold much, and find no room, are looked at in other turns, and not kept open."""
+    let = Let(200_000, turn=15)
+    data = repacked(built(0, [Record(b"a", bytes(1_000_000), (), 5)]), "zstd")
+    let.share.take(200_000)
+    for partition in (0, 1):
+        place = TopicPartition("raw", partition)
+        batches = [
+            SourceBatch(place, base, RecordBatch.read(memoryview(changed(data, ">q", 0, base)))) for base in (0, 1)
+        ]
+        let.admission.add({place: batches})
+    looked: list[int] = []
+    for _ in range(3):
+        let.admission.admit()
+        assert let.admission.waits
+        waiting = [batch for read in let.admission._waiting.values() for batch in read.batches]
+        looked.append(sum(batch.passes is not None for batch in waiting))
+        assert [batch.batch.looked_at_bytes for batch in waiting if batch.batch is not None] == [0] * 4
+    assert (looked, let.admission.in_turn) == ([2, 4, 4], False)
 
 
 def _waits_for_store(reserve_bytes: int, *, lacks_size: bool = False) -> Work:

@@ -257,6 +257,36 @@ async def test_retries_go_on_while_the_store_is_down_for_all(executor: Executor)
     assert stats.retries == 20
 
 
+async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() -> None:
+    """Records that fail ask once together whether the store is up; a job of another pipeline does not wait for that."""
+    loop, asked, release = asyncio.get_running_loop(), threading.Semaphore(0), threading.Event()
+
+    class Hanging(Checked):
+        def check(self, *, writing: bool = True) -> None:
+            asked.release()
+            release.wait(30)
+
+    chain, stats = Chain([Storing([DOWN] * 4)], "orders", 1_000_000), PipelineStats()
+    pipeline = replace(settings(), retry_timeout_ms=60_000)
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    with ThreadPoolExecutor(4) as threads:
+        store = cast(PayloadStore, Hanging())
+        retries = Retries(chain, threads, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        lane = Lane(TopicPartition("raw", 3), 3)
+        trials = [asyncio.create_task(retries.apply(lane, Read(), work(Read()))) for _ in range(4)]
+        try:
+            async with asyncio.timeout(10):
+                while stats.retries < 4:  # noqa: ASYNC110  # it is no event
+                    await asyncio.sleep(0.001)
+                assert await loop.run_in_executor(threads, asked.acquire, True, 10)
+                await loop.run_in_executor(None, int)
+            trials.pop().cancel()  # which must not take the answer from the others
+        finally:
+            release.set()
+        await asyncio.wait_for(asyncio.gather(*trials), 10)
+    assert not asked.acquire(blocking=False)
+
+
 async def test_retries_stay_degraded_while_any_record_waits() -> None:
     """One payload that cannot be had is a reason to say so, though others can; and the last to wait takes it along."""
     lane = Lane(TopicPartition("raw", 3), 3)

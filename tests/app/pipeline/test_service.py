@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -11,15 +12,22 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
-from app.kafka.clients import ClusterError
+from app.config.settings import ClientSettings
+from app.kafka.clients import ClusterError, security_arguments
+from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.pipeline import service
 from app.pipeline.budget import Budget
+from app.pipeline.chain import Chain
+from app.pipeline.learned_limits import UnfitError
+from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.service import Pipeline
 from tests.app.configurations import HEAD, ORDERS, settings_of
-from transforms.errors import WideloadError
+from transforms.errors import RecordUnfitError, WideloadError
 
 _PLAN = Plan("orders", (Topic("raw", 1, 1_000_000, "delete"),), Topic("orders", 1, 1_000_000, "delete"), None)
+
+_REFUSED = ReadRecord("raw", 0, 5, 0, b"k", b"v", ())
 
 
 class _FailingFlow:
@@ -48,17 +56,47 @@ class _FailingFlow:
         raise self.error
 
 
+class _RefusedFlow(_FailingFlow):
+    """Of each flow, `sent` has whether it would send a record that the sink has refused."""
+
+    sent: ClassVar[list[bool]] = []
+
+    def __init__(
+        self, client: object, settings: object, plan: Plan, make_chain: Callable[[int], Chain], **more: Any
+    ) -> None:
+        super().__init__(client, settings, plan, make_chain, **more)
+        self.sent.append(make_chain(plan.sink.max_message_bytes).passes(_REFUSED))
+
+
+class _SecureFlow(_FailingFlow):
+    """A flow with two clients; `contexts` has, of each flow, what they use for TLS."""
+
+    contexts: ClassVar[list[tuple[ssl.SSLContext, ssl.SSLContext]]] = []
+
+    def __init__(self, client: ClientSettings, *rest: Any, **more: Any) -> None:
+        super().__init__(client, *rest, **more)
+        first, second = (security_arguments(client)["ssl_context"] for _ in range(2))
+        self.contexts.append((first, second))
+
+
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, ended: list[Pipeline]) -> AsyncIterator[Pipeline]:
-    """A pipeline that runs, with flows that fail when they are to end."""
+async def running(
+    monkeypatch: pytest.MonkeyPatch,
+    ended: list[Pipeline],
+    flow: type[_FailingFlow] = _FailingFlow,
+    plan: Plan = _PLAN,
+    later: Plan = _PLAN,
+    keys: str = "",
+) -> AsyncIterator[Pipeline]:
+    """A pipeline that runs, with flows that fail when they are to end; all but the first one by the `later` plan."""
 
     async def look(*_: object, **__: object) -> Plan:
-        return _PLAN
+        return later
 
-    monkeypatch.setattr(service, "Flow", _FailingFlow)
+    monkeypatch.setattr(service, "Flow", flow)
     monkeypatch.setattr(service, "plan_pipeline", look)
-    settings = settings_of(HEAD + ORDERS)
-    pipeline = Pipeline(settings, settings.pipelines[0], plan=_PLAN, budget=Budget(1), ended=ended.append)
+    settings = settings_of(HEAD + keys + ORDERS)
+    pipeline = Pipeline(settings, settings.pipelines[0], plan=plan, budget=Budget(1), ended=ended.append)
     await pipeline.on_start()
     try:
         await until(lambda: pipeline.status == "RUNNING")
@@ -116,3 +154,112 @@ async def test_the_last_line_tells_what_the_last_flow_in_the_group_has_left(
         monkeypatch.setattr(_FailingFlow, "left", {})
     assert pipeline.flow is not first
     assert "not committed, and read again: 3 from topic raw, partition 0, offset 7 on" in caplog.text
+
+
+async def _next_flow(pipeline: Pipeline, end: Callable[[], None]) -> None:
+    """Ends the flow, and waits for the next one."""
+    before = pipeline.flow
+    end()
+    await until(lambda: pipeline.flow is not before and pipeline.status == "RUNNING")
+
+
+@asynccontextmanager
+async def _refused(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan = _PLAN, later: Plan = _PLAN
+) -> AsyncIterator[tuple[Pipeline, list[bool]]]:
+    """A pipeline whose sink has just refused a record, and, of each flow, whether it would send that record."""
+    sent: list[bool] = []
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_RefusedFlow, "sent", sent)
+    error = UnfitError(OffsetTracker(5), 5, RecordUnfitError("orders", "its timestamp", 0))
+    error.partition = TopicPartition("raw", 0)
+    monkeypatch.setattr(_RefusedFlow, "error", error)
+    async with running(monkeypatch, [], _RefusedFlow, plan, later) as pipeline:
+        assert pipeline.flow is not None
+        await _next_flow(pipeline, pipeline.flow.stop)
+        monkeypatch.setattr(_RefusedFlow, "error", ClusterError("the broker is away", retriable=True))
+        yield pipeline, sent
+
+
+@pytest.mark.parametrize("asked", ["restart", "stop"])
+async def test_a_record_that_was_refused_is_sent_again_when_the_pipeline_is_restarted(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Whoever restarts it, or stops and starts it, may have mended the topic; no other new beginning sends it."""
+
+    def stop_and_start() -> None:
+        pipeline.steer("STOPPED")
+        pipeline.steer("STARTED")
+
+    async with _refused(monkeypatch) as (pipeline, sent):
+        assert pipeline.flow is not None
+        await _next_flow(pipeline, pipeline.flow.stop)
+        assert sent == [True, False, False]
+        await _next_flow(pipeline, pipeline.begin_anew if asked == "restart" else stop_and_start)
+        assert sent == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("renewed", "again"), [("raw", True), ("more", False)])
+async def test_a_record_that_was_refused_is_not_that_of_a_topic_that_was_created_anew(
+    monkeypatch: pytest.MonkeyPatch,
+    renewed: str,
+    again: bool,  # noqa: FBT001
+) -> None:
+    """There another record has its offset; what was refused of other topics is still known."""
+
+    def plan(topic_id: str) -> Plan:
+        names = {"raw": "r", "more": "m", renewed: topic_id}
+        sources = tuple(Topic(name, 1, 1_000_000, "delete", id=each) for name, each in names.items())
+        return Plan("orders", sources, _PLAN.sink, None)
+
+    async with _refused(monkeypatch, plan("old"), plan("new")) as (_, sent):
+        assert sent == [True, again]
+
+
+@asynccontextmanager
+async def _secure(
+    monkeypatch: pytest.MonkeyPatch, ended: list[Pipeline]
+) -> AsyncIterator[tuple[Pipeline, list[tuple[ssl.SSLContext, ssl.SSLContext]]]]:
+    """A pipeline over TLS, and the contexts of its flows, which end by an error that may pass."""
+    contexts: list[tuple[ssl.SSLContext, ssl.SSLContext]] = []
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_SecureFlow, "contexts", contexts)
+    monkeypatch.setattr(_SecureFlow, "error", ClusterError("the broker is away", retriable=True))
+    async with running(monkeypatch, ended, _SecureFlow, keys='security.protocol = "SSL"\n') as pipeline:
+        yield pipeline, contexts
+
+
+async def test_the_clients_of_a_flow_share_a_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load the authorities takes time on the event loop; the next flow loads them again, as files are replaced."""
+    async with _secure(monkeypatch, []) as (pipeline, contexts):
+        assert pipeline.flow is not None
+        await _next_flow(pipeline, pipeline.flow.stop)
+        assert [first is second for first, second in contexts] == [True, True]
+        assert contexts[0][0] is not contexts[1][0]
+
+
+async def test_certificates_that_are_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were right when the worker started, so the pipeline does not fail for good; nor if it is started now."""
+    ended: list[Pipeline] = []
+    load = ssl.create_default_context
+    replacing = False
+
+    def loaded(*, cafile: str | None = None) -> ssl.SSLContext:
+        if replacing:
+            raise ssl.SSLError("no start line")
+        return load(cafile=cafile)
+
+    monkeypatch.setattr(ssl, "create_default_context", loaded)
+    async with _secure(monkeypatch, ended) as (pipeline, contexts):
+        assert pipeline.flow is not None
+        replacing = True
+        pipeline.flow.stop()
+        await until(lambda: pipeline.last_error is not None and "ssl.ca.location" in pipeline.last_error)
+        pipeline.steer("STOPPED")
+        await until(lambda: pipeline.status == "STOPPED")
+        restarts = pipeline.stats.restarts
+        pipeline.steer("STARTED")
+        await until(lambda: pipeline.stats.restarts > restarts or bool(ended))
+        replacing = False
+        await until(lambda: pipeline.status == "RUNNING" or bool(ended))
+        assert (len(contexts), ended) == (2, [])

@@ -22,6 +22,7 @@ from jobs.ingesting import command_line
 from jobs.payloads.reference_states import AuditSettings
 from jobs.reading.source_options import settings_of
 from transforms.errors import ConfigurationError
+from transforms.formats import FormatName
 from transforms.signing import Signing
 
 STORE_CLASS = "large.message.payload.store.class"
@@ -163,6 +164,30 @@ def test_sweep_reads_all_topics_of_the_store() -> None:
         assert (settings.topics, settings.carriers) == (topics, carriers)
         assert settings.in_flight == timedelta(seconds=5)
         assert settings.reference_format == "bakdata-flag"
+
+
+def test_sweep_reads_each_topic_in_its_format() -> None:
+    """Flags have no header, so a topic read in another format seems to refer to nothing: its payloads would go."""
+    described = document()
+    one = described["stores"][0]
+    one["carriers"] = {"orders": ["orders-dlq"], "returns": []}
+    one["formats"] = {"orders": "bakdata-flag", "orders-dlq": "bakdata-flag", "returns": "wideload"}
+
+    def formats(*given: str) -> tuple[str, dict[str, FormatName]]:
+        parsed = sweep._parser().parse_args(["--pipeline", "one", *given])
+        configure(parsed, described)
+        settings = sweep._settings(parsed)
+        return settings.reference_format, dict(settings.formats)
+
+    assert formats()[1] == one["formats"]
+    assert formats("--topic", "returns")[1] == one["formats"]
+    mine = ["--carrier", "mine", "--topic-format", "mine=bakdata-headers", "--topic-format", "returns=bakdata-headers"]
+    assert formats(*mine)[1] == {**one["formats"], "mine": "bakdata-headers", "returns": "bakdata-headers"}
+    assert formats("--format", "bakdata-flag", "--carrier", "mine") == ("bakdata-flag", {})
+    with pytest.raises(ConfigurationError, match=r"--topic-format: is missing for mine: .*; give mine=FORMAT"):
+        formats("--carrier", "mine")
+    one["formats"]["orders"] = one["formats"]["orders-dlq"] = "bakdata-headers"
+    assert formats("--carrier", "mine") == ("wideload", one["formats"])
 
 
 def test_backfill_of_a_configuration() -> None:

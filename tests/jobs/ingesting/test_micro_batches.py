@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.ingesting.micro_batches import Measured, limited
+from jobs.ingesting.micro_batches import Measured, OffsetLog, limited
+from transforms.errors import ConfigurationError
 
 A, B = ("t", 0), ("t", 1)
 
@@ -52,3 +56,15 @@ def test_portion_property(partitions: list[list[int]], limit: int) -> None:
             assert end >= position[place]
             ahead[place].drop(end)
             position[place] = end
+
+
+def test_a_batch_that_another_run_has_planned_is_told() -> None:
+    """Two runs with one checkpoint: the second one to plan a batch gets the sentence that Spark's own logs lead to."""
+    spark = MagicMock()  # Java's log says that it has the batch
+    log = spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.OffsetSeqLog.return_value
+    log.getLatestBatchId.return_value.isEmpty.return_value = False
+    log.getLatestBatchId.return_value.get.return_value = 3
+    log.add.return_value = False
+    with pytest.raises(ConfigurationError, match="--checkpoint: another run works with it at the same time; run this"):
+        OffsetLog(spark, "c").plan({A: 5}, 0)
+    assert log.add.call_args.args[0] == 4

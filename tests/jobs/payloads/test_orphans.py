@@ -23,6 +23,7 @@ from pyspark.sql import functions as sf
 from jobs.payloads import orphans, other_topics
 from jobs.payloads.inventory import LISTED
 from jobs.payloads.orphans import Sweep, SweepSettings, marked, run
+from jobs.payloads.other_topics import SearchSettings, _conditions
 from jobs.payloads.reference_states import EXPIRY, RETAINED, findings
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Span, Topic, describe, difference
@@ -210,6 +211,21 @@ def test_sweep_of_a_topic_whose_records_go_by_age(spark: SparkSession, place: Pl
     assert outcomes(run(spark, place.settings(topic))) == {"deleted": 1}
     assert place.there() == {first, second, key, shared, young, stays}
     assert outcomes(run(spark, place.settings(topic))) == {}
+
+
+@pytest.mark.parametrize("topic", ["orders", "values", "keys"])
+def test_search_knows_the_topic_of_a_path(spark: SparkSession, topic: str) -> None:
+    """A path leads to the payloads of a topic under each name of the store, also if the topic is named as a folder is.
+
+    bakdata's serializers keep payloads in the folders `values` and `keys` of a topic.
+    """
+    settings = SearchSettings([topic], [], root="s3://b/p/")
+    leads = [f"s3://b/p/{topic}/1f", f"s3://other/{topic}/1f", f"s3://b/p/{topic}/values/1", f"s3://b/p/{topic}/keys/1"]
+    others = [f"s3://b/p/{topic}s/1f", f"s3://b/{topic}/p/1f", f"s3://b/p/q/{topic}1", f"{topic}"]
+    rows = spark.createDataFrame([(path,) for path in (*leads, *others)], "path string")
+    refers, _ = _conditions(settings)
+    found = rows.withColumn("error", sf.lit(None).cast("string")).where(refers).collect()
+    assert [row.path for row in found] == leads
 
 
 def test_sweep_finds_the_carriers_that_were_forgotten(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
+from aiokafka import TopicPartition
 
 from jobs.driver.failures import JobFailedError
+from jobs.reading import partition
 from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.partition import PartitionReader
 from stores.keys import read
@@ -28,3 +31,85 @@ def test_a_header_name_that_is_no_text_is_told(broker: str, make_topic: Callable
     assert str(told.value).startswith(
         f"topic {topic} partition 0: at offset 0 or soon behind it is a record with a header"
     )
+
+
+class Clock:
+    """The time, which goes on where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Consumer:
+    """A partition that answers each poll with one offset, after some time, and with nothing behind the last one.
+
+    Args:
+        clock: the time.
+        answers: by offset, whether it has a record.
+        poll_s: how long a poll takes.
+    """
+
+    def __init__(self, clock: Clock, answers: list[bool], poll_s: float) -> None:
+        self._clock = clock
+        self._answers = answers
+        self._poll_s = poll_s
+        self._at = 0
+
+    async def start(self) -> None:
+        """It is connected."""
+
+    async def stop(self) -> None:
+        """It has no connection."""
+
+    def assign(self, _places: list[TopicPartition]) -> None:
+        """It has one partition."""
+
+    def seek(self, _place: TopicPartition, offset: int) -> None:
+        self._at = offset
+
+    async def getmany(self, place: TopicPartition, **_: int) -> dict[TopicPartition, list[SimpleNamespace]]:
+        self._clock.now += self._poll_s
+        if self._at >= len(self._answers):
+            return {}
+        self._at += 1
+        return {place: [SimpleNamespace(offset=self._at - 1)]} if self._answers[self._at - 1] else {}
+
+    async def position(self, _place: TopicPartition) -> int:
+        return self._at
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, clock: Clock, answers: list[bool], poll_s: float) -> PartitionReader:
+    monkeypatch.setattr(partition, "time", clock)
+    monkeypatch.setattr(Client, "open", lambda _: Consumer(clock, answers, poll_s))
+    return PartitionReader(Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": "b:1"})), "t", 0)
+
+
+def test_the_time_that_the_caller_takes_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may take longer with a record than Kafka may be silent: the next record is asked for all the same."""
+    clock, found = Clock(), []
+    with closing(opened(monkeypatch, clock, [True] * 3, 1)) as log:
+        for record in log.records(0, 3):
+            found.append(record.offset)
+            clock.now += 1_000
+    assert found == [0, 1, 2]
+
+
+def test_offsets_without_records_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aborted transactions may be long: while the position goes on, no record needs to come."""
+    with closing(opened(monkeypatch, Clock(), [*[False] * 9, True], 30)) as log:
+        assert [record.offset for record in log.records(0, 10)] == [9]
+
+
+def test_silence_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that gives nothing more fails after a minute, and not before."""
+    clock = Clock()
+    with closing(opened(monkeypatch, clock, [True], 1)) as log:
+        left = log.records(0, 2)
+        assert next(left).offset == 0
+        clock.now = 1_000
+        with pytest.raises(JobFailedError, match="topic t partition 0 has no record at offset 1 for 60 s"):
+            next(left)
+    assert 1_060 < clock.now <= 1_062

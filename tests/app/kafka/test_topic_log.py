@@ -1,0 +1,68 @@
+"""What is written to a log, while the cluster does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError
+
+from app.config.settings import ClientSettings
+from app.kafka import clients, producer
+from app.kafka.topic_log import TopicLog
+
+
+class UnansweredProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
+    """aiokafka's own, with a leader that takes requests and never answers; `requests` are those on their way."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.requests: list[asyncio.Future[Any]] = []
+
+    async def start(self) -> None:
+        self._closes = self.client.close
+        self.client.send = self._send
+        self.client.close = self._close
+        self.client._wait_on_metadata = self._partitions
+        self.client.cluster.partitions_for_topic = lambda _: {0}
+        self.client.cluster.leader_for_partition = lambda _: 0
+        self._txn_manager.set_pid_and_epoch(7, 3)
+        await self._sender.start()
+
+    async def _partitions(self, _: str) -> set[int]:
+        return {0}
+
+    async def _send(self, *_: object, **__: object) -> Any:
+        self.requests.append(asyncio.get_running_loop().create_future())
+        return await self.requests[-1]
+
+    async def _close(self) -> None:
+        for each in self.requests:
+            if not each.done():
+                each.set_exception(KafkaConnectionError("closed"))
+        await self._closes()
+
+
+async def test_a_record_that_nobody_waits_for_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gives up gets away: aiokafka would try until a broker takes the record, however late."""
+    made: list[UnansweredProducer] = []
+
+    def make(**arguments: Any) -> UnansweredProducer:
+        made.append(UnansweredProducer(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(clients, "AIOKafkaProducer", make)
+    monkeypatch.setattr(producer, "_STOP_SENDER_S", 0.05)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    writing = asyncio.create_task(log.append(b"k", b"v"))
+    async with asyncio.timeout(20):
+        while not (made and made[0].requests):  # nobody tells
+            assert not writing.done()
+            await asyncio.sleep(0)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    assert len(made[0].requests) == 1
+    assert made[0]._sender.sender_task.done()

@@ -1,0 +1,116 @@
+"""A flow that is to end while its clients wait, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.cluster.preflight import Plan
+from app.kafka.broker_health import BrokerHealth
+from app.kafka.clients import ClusterError
+from app.kafka.consumer import GroupConsumer
+from app.kafka.topics import Topic
+from app.pipeline.at_least_once import AtLeastOnce
+from app.pipeline.budget import Budget
+from app.pipeline.chain import Chain
+from app.pipeline.flow import Flow
+from app.pipeline.stats import PipelineStats
+from app.pipeline.topic_watcher import TopicWatcher
+from tests.app.configurations import HEAD, ORDERS, settings_of
+
+
+class Waiting:
+    """A client that does not come to an end with what it is asked for."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def __call__(self, *_: object, **__: object) -> None:
+        self.begun.set()
+        await asyncio.Event().wait()
+
+
+class Begun:
+    """A client that has nothing to wait for."""
+
+    async def __call__(self, *_: object, **__: object) -> None:
+        pass
+
+
+@pytest.fixture
+async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
+    """Its clients have begun, and have no cluster."""
+    for owner, method in ((AtLeastOnce, "start"), (GroupConsumer, "start"), (TopicWatcher, "watch")):
+        monkeypatch.setattr(owner, method, Begun())
+    monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)
+    settings = settings_of(HEAD + ORDERS)
+    (pipeline,) = settings.pipelines
+    topics = [Topic(name, 1, 1_000_000, "delete") for name in (*pipeline.topics, pipeline.output_topic)]
+    with ThreadPoolExecutor(1) as executor:
+        yield Flow(
+            settings.client,
+            pipeline,
+            Plan(pipeline.name, (topics[0],), topics[1], None),
+            lambda limit_bytes: Chain([], pipeline.output_topic, limit_bytes),
+            budget=Budget(1_000_000),
+            executor=executor,
+            stats=PipelineStats(),
+            graceful_timeout_s=1.0,
+            joined=lambda: None,
+        )
+
+
+async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll waits until the slowest member has joined again, for minutes; who asks for the end gets it sooner."""
+    waiting = Waiting()
+    monkeypatch.setattr(flow._consumer.consumer, "getmany", waiting)
+    running = asyncio.create_task(flow.run())
+    await asyncio.wait_for(waiting.begun.wait(), 20)
+    flow.stop()
+    await asyncio.sleep(0)  # the poll is on its way out
+    flow.stop()
+    await asyncio.wait_for(running, 20)
+
+
+async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the next flow begins at once, or the pipeline says why it has failed."""
+    waiting = Waiting()
+    monkeypatch.setattr(flow._consumer.consumer, "getmany", waiting)
+    running = asyncio.create_task(flow.run())
+    await asyncio.wait_for(waiting.begun.wait(), 20)
+    flow._termination.fail(ClusterError("a write has failed", retriable=True))
+    with pytest.raises(ClusterError, match="a write has failed"):
+        await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
+async def test_a_stop_waits_for_no_client_that_starts(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
+) -> None:
+    """A producer asks for its id, and a consumer for its group, for as long as no broker answers."""
+    waiting = Waiting()
+    monkeypatch.setattr(client, "start", waiting)
+    running = asyncio.create_task(flow.run())
+    await asyncio.wait_for(waiting.begun.wait(), 20)
+    flow.stop()
+    await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
+async def test_brokers_that_fall_silent_at_the_start_end_the_flow(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
+) -> None:
+    """They may be at other addresses by now: a client that starts asks those that it knows, the next flow all."""
+
+    async def silent(*_: object) -> str:
+        await waiting.begun.wait()
+        return "no broker answers"
+
+    waiting = Waiting()
+    monkeypatch.setattr(client, "start", waiting)
+    monkeypatch.setattr(BrokerHealth, "silent", silent)
+    with pytest.raises(ClusterError, match=r"no broker answers; bootstrap\.servers is asked again"):
+        await asyncio.wait_for(flow.run(), 20)

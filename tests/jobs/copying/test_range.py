@@ -1,0 +1,87 @@
+"""One range of a backfill: what is done when it ends. The store may break; Kafka is two lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.copying import range as range_module
+from jobs.copying.range import BackfillSettings, Outcome, copied
+from jobs.copying.receipt import Receipt
+from jobs.copying.writer import SinkTopic
+from jobs.reading.ranges import OffsetRange
+from jobs.reading.source_options import settings_of
+from stores.memory import MemoryStore
+from tests.jobs.reading.test_messages import ListedLog, chunks
+from transforms.errors import PayloadStoreError
+from transforms.offload import Offload
+from transforms.record import Record, RecordLike
+
+LARGE = 5_000
+
+
+class Log(ListedLog):
+    """The partition of the source."""
+
+    def close(self) -> None:
+        """It has no connection."""
+
+
+class Writer:
+    """The sink, with what was committed to it."""
+
+    def __init__(self, sink: list[RecordLike]) -> None:
+        self.ends: dict[int, int] = {}
+        self._sink = sink
+        self._open: list[RecordLike] = []
+
+    def receipt(self, *_: object) -> None:
+        """No range was committed."""
+
+    def write(self, _partition: int, record: RecordLike) -> None:
+        self._open.append(record)
+
+    def flush(self) -> None:
+        """Each record is acknowledged at once."""
+
+    def commit(self, _topic: str, _partition: int, _receipt: Receipt) -> None:
+        self._sink += self._open
+
+    def close(self) -> None:
+        """It has no connection."""
+
+
+class BreakingStore(MemoryStore):
+    """Takes no large payload while it is broken."""
+
+    broken = True
+
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        if self.broken and len(data) == LARGE:
+            raise PayloadStoreError("no room", retriable=True)
+        return super().put(topic, object_id, data)
+
+
+def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails behind a message of chunks: what was written before is not written by the next run."""
+    whole, large = b"w" * 1_200, b"l" * LARGE
+    source = [Record(b"k", b"first"), *chunks(whole, "a"), Record(b"k", large)]
+    sink: list[RecordLike] = []
+    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
+    store = {"large.message.payload.store.class": f"{__name__}.{BreakingStore.__name__}"}
+    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    settings = BackfillSettings(options, "s", "c", Offload(LARGE - 1, None))
+
+    def run(start: int) -> Outcome:
+        return copied(
+            settings, SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True), OffsetRange("t", 0, start, len(source))
+        )
+
+    failed = run(0)
+    assert "no room" in str(failed.error)
+    assert [record.value for record in sink] == [b"first", whole]
+    assert failed.next == len(source) - 1
+    monkeypatch.setattr(BreakingStore, "broken", False)
+    done = run(failed.next)
+    assert (done.error, done.next) == (None, len(source))
+    assert [(record.value or b"")[:9] for record in sink] == [b"first", whole[:9], b"memory://"]
