@@ -279,9 +279,10 @@ def command(
     Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
     no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. With --inflate, a value
     that came as chunks has the offset of the last one, and with --group no commit passes the first one of a value that
-    is not whole, so that records behind it may come again. With --unwrap, a value that is no wrapper is an error,
-    unless unwrap.on.plain.value in -c is pass; references in wrappers, and chunks of them, need --inflate, too. The
-    status is 1 if a value could not be given whole, or records are not read, as they would fill the memory.
+    is not whole, so that records behind it may come again. So may the last records when another consumer joins the
+    group or leaves it. With --unwrap, a value that is no wrapper is an error, unless unwrap.on.plain.value in -c is
+    pass; references in wrappers, and chunks of them, need --inflate, too. The status is 1 if a value could not be given
+    whole, or records are not read, as they would fill the memory.
 
     \b
     Examples:

@@ -52,6 +52,7 @@ _LOG_LINES = 20
 _LISTED = 10
 _DISK_COPIES = 4  # raw topic, store, inflated topic, Parquet
 _DISK_EXTRA_BYTES = 300_000_000  # Spark's and Kafka's own files
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine
 _ROOT = Path(__file__).resolve().parents[__name__.count(".")]  # it holds `wideload`
 
 _CONFIG = """\
@@ -183,7 +184,8 @@ class Demo:
         (self._port,) = free_ports(1)
         config = self._folder / "wideload.toml"
         servers = self._broker.bootstrap_servers
-        config.write_text(_CONFIG.format(servers=servers, port=self._port, store=self._store.lines()))
+        text = _CONFIG.format(servers=servers, port=self._port, store=self._store.lines())
+        config.write_text(text, encoding="utf-8")
         with (self._folder / "worker.log").open("ab") as log:
             self._worker = watched(
                 [sys.executable, "-m", "wideload", "worker", "-c", config], output=log, environ=self._environ()
@@ -227,7 +229,7 @@ class Demo:
     def _page(self, path: str) -> Any:
         """The JSON of a page; None if the worker is not ready or does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+            with _DIRECT.open(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
                 return json.load(answer)
         except (urllib.error.URLError, OSError):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ topics = ["in"]
 output.topic = "out"
 transforms = ["offload"]
 """
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # one that TOML has without quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class DemoStore:
             key, equals, value = pair.partition("=")
             if not equals:
                 raise ConfigurationError("--store-key", "is given without a value; allowed is KEY=VALUE")
+            if _KEY.fullmatch(key) is None:
+                raise ConfigurationError("--store-key", f"found the key {key!r}, allowed is one such as {name}.prefix")
+            if not _is_utf8(value):
+                raise ConfigurationError("--store-key", f"found a value of {key} that is not UTF-8")
             keys[key] = known[key].coerce(value) if key in known else value
         prefix = str(keys.get(f"{name}.prefix", "")).strip("/")
         keys[f"{name}.prefix"] = f"{prefix}/wideload-demo-{secrets.token_hex(4)}".removeprefix("/")
@@ -73,7 +79,7 @@ class DemoStore:
 
     def lines(self) -> str:
         """The lines of the configuration."""
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.keys.items())
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.keys.items())
 
     def opened_keys(self) -> Mapping[str, object]:
         """The keys as the worker will have them.
@@ -81,9 +87,12 @@ class DemoStore:
         Raises:
             ConfigurationError: one is missing, unknown or wrong.
         """
-        config = (
-            parse(tomllib.loads(f'bootstrap.servers = "localhost:1"\n{self.lines()}{_PIPELINE}')).pipelines[0].store
-        )
+        try:
+            document = tomllib.loads(f'bootstrap.servers = "localhost:1"\n{self.lines()}{_PIPELINE}')
+        except tomllib.TOMLDecodeError as exc:
+            names = ", ".join(name for name in self.keys if name != STORE_CLASS)
+            raise ConfigurationError("--store-key", f"found keys that no file can have together: {names}") from exc
+        config = parse(document).pipelines[0].store
         with closing(open_store(config)):
             return config
 
@@ -108,3 +117,17 @@ class DemoStore:
             assert isinstance(store, Delete)
             for payload in list(store.list(topic)):
                 store.delete(payload.path)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether an argument of the command line was; Python has surrogates for other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _toml(value: object) -> str:
+    """A value as TOML has it: as JSON does, but it has no pairs of surrogates, and DEL is escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

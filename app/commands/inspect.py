@@ -309,7 +309,8 @@ async def _inspect(
 ) -> None:
     topic = await find_topic(client, topic_name)
     async with open_reader(client, topic, selection) as reader:
-        async for records in reader.batches():
+        async for batch in reader.batches():
+            records = list(batch)
             await inspection.take(records)
             advance(len(records))
     inspection.finish()

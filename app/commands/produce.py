@@ -14,7 +14,7 @@ import click
 from app.commands.connection import client_of, connection_options
 from app.commands.console import progress
 from app.commands.packer import Packing, packing_of
-from app.commands.source import KeyFrom, Refill, Source, file_sources, line_sources, tombstone
+from app.commands.source import KeyFrom, Refill, Source, file_sources, key_bytes, line_sources, tombstone
 from app.config.chunking import Strategy
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
@@ -36,6 +36,10 @@ def _headers(given: Sequence[str]) -> tuple[Header, ...]:
         name, separator, value = text.partition("=")
         if not name:
             raise ConfigurationError("--header", f"found {text!r}, allowed is NAME=VALUE, or NAME for a null value")
+        try:
+            name.encode()
+        except UnicodeEncodeError as exc:
+            raise ConfigurationError("--header", f"found the name {name!r}, which is not UTF-8") from exc
         headers.append((name, value.encode(errors="surrogateescape") if separator else None))
     return tuple(headers)
 
@@ -248,7 +252,7 @@ def command(
         total = None
         if lines:
             limit = packing.limit(found)
-            sources = chain(line_sources(files, None if key is None else key.encode(), limit), deletes)
+            sources = chain(line_sources(files, None if key is None else key_bytes(key), limit), deletes)
         else:
             listed = [*file_sources(files, key, key_from, recursive=recursive), *deletes]
             _refuse_too_large(listed, record_headers, found, packing, codec)

@@ -14,7 +14,7 @@ from typing import Literal
 from app.kafka.sender import SendError
 from transforms.errors import ConfigurationError
 
-__all__ = ["KeyFrom", "Limit", "Refill", "Source", "file_sources", "line_sources", "tombstone"]
+__all__ = ["KeyFrom", "Limit", "Refill", "Source", "file_sources", "key_bytes", "line_sources", "tombstone"]
 
 KeyFrom = Literal["name", "path", "none"]
 
@@ -78,6 +78,11 @@ class Refill:
             loop.remove_reader(self.fd)
 
 
+def key_bytes(key: str) -> bytes:
+    """The bytes of a key on the command line, which need not be UTF-8."""
+    return key.encode(errors="surrogateescape")
+
+
 def _file_source(path: Path, name: str, key: bytes | None) -> Source:
     try:
         status = path.stat()
@@ -95,7 +100,7 @@ def _file_source(path: Path, name: str, key: bytes | None) -> Source:
 
 def _key(key: str | None, key_from: KeyFrom, path: Path, below: str) -> bytes | None:
     if key is not None:
-        return key.encode(errors="surrogateescape")
+        return key_bytes(key)
     return None if key_from == "none" else os.fsencode(path.name if key_from == "name" else below)
 
 
@@ -176,4 +181,4 @@ def line_sources(files: Sequence[str], key: bytes | None, limit: Limit) -> Itera
 
 def tombstone(key: str) -> Source:
     """The tombstone of a key."""
-    return Source(f"tombstone {key}", key.encode(errors="surrogateescape"), 0, lambda _: None)
+    return Source(f"tombstone {key}", key_bytes(key), 0, lambda _: None)

@@ -165,8 +165,11 @@ class LetterReader:
         return FoundLetter(chunks[0].partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 
     def incomplete(self) -> Iterator[FoundLetter]:
-        """The letters that lack chunks after the last record was added."""
-        for (partition, uuid), chunks in self._incomplete.items():
+        """The letters that lack chunks after the last record was added. They are told once, and forgotten."""
+        letters, self._incomplete = self._incomplete, {}
+        for partition in {partition for partition, _ in letters}:
+            self._assembler.clear(partition)
+        for (partition, uuid), chunks in letters.items():
             error = DiscardedChunkError(uuid, "expired", "its other chunks are not in what was read")
             yield FoundLetter(partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 

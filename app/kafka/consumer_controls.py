@@ -64,6 +64,11 @@ class ConsumerControls:
         return None if subscription is None else subscription.assignment
 
     @property
+    def rebalancing(self) -> bool:
+        """Whether the group gives its partitions anew: from their revocation to the next assignment."""
+        return bool(self.consumer._subscription.reassignment_in_progress)
+
+    @property
     def _fetcher(self) -> Any:
         return self.consumer._fetcher
 

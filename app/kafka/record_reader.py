@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 from aiokafka import TopicPartition
 
@@ -30,9 +31,17 @@ class RecordReader:
         controls: of a consumer that has started and was not polled yet.
     """
 
+    # State that changes: `_assignment`, in `poll`; one poll at a time.
+
     def __init__(self, controls: ConsumerControls) -> None:
         self._controls = controls
+        self._assignment: Any = None
         FetchedBatches(controls, Unlimited())
+
+    @property
+    def held(self) -> bool:
+        """Whether what the last poll gave is still this consumer's: no rebalance has begun since."""
+        return self._controls.assignment is self._assignment and not self._controls.rebalancing
 
     async def poll(
         self, *partitions: TopicPartition, timeout_ms: int, most: int
@@ -50,7 +59,7 @@ class RecordReader:
             KafkaError: the cluster failed, or a batch is damaged.
         """
         polled = await self._controls.consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
-        assignment = self._controls.assignment
+        self._assignment = self._controls.assignment
         for partition, batches in polled.items():
             given: list[SourceRecord] = []
             size = 0
@@ -61,12 +70,12 @@ class RecordReader:
                     if len(given) >= most or size >= _GIVEN_BYTES:
                         yield partition, given
                         given, size = [], 0
-                        if self._controls.assignment is not assignment:
+                        if not self.held:
                             return
                 await asyncio.sleep(0)  # to look into a batch may have taken long
             if given:
                 yield partition, given
-                if self._controls.assignment is not assignment:
+                if not self.held:
                     return
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
@@ -23,6 +23,9 @@ from transforms.record import SourceRecord
 __all__ = ["Pending", "Reader", "Selection", "open_reader", "topic_consumer"]
 
 _POLL_MS = 200
+# A member that does not poll for so long leaves the group, and begins again at its last commit. A batch that takes
+# longer to inflate would do so each time, and the command never go on.
+_POLL_INTERVAL_MS = 86_400_000
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
 
 
@@ -92,6 +95,7 @@ def topic_consumer(
         enable_auto_commit=False,
         auto_offset_reset=reset,
         isolation_level="read_committed",
+        max_poll_interval_ms=_POLL_INTERVAL_MS,
         fetch_max_wait_ms=fetch_max_wait_ms,
     )
 
@@ -111,7 +115,8 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._reader = RecordReader(ConsumerControls(consumer))
+        self._controls = ConsumerControls(consumer)
+        self._reader = RecordReader(self._controls)
 
     async def begin(self) -> None:
         """Seeks to the start of the selection.
@@ -140,10 +145,11 @@ class Reader:
             )
         return start
 
-    async def batches(self, enough: Callable[[], bool] | None = None) -> AsyncIterator[Sequence[SourceRecord]]:
+    async def batches(self, enough: Callable[[], bool] | None = None) -> AsyncIterator[Iterator[SourceRecord]]:
         """The records as they come, some at a time, until the end of the selection.
 
-        With a group, the offsets of a batch are committed before the next one, or at the end.
+        With a group, the offsets of a batch are committed before the next one, or at the end. A batch ends early where
+        a rebalance begins, and is not committed: whoever gets the partition then reads it again.
 
         Args:
             enough: asked before each record, which comes alone, whether to stop; then `max_messages` does not count.
@@ -157,14 +163,12 @@ class Reader:
             while (left is None or left > 0) and not (enough and enough()) and not await self._at_end():
                 limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
                 async for partition, found in self._reader.poll(timeout_ms=_POLL_MS, most=limit):
-                    records = found[:left]
-                    yield records
-                    if self._selection.group is not None:
-                        position = records[-1].offset + 1
-                        safe = position if self._pending is None else self._pending.safe_offset(partition, position)
-                        await self._consumer.commit({partition: safe})
+                    given: list[SourceRecord] = []
+                    yield self._while_held(found[:left], given)
+                    if self._selection.group is not None and self._reader.held:
+                        await self._commit(partition, given[-1].offset + 1)
                     if left is not None:
-                        left -= len(records)
+                        left -= len(given)
                     heard = time.monotonic()
                     if left == 0 or (enough and enough()):
                         return
@@ -173,11 +177,34 @@ class Reader:
         except (KafkaError, IllegalStateError) as exc:
             raise translated(exc, "reading") from exc
 
+    def _while_held(self, records: Iterable[SourceRecord], given: list[SourceRecord]) -> Iterator[SourceRecord]:
+        """The records, until a rebalance begins: it releases what is pending, and the rest has no beginning then."""
+        for record in records:
+            if not self._reader.held:
+                return
+            given.append(record)
+            yield record
+
+    async def _commit(self, partition: TopicPartition, position: int) -> None:
+        safe = position if self._pending is None else self._pending.safe_offset(partition, position)
+        try:
+            await self._consumer.commit({partition: safe})
+        except (CommitFailedError, IllegalStateError):
+            if self._reader.held:
+                raise
+            # Another consumer has come: whoever has the partition now reads the records again.
+
     async def _at_end(self) -> bool:
         assigned = self._selection.until_end and self._consumer.assignment()
         if not assigned:
             return False
-        return all([await self._consumer.position(each) >= self._ends[each] for each in assigned])
+        try:
+            reached = all([await self._consumer.position(each) >= self._ends[each] for each in assigned])
+        except IllegalStateError:
+            if self._reader.held:
+                raise
+            return False  # a partition went to another consumer meanwhile
+        return reached and not self._controls.rebalancing  # else the position is behind what was dropped
 
     def _too_long(self, heard: float) -> bool:
         timeout = self._selection.timeout_ms

@@ -8,17 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from app.commands.demo import Demo
 from app.commands.demo_store import NAMES, DemoStore
-from app.local.demo_files import LARGEST_BYTES, compare, from_folder, from_jars
+from app.local.demo_files import LARGEST_BYTES, DemoFile, compare, from_folder, from_jars
 from stores.azure import AzureStore
 from stores.registry import STORE_NAMES, open_store
 from stores.store import Store
@@ -135,6 +139,38 @@ def test_compare_finds(
     assert found.identical == 2 - len(different) - len(missing)
 
 
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+class Pages(BaseHTTPRequestHandler):
+    """Answers as a worker that is ready."""
+
+    def do_GET(self) -> None:
+        """Whatever the page."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_demo_asks_its_worker_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is on this machine, where a proxy of the environment does not lead."""
+    monkeypatch.setattr(urllib.request, "_opener", None)  # what an earlier request has made of the environment
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Pages) as server:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        run = Demo([DemoFile(Path("file"), b"k", 1)], DemoStore.given("filesystem", []))
+        run._port = server.server_port
+        try:
+            assert run._page("/pipelines") == []
+        finally:
+            server.shutdown()
+
+
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +240,11 @@ def test_demo_in_a_cloud(tmp_path: Path) -> None:
         ("gcs", ["gcs.bucket"], "--store-key: is given without a value"),
         ("gcs", ["gcs.bukket=a"], "gcs.bukket: is not a key that is known here; did you mean gcs.bucket"),
         ("gcs", ["gcs.bucket=a", "gcs.retry.attempts=x"], "gcs.retry.attempts: found 'x'"),
+        ("s3", ["s3.bucket=a", "foo bar=1"], "--store-key: found the key 'foo bar', allowed is one such as s3.prefix"),
+        ("s3", ["=x"], "--store-key: found the key ''"),
+        ("s3", ["s3.bucket=a\udcff"], "--store-key: found a value of s3.bucket that is not UTF-8"),
+        ("s3", ["s3.bucket=a", "s3=x"], "--store-key: found keys that no file can have together: s3.bucket, s3, s3.p"),
+        ("s3", ["s3.bucket=a", "bootstrap.servers=x"], "--store-key: found keys that no file can have together"),
     ],
 )
 def test_demo_store_with_a_wrong_key(name: str, pairs: list[str], words: str) -> None:
@@ -231,6 +272,14 @@ def test_demo_store_has_a_prefix_of_its_own() -> None:
     assert first.keys["s3.prefix"] != second.keys["s3.prefix"]
     assert 's3.secret.key = "${env:HOME}"\ns3.retry.attempts = 2\n' in first.lines()
     assert first.opened_keys()["s3.secret.key"] == os.environ["HOME"]
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "é", '"', "\\", "\x7f", "\x01"])
+def test_demo_store_takes_any_text(text: str) -> None:
+    """A value comes out of the file as it was given, whatever its characters."""
+    keys = {"s3.bucket": "payloads", "s3.access.key": "k", "s3.secret.key": f"a{text}b"}
+    store = DemoStore.given("s3", [f"{name}={value}" for name, value in keys.items()])
+    assert {name: store.opened_keys()[name] for name in keys} == keys
 
 
 def test_demo_says_that_a_key_of_its_store_is_missing() -> None:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError
 
+from app.commands.restorer import Restorer
+from app.config.settings import ClientSettings
 from app.deadletters.log import LetterLog
 from app.kafka import record_reader
+from app.kafka.clients import ClusterError
 from app.kafka.record_reader import RecordReader
 from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import Reader as TopicReader
-from app.kafka.topic_reader import Selection
+from app.kafka.topic_reader import Selection, _Releasing, topic_consumer
+from app.pipeline.stages import InflateStage
+from app.pipeline.stats import PipelineStats
+from stores.registry import open_store
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
 from tests.built_batches import built, changed, record, repacked
+from transforms.assembly import Limits
+from transforms.chunk import Chunking
+from transforms.inflate import Inflate
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import pack
 from transforms.record_format import MAX_HEADERS
 
 LIMIT = 1_000_000
+STORE = {"large.message.payload.store.class": "memory"}
+STAGE = InflateStage(Inflate(10_000), open_store(STORE), PipelineStats())
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +61,7 @@ class Consumer:
         self._fetcher = self.reader.fetcher
         self._subscription = self.reader.subscription
         self.committed: list[int] = []
+        self.before: Callable[[str], None] = lambda _: None  # gets `commit` or `position`, and may raise
 
     async def getmany(self, *partitions: TopicPartition, timeout_ms: int, max_records: int) -> Any:
         """See aiokafka."""
@@ -56,6 +70,7 @@ class Consumer:
     async def position(self, partition: TopicPartition) -> int:
         """See aiokafka."""
         assert partition == PLACE
+        self.before("position")
         return self.reader.position
 
     async def beginning_offsets(self, _: object) -> dict[TopicPartition, int]:
@@ -68,6 +83,7 @@ class Consumer:
 
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
         """See aiokafka."""
+        self.before("commit")
         self.committed.append(offsets[PLACE])
 
     def assignment(self) -> set[TopicPartition]:
@@ -106,7 +122,7 @@ def bombed(codec: str = "zstd") -> Log:
     return log
 
 
-def offsets(found: Sequence[SourceRecord]) -> list[int]:
+def offsets(found: Iterable[SourceRecord]) -> list[int]:
     """Their offsets."""
     return [each.offset for each in found]
 
@@ -212,3 +228,146 @@ async def test_a_command_that_counts_values_stops_in_the_middle_of_a_batch() -> 
         async for records in reader.batches(enough):
             given += offsets(records)
     assert (given, consumer.committed[-1]) == ([0, 1, 2, 3], 4)
+
+
+# --- a group ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """The group of a consumer, as aiokafka's coordinator tells it of rebalances."""
+
+    consumer: Consumer
+    pending: Restorer = field(default_factory=lambda: Restorer(STAGE, Limits()))
+
+    def __post_init__(self) -> None:
+        self._subscription = self.consumer.reader.subscription
+        self._listener = _Releasing(self.pending)
+        self._subscription.unsubscribe()
+        self._subscription.subscribe({PLACE.topic}, listener=self._listener)
+        self.assign()
+
+    def revoke(self) -> None:
+        """Another consumer has come, or goes."""
+        self._subscription.begin_reassignment()
+        self._listener.on_partitions_revoked({PLACE})
+
+    def assign(self) -> None:
+        """The partition is this consumer's, from the last commit on."""
+        self._subscription.assign_from_subscribed({PLACE})
+        self._subscription.seek(PLACE, self.consumer.committed[-1] if self.consumer.committed else 0)
+
+    def reader(self, **selection: Any) -> TopicReader:
+        """Of a command in this group."""
+        return TopicReader(cast(Any, self.consumer), Selection(group="g", **selection), [PLACE], self.pending)
+
+
+def of_chunks() -> tuple[Log, int]:
+    """A log with a message of chunks, and a record behind it, in one batch; and the last offset of the message."""
+    log = Log()
+    chunks = [*Chunking(1_000).split(Record(b"k", b"x" * 3_000, (), 5), "message")]
+    log.append(0, [*chunks, Record(b"k", b"plain", (), 5)], transactional=False)
+    return log, len(chunks) - 1
+
+
+async def restored(reader: TopicReader, pending: Restorer, meanwhile: Callable[[int], None]) -> list[tuple[int, bool]]:
+    """The offsets of what a command prints, and whether it was given whole; `meanwhile` gets each offset before."""
+    await reader.begin()
+    found = []
+    async with asyncio.timeout(10):
+        async for records in reader.batches():
+            for each in records:
+                found += [(one.source.offset, one.error is None) for one in await pending.restore(each)]
+                meanwhile(each.offset)
+    return found
+
+
+async def test_a_message_of_chunks_survives_a_rebalance_in_the_middle_of_it() -> None:
+    """The rest of the batch is dropped and read again: no error is told, and no commit passes the first chunk."""
+    log, last = of_chunks()
+    async with consuming(log) as consumer:
+        group, committed_then = Group(consumer), []
+
+        def meanwhile(offset: int) -> None:
+            committed_then.append([*consumer.committed])
+            if offset == 1 and len(committed_then) == 2:
+                group.revoke()
+                group.assign()
+
+        found = await restored(group.reader(until_end=True), group.pending, meanwhile)
+    assert found == [(last, True), (last + 1, True)]
+    assert committed_then == [[]] * (2 + last + 2)
+    assert consumer.committed == [last + 2]
+
+
+async def test_nothing_is_given_or_committed_while_the_group_rebalances() -> None:
+    """From the revocation on the partition may be anybody's, though the consumer has the assignment of before."""
+    log = Log()
+    log.append(0, [record(n) for n in range(9)], transactional=False)
+    async with consuming(log) as consumer:
+        group = Group(consumer)
+        reader = group.reader(until_end=True)
+        await reader.begin()
+        batches = reader.batches()
+        batch = await anext(batches)
+        assert next(batch).offset == 0
+        group.revoke()
+        assert offsets(batch) == []
+        asyncio.get_running_loop().call_soon(group.assign)  # when the command waits for it
+        assert offsets(await anext(batches)) == [*range(9)]
+        assert [each async for each in batches] == []
+    assert consumer.committed == [9]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("commit", CommitFailedError()),
+        ("commit", IllegalStateError("Partition is not assigned")),
+        ("position", IllegalStateError("Partition is not assigned")),
+    ],
+)
+async def test_another_consumer_does_not_end_the_command(call: str, error: Exception) -> None:
+    """A commit, or a look at the position, that fails because a rebalance has begun is no error: it reads again."""
+    log, last = of_chunks()
+    async with consuming(log) as consumer:
+        group = Group(consumer)
+        raised: list[str] = []
+
+        def before(what: str) -> None:
+            if what == call and not raised:
+                raised.append(what)
+                group.revoke()
+                asyncio.get_running_loop().call_soon(group.assign)
+                raise error
+
+        def meanwhile(offset: int) -> None:
+            if offset == last + 1:
+                consumer.before = before
+
+        found = await restored(group.reader(until_end=True), group.pending, meanwhile)
+    whole = [(last, True), (last + 1, True)]
+    assert found == (whole * 2 if call == "commit" else whole)
+    assert (raised, consumer.committed) == ([call], [last + 2])
+
+
+async def test_a_commit_that_fails_without_a_rebalance_is_an_error() -> None:
+    """Else a consumer that the group has put out would read the same records for ever."""
+    log, _ = of_chunks()
+    async with consuming(log) as consumer:
+        group = Group(consumer)
+
+        def before(what: str) -> None:
+            if what == "commit":
+                raise CommitFailedError
+
+        consumer.before = before
+        with pytest.raises(ClusterError, match="reading: "):
+            await restored(group.reader(), group.pending, lambda _: None)
+
+
+async def test_a_slow_value_does_not_put_a_command_out_of_its_group() -> None:
+    """It would begin again at its last commit, be as slow again, and never go on."""
+    consumer = topic_consumer(ClientSettings("localhost:1", "test"), "g")
+    await consumer.stop()
+    assert consumer._max_poll_interval_ms == 24 * 3_600_000
