@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from transforms.chunk import is_chunk
 from transforms.commit_metadata import noted
 
 __all__ = ["AssembledRecord", "Pending", "ReadingClock", "TornError"]
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -110,7 +107,7 @@ class Pending:
                         if isinstance(event, Assembled):
                             self._add(partition, _whole(event, partition, record.timestamp_type))
                         else:
-                            self._keep([event])
+                            self.discarded.append(event)
                 elif not self.assembler.delivered(partition, offset):
                     self._add(partition, record)
         except BaseException as exc:
@@ -118,7 +115,7 @@ class Pending:
 
     def expire(self, partition: TopicPartition, now_ms: int) -> None:
         """Discards the messages of a partition that are too old."""
-        self._keep(self.assembler.expire(now_ms, partition))
+        self.discarded.extend(self.assembler.expire(now_ms, partition))
 
     def whole(self, entry: Entry, read: ReadAgain) -> None:
         """Takes what reading again gave for an entry: the message takes its place, or it is gone."""
@@ -129,14 +126,14 @@ class Pending:
             entry.size = self._size(entry.record)
         if any(each is entry for each in self.backlog.entries(again.partition)):  # else the partition has been left
             self.assembler.resolve(again.reread, outcome, read.beginning)
-            self._keep([outcome] if isinstance(outcome, Discarded) else [])
+            self.discarded.extend([outcome] if isinstance(outcome, Discarded) else [])
 
     def given_up(self, again: Again, read: ReadAgain) -> None:
         """Takes what reading again gave for a message that is discarded, unless the partition has been left."""
         if again in self.discarded:
             place = self.discarded.index(again)
             del self.discarded[place]
-            if isinstance(read.outcome, Discarded) and _has_records(read.outcome):
+            if isinstance(read.outcome, Discarded):
                 self.discarded.insert(place, read.outcome)
 
     def safe(
@@ -204,29 +201,20 @@ class Pending:
         else:
             self.discarded.append(again)
 
-    def _keep(self, events: Iterable[Discarded]) -> None:
-        self.discarded.extend(each for each in events if _has_records(each))
-
-
-def _has_records(discarded: Discarded) -> bool:
-    """False if Kafka has removed all chunks of a message before they were read again: there is nothing to give."""
-    if not discarded.records:
-        _logger.warning("a message of chunks has left the log unread: %s (%s)", discarded.reason, discarded.detail)
-    return bool(discarded.records)
-
 
 def _partition(discarded: Discarded | Again) -> TopicPartition:
     if isinstance(discarded, Again):
         return discarded.partition
+    if discarded.gone is not None:
+        return cast("TopicPartition", discarded.gone.partition)
     record = cast("Any", discarded.records[0])
     return TopicPartition(record.topic, record.partition)
 
 
 def _bounds(discarded: Discarded | Again) -> tuple[int, int]:
     """The offsets of the first and the last chunk."""
-    if isinstance(discarded, Again):
-        return discarded.reread.first, discarded.reread.last
-    return discarded.records[0].offset, discarded.records[-1].offset
+    found = discarded.reread if isinstance(discarded, Again) else discarded
+    return found.first, found.last
 
 
 def _whole(event: Assembled, partition: TopicPartition, timestamp_type: int) -> AssembledRecord:

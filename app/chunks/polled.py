@@ -106,7 +106,7 @@ class Polled:
             self._assembler.resolve(reread, outcome, beginning)
         else:
             self.discarded.popleft()
-        if isinstance(outcome, Discarded) and outcome.records:
+        if isinstance(outcome, Discarded):
             self.discarded.appendleft((self._of(reread), outcome))
 
     def delivered(self, place: Place, offset: int) -> bool:
@@ -168,10 +168,7 @@ class Polled:
     def _waiting(self) -> Iterator[tuple[Place, int, int]]:
         """The partition, the first and the last offset of what is not delivered yet."""
         for place, each in self.discarded:
-            if isinstance(each, Reread):
-                yield place, each.first, each.last
-            else:
-                yield place, each.records[0].offset, each.records[-1].offset
+            yield place, each.first, each.last
         if self.again is not None:
             yield self._of(self.again), self.again.first, self.again.last
 
