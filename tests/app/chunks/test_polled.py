@@ -40,7 +40,7 @@ def letter(offset: int, uuid: str, text: str, number: int) -> ReadRecord:
 
 def read_again(polled: Polled, log: Log) -> Assembled | Discarded | None:
     """Reads the next message again that waits for it; what becomes of it."""
-    reread = polled.again or polled.discarded[0][1]
+    reread = polled.again or polled.discarded.head[1]
     assert not isinstance(reread, Discarded)
     found = Rereads(polled, lambda: log).read(reread, time.monotonic() + 60)
     assert found is not None
@@ -60,7 +60,7 @@ def test_message_that_has_left_the_log(ends: str, caplog: pytest.LogCaptureFixtu
     else:
         polled.count([PLACE], 1.0)
     read_again(polled, Log())
-    place, event = polled.discarded[0]
+    place, event = polled.discarded.head
     assert isinstance(event, Discarded)
     last = 5 if ends == "whole" else 4
     reason = "missing-first" if ends == "whole" else "expired"
