@@ -112,9 +112,10 @@ class Discarded:
     Attributes:
         reason: see `transforms.assembly`.
         uuid: of the message; None if it cannot be read.
-        records: the chunks, as they were read.
+        records: the chunks, as they were read; empty if they were to be read again, and none was left in the log.
         detail: the finding, for people.
         late: True for one more chunk of a message that has been discarded before.
+        gone: where the chunks were, if `records` is empty: with `partition`, `first` and `last`.
     """
 
     reason: Reason
@@ -122,6 +123,17 @@ class Discarded:
     records: tuple[LoggedRecord, ...]
     detail: str
     late: bool = False
+    gone: Reread | None = None
+
+    @property
+    def first(self) -> int:
+        """The offset of the first chunk that was read."""
+        return self.records[0].offset if self.gone is None else self.gone.first
+
+    @property
+    def last(self) -> int:
+        """The offset of the last chunk that was read."""
+        return self.records[-1].offset if self.gone is None else self.gone.last
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,19 +65,20 @@ class Rereading:
     def outcome(self) -> Assembled | Discarded | None:
         """What the chunks make; None if the message was whole before, and they only repeat it.
 
-        Chunks that have left the log meanwhile are `missing-first`. `records` of the result may be empty then.
+        Chunks that have left the log meanwhile are `missing-first`. If none is left, the result has `gone`.
         """
         reread, chunks = self._reread, tuple(self._chunks.values())
         if reread.reason is None and isinstance(self._outcome, Assembled):
             return self._outcome
         if self._repeats:
             return None
+        gone = None if chunks else reread
         if reread.reason is not None:
-            return Discarded(reread.reason, reread.uuid, chunks, reread.detail)
+            return Discarded(reread.reason, reread.uuid, chunks, reread.detail, gone=gone)
         if isinstance(self._outcome, Discarded):
             return replace(self._outcome, records=chunks or self._outcome.records)
         detail = f"{len(chunks)} chunks were left when it was read again, up to offset {reread.last}"
-        return Discarded("missing-first", reread.uuid, chunks, detail)
+        return Discarded("missing-first", reread.uuid, chunks, detail, gone=gone)
 
 
 class Beginnings:

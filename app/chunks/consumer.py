@@ -12,6 +12,7 @@ from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, apart
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.kafka.arguments import Arguments
+from transforms.errors import SerializationError
 
 __all__ = ["AssemblingConsumer"]
 
@@ -39,6 +40,10 @@ class AssemblingConsumer(WholeRecordConsumer):
 
     The age of a message grows only while a call waits for its partition, and that is not paused. So a message does not
     expire while its chunks are in the log and nobody reads them.
+
+    A record whose deserializer raises an error keeps its place: the records before it are delivered, then a call raises
+    a `SerializationError` with its topic, partition and offset, and the next call tries again. `seek` to the next
+    offset skips it.
 
     A rebalance or `seek` forgets incomplete messages: their chunks are read again.
 
@@ -80,8 +85,21 @@ class _Deserializers:
             return record
         return replace(
             record,
-            key=record.key if self.key is None else self.key(record.key),
-            value=record.value if self.value is None else self.value(record.value),
+            key=_deserialized("key", self.key, record.key, record),
+            value=_deserialized("value", self.value, record.value, record),
         )
 
     async def close(self) -> None: ...
+
+
+def _deserialized(
+    field: str, deserializer: Callable[[bytes | None], Any] | None, data: bytes | None, record: ConsumerRecord
+) -> Any:
+    if deserializer is None:
+        return data
+    try:
+        return deserializer(data)
+    except Exception as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        error = SerializationError(record.topic, field, reason, deserializing=True)
+        raise error.at(record.partition, record.offset) from exc

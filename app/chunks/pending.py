@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,14 +10,13 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks.backlog import Backlog, Entry
+from app.chunks.bounded_queue import BoundedQueue
 from app.chunks.rereader import Again, ReadAgain
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
 from transforms.chunk import is_chunk
 from transforms.commit_metadata import noted
 
 __all__ = ["AssembledRecord", "Pending", "ReadingClock", "TornError"]
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,7 +83,7 @@ class Pending:
     def __init__(self, limits: Limits, size: Callable[[ConsumerRecord], int | None] = lambda _: None) -> None:
         self.assembler = Assembler(limits, self._read_again)
         self.backlog = Backlog()
-        self.discarded: deque[Discarded | Again] = deque()
+        self.discarded = BoundedQueue[Discarded | Again]()
         self._size = size
         self._known: set[TopicPartition] = set()
         self._begun: set[TopicPartition] = set()  # those of which a record was read
@@ -110,7 +107,7 @@ class Pending:
                         if isinstance(event, Assembled):
                             self._add(partition, _whole(event, partition, record.timestamp_type))
                         else:
-                            self._keep([event])
+                            self._wait(_partition(event), event)  # an evicted one may be of another
                 elif not self.assembler.delivered(partition, offset):
                     self._add(partition, record)
         except BaseException as exc:
@@ -118,7 +115,8 @@ class Pending:
 
     def expire(self, partition: TopicPartition, now_ms: int) -> None:
         """Discards the messages of a partition that are too old."""
-        self._keep(self.assembler.expire(now_ms, partition))
+        for event in self.assembler.expire(now_ms, partition):
+            self._wait(partition, event)
 
     def whole(self, entry: Entry, read: ReadAgain) -> None:
         """Takes what reading again gave for an entry: the message takes its place, or it is gone."""
@@ -129,15 +127,17 @@ class Pending:
             entry.size = self._size(entry.record)
         if any(each is entry for each in self.backlog.entries(again.partition)):  # else the partition has been left
             self.assembler.resolve(again.reread, outcome, read.beginning)
-            self._keep([outcome] if isinstance(outcome, Discarded) else [])
+            if isinstance(outcome, Discarded):
+                self._wait(again.partition, outcome)
 
     def given_up(self, again: Again, read: ReadAgain) -> None:
-        """Takes what reading again gave for a message that is discarded, unless the partition has been left."""
-        if again in self.discarded:
-            place = self.discarded.index(again)
-            del self.discarded[place]
-            if isinstance(read.outcome, Discarded) and _has_records(read.outcome):
-                self.discarded.insert(place, read.outcome)
+        """Takes what reading again gave for the first message that is discarded, unless the partition has been left."""
+        if not self.discarded or self.discarded.head is not again:
+            return
+        if isinstance(read.outcome, Discarded):
+            self.discarded.replace_head(read.outcome)
+        else:
+            self.discarded.drop_head()
 
     def safe(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, told: bool = False
@@ -162,7 +162,8 @@ class Pending:
             offset: the position of the client.
             told: as in `safe`.
         """
-        ends = [_bounds(each)[1] for each in self.discarded if _partition(each) == partition]
+        lowest = self.discarded.lowest(partition)
+        ends = [] if lowest is None else [lowest[1]]
         records = (entry.record for entry in self.backlog.entries(partition))
         undelivered = next((each for each in records if not told or isinstance(each, AssembledRecord | Again)), None)
         return min([offset, *ends, *([] if undelivered is None else [undelivered.offset])])
@@ -170,7 +171,8 @@ class Pending:
     def _safe(
         self, partition: TopicPartition, offset: int, metadata: str, *, told: bool, begins: int | None = None
     ) -> OffsetAndMetadata:
-        firsts = [_bounds(each)[0] for each in self.discarded if _partition(each) == partition]
+        lowest = self.discarded.lowest(partition)
+        firsts = [] if lowest is None else [lowest[0]]
         firsts += [] if begins is None else [begins]
         safe, noted_too = self.assembler.commit(partition, self.position(partition, offset, told=told), firsts)
         return OffsetAndMetadata(safe, metadata or noted_too)
@@ -181,7 +183,7 @@ class Pending:
         self._begun.discard(partition)
         if not by_client:
             self.backlog.forget(partition)
-            self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
+            self.discarded.forget(partition)
         self._known.add(partition)
         found = noted(metadata)
         if found is not None:
@@ -202,31 +204,16 @@ class Pending:
         if reread.reason is None:
             self.backlog.add(partition, Entry(again, reread.size))
         else:
-            self.discarded.append(again)
+            self._wait(partition, again)
 
-    def _keep(self, events: Iterable[Discarded]) -> None:
-        self.discarded.extend(each for each in events if _has_records(each))
-
-
-def _has_records(discarded: Discarded) -> bool:
-    """False if Kafka has removed all chunks of a message before they were read again: there is nothing to give."""
-    if not discarded.records:
-        _logger.warning("a message of chunks has left the log unread: %s (%s)", discarded.reason, discarded.detail)
-    return bool(discarded.records)
+    def _wait(self, partition: TopicPartition, event: Discarded | Again) -> None:
+        found = event.reread if isinstance(event, Again) else event
+        self.discarded.append(partition, event, found.first, found.last)
 
 
-def _partition(discarded: Discarded | Again) -> TopicPartition:
-    if isinstance(discarded, Again):
-        return discarded.partition
+def _partition(discarded: Discarded) -> TopicPartition:
     record = cast("Any", discarded.records[0])
     return TopicPartition(record.topic, record.partition)
-
-
-def _bounds(discarded: Discarded | Again) -> tuple[int, int]:
-    """The offsets of the first and the last chunk."""
-    if isinstance(discarded, Again):
-        return discarded.reread.first, discarded.reread.last
-    return discarded.records[0].offset, discarded.records[-1].offset
 
 
 def _whole(event: Assembled, partition: TopicPartition, timestamp_type: int) -> AssembledRecord:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
 
+from app.chunks.bounded_queue import BoundedQueue
 from app.kafka.source_batch import ReadRecord
 from transforms.assembly import Assembled, Assembler, Counts, Discarded, Limits, Reread
 from transforms.commit_metadata import noted
@@ -38,7 +38,7 @@ class Polled:
     def __init__(self, limits: Limits, lookback: int) -> None:
         self.limits = limits
         self.lookback = lookback
-        self.discarded: deque[tuple[Place, Discarded | Reread]] = deque()
+        self.discarded = BoundedQueue[tuple[Place, Discarded | Reread]]()
         self.again: Reread | None = None
         self._assembler = Assembler(limits, self._on_reread)
         self._elapsed_s: dict[Place, float] = {}
@@ -104,10 +104,12 @@ class Polled:
         if reread is self.again:
             self.again = None
             self._assembler.resolve(reread, outcome, beginning)
+            if isinstance(outcome, Discarded):
+                self._wait(self._of(reread), outcome)
+        elif isinstance(outcome, Discarded):
+            self.discarded.replace_head((self._of(reread), outcome))
         else:
-            self.discarded.popleft()
-        if isinstance(outcome, Discarded) and outcome.records:
-            self.discarded.appendleft((self._of(reread), outcome))
+            self.discarded.drop_head()
 
     def delivered(self, place: Place, offset: int) -> bool:
         """Whether an ordinary record at this offset was delivered before the restart."""
@@ -124,8 +126,7 @@ class Polled:
 
     def safe(self, place: Place, offset: int, metadata: str = "", *, before: int | None = None) -> tuple[int, str]:
         """The offset and the metadata to commit, if all below `offset` have been polled; none passes `before`."""
-        firsts = [first for of, first, _ in self._waiting() if of == place]
-        firsts += [] if before is None else [before]
+        firsts = [first for first, _ in self._waiting(place)] + ([] if before is None else [before])
         safe, noted_too = self._assembler.commit(place, self._undelivered(place, offset), firsts)
         return safe, metadata or noted_too
 
@@ -140,7 +141,7 @@ class Polled:
         """Forgets a partition that was revoked, or whose position is set."""
         self._assembler.clear(place)
         self._elapsed_s.pop(place, None)
-        self.discarded = deque(each for each in self.discarded if each[0] != place)
+        self.discarded.forget(place)
         if self.again is not None and self._of(self.again) == place:
             self.again = None
 
@@ -158,25 +159,26 @@ class Polled:
         if reread.reason is None:
             self.again = reread
         else:
-            self.discarded.append((self._of(reread), reread))
+            self._wait(self._of(reread), reread)
 
     def _discard(self, event: Discarded) -> None:
         first = event.records[0]
         assert isinstance(first, ReadRecord)
-        self.discarded.append(((first.topic, first.partition), event))
+        self._wait((first.topic, first.partition), event)
 
-    def _waiting(self) -> Iterator[tuple[Place, int, int]]:
-        """The partition, the first and the last offset of what is not delivered yet."""
-        for place, each in self.discarded:
-            if isinstance(each, Reread):
-                yield place, each.first, each.last
-            else:
-                yield place, each.records[0].offset, each.records[-1].offset
-        if self.again is not None:
-            yield self._of(self.again), self.again.first, self.again.last
+    def _wait(self, place: Place, event: Discarded | Reread) -> None:
+        self.discarded.append(place, (place, event), event.first, event.last)
+
+    def _waiting(self, place: Place) -> Iterator[tuple[int, int]]:
+        """First and last offsets of what is not delivered yet in a partition."""
+        lowest = self.discarded.lowest(place)
+        if lowest is not None:
+            yield lowest
+        if self.again is not None and self._of(self.again) == place:
+            yield self.again.first, self.again.last
 
     def _undelivered(self, place: Place, offset: int) -> int:
-        return min([offset, *(last for of, _, last in self._waiting() if of == place)])
+        return min([offset, *(last for _, last in self._waiting(place))])
 
     @staticmethod
     def _of(reread: Reread) -> Place:

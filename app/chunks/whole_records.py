@@ -124,6 +124,8 @@ class WholeRecordConsumer(DeliveringConsumer):
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """As `AIOKafkaConsumer.getmany`; goes on waiting, up to the time-out, if it reads only chunks.
 
+        Discarded messages come first: `on_discarded` gets one at least, and more until the time-out.
+
         One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
         that may end after `max.poll.interval.ms`. The next call delivers the rest.
         """
@@ -193,11 +195,14 @@ class WholeRecordConsumer(DeliveringConsumer):
         """Up to `most` records that are ready, once `on_discarded` has taken the discarded messages."""
         if self.closed:
             raise ConsumerStoppedError
-        await self._settle()
+        until_s = time.monotonic() + timeout_s
+        if not await self._settle(until_s):
+            return {}
         left = self._deliverable(partitions)
         self._raise_failure(left)
-        await self._fetch(partitions, left, timeout_s, most)
-        await self._settle()
+        await self._fetch(partitions, left, max(0.0, until_s - time.monotonic()), most)
+        if not await self._settle(until_s):
+            return {}
         taken = self._pending.backlog.next(self._deliverable(partitions), most)
         downloads = await self._begun(taken)
         if downloads:
@@ -281,33 +286,45 @@ class WholeRecordConsumer(DeliveringConsumer):
             assert torn.__cause__ is not None
             raise torn.__cause__
 
-    async def _settle(self) -> None:
-        """Gives the discarded messages to `on_discarded`."""
-        if not self._pending.discarded:
-            return
-        async with self._settling:
-            while self._pending.discarded:
-                discarded = self._pending.discarded[0]
-                if isinstance(discarded, Again):
-                    await self._read_again(discarded)
-                    continue
-                done = self._on_discarded(discarded)
-                if inspect.isawaitable(done):
-                    await done
-                # A rebalance meanwhile may have dropped it.
-                if self._pending.discarded and self._pending.discarded[0] is discarded:
-                    self._pending.discarded.popleft()
+    async def _settle(self, until_s: float) -> bool:
+        """Gives the discarded messages to `on_discarded`: one at least, and more until the time is over.
 
-    async def _read_again(self, again: Again) -> None:
-        """Reads the chunks of a message that is discarded; that goes on when the call is cancelled."""
+        Returns:
+            Whether all have been given.
+        """
+        waiting = self._pending.discarded
+        if not waiting:
+            return True
+        async with self._settling:
+            while waiting:
+                discarded = waiting.head
+                if isinstance(discarded, Again) and not await self._read_again(discarded, until_s):
+                    return False
+                if not isinstance(discarded, Again):
+                    done = self._on_discarded(discarded)
+                    if inspect.isawaitable(done):
+                        await done
+                    # A rebalance meanwhile may have dropped it.
+                    if waiting and waiting.head is discarded:
+                        waiting.drop_head()
+                    if time.monotonic() >= until_s:
+                        break
+        count_as_poll(self)
+        return not waiting
+
+    async def _read_again(self, again: Again, until_s: float) -> bool:
+        """Reads the chunks of a message that is discarded; that goes on when the call is over. Whether it is done."""
         task = self._rereader.begin(again)
         while not task.done():
             count_as_poll(self)
-            await asyncio.wait({task}, timeout=_LOOK_S)
+            await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, until_s - time.monotonic())))
             if self.closed:
                 raise ConsumerStoppedError
+            if time.monotonic() >= until_s and not task.done():
+                return False
         again.task = None  # if it has failed, the next call tries again
         self._pending.given_up(again, task.result())
+        return True
 
     # --- records that need something before they are delivered --------------------------------------------------------
 

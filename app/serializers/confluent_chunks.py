@@ -123,13 +123,13 @@ class PollingConsumer(confluent_kafka.Consumer):
         """One step: discarded messages go first, then what is to be read again, then the next record."""
         polled = self._polled
         if polled.discarded:
-            place, discarded = polled.discarded[0]
+            place, discarded = polled.discarded.head
             if isinstance(discarded, Reread):
                 self._read_again(discarded, until_s)
                 return
             self._on_discarded(discarded)  # if it raises an error, the next call tries again
-            if polled.discarded and polled.discarded[0][1] is discarded:  # the callback may have sought
-                polled.discarded.popleft()
+            if polled.discarded and polled.discarded.head[1] is discarded:  # the callback may have sought
+                polled.discarded.drop_head()
             if self._stores:
                 self._unstored.add(place)
         elif polled.again is not None:

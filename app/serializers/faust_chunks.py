@@ -236,12 +236,12 @@ class Chunks:
         return found.outcome if isinstance(found.outcome, Assembled) else None
 
     def _is_first(self, discarded: Discarded | Reread) -> bool:
-        return bool(self._polled.discarded) and self._polled.discarded[0][1] is discarded
+        return bool(self._polled.discarded) and self._polled.discarded.head[1] is discarded
 
     async def _settle(self) -> None:
         """Gives what is discarded to the application, in order."""
         while self._polled.discarded:
-            _, first = self._polled.discarded[0]
+            _, first = self._polled.discarded.head
             if isinstance(first, Reread):
                 await self._read_again(first)
                 continue
@@ -249,7 +249,7 @@ class Chunks:
             if inspect.isawaitable(done):
                 await done
             if self._is_first(first):
-                self._polled.discarded.popleft()
+                self._polled.discarded.drop_head()
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------
 

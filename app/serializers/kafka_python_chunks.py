@@ -209,13 +209,13 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         """One step: discarded messages go first, then what is to be read again. Whether there is neither."""
         polled = self._polled
         if polled.discarded:
-            place, discarded = polled.discarded[0]
+            place, discarded = polled.discarded.head
             if isinstance(discarded, Reread):
                 self._read_again(discarded, until_s)
                 return False
             self._on_discarded(discarded)  # if it raises an error, the next call tries again
-            if polled.discarded and polled.discarded[0][1] is discarded:  # the callback may have sought
-                polled.discarded.popleft()
+            if polled.discarded and polled.discarded.head[1] is discarded:  # the callback may have sought
+                polled.discarded.drop_head()
             self._note([TopicPartition(*place)])
             return False
         if polled.again is not None:

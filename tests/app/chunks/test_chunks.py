@@ -90,7 +90,7 @@ def test_safe_waits_for_what_is_not_delivered() -> None:
     assert committable(pending, 9) == (5, 6)
     assert deliver(pending) == [b"x", b"y"]
     assert committable(pending, 9) == (5, 7)
-    pending.discarded.clear()
+    pending.discarded.drop_head()
     assert committable(pending, 9) == (9, None)
     pending.take(P0, [letter(P0, 9, "v", "ab", 0), letter(P0, 10, "v", "ab", 1)], 0)
     assert committable(pending, 11) == (9, 10)
@@ -180,20 +180,23 @@ def test_reading_begins_with_the_first_record() -> None:
         assert (again.reread.below, again.reread.first) == (start, 90)
 
 
-def test_message_that_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
-    """It is discarded at its place; if nothing of it is left, there is nothing to give back, and a warning says so."""
-    for left in (True, False):
-        pending = Pending(Limits(messages=1))
-        chunks = [letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1)]
-        pending.take(P0, [letter(P0, 3, "u", "ab", 0), *chunks], 0)
-        (entry,) = pending.backlog.entries(P0)
-        outcome = Discarded("missing-first", "v", (chunks[1],) if left else (), "gone")
-        pending.whole(entry, ReadAgain(outcome, None, 0))
-        assert entry.gone
-        assert deliver(pending) == []
-        assert len(pending.discarded) == left
-        assert committable(pending, 6) == (3, 5 if left else 6)
-        assert ("a message of chunks has left the log unread: missing-first (gone)" in caplog.text) == (not left)
+@pytest.mark.parametrize("left", [True, False])
+def test_message_that_cannot_be_read_again(*, left: bool) -> None:
+    """It is discarded at its place, for the application to hear of it; also if nothing of it is left in the log."""
+    pending = Pending(Limits(messages=1))
+    chunks = [letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1)]
+    pending.take(P0, [letter(P0, 3, "u", "ab", 0), *chunks], 0)
+    (entry,) = pending.backlog.entries(P0)
+    again = entry.record
+    assert isinstance(again, Again)
+    gone = None if left else again.reread
+    outcome = Discarded("missing-first", "v", (chunks[1],) if left else (), "gone", gone=gone)
+    pending.whole(entry, ReadAgain(outcome, None, 0))
+    assert entry.gone
+    assert deliver(pending) == []
+    assert list(pending.discarded) == [outcome]
+    assert committable(pending, 6) == (3, 5)
+    assert committable(pending, 6, P1) == (6, None)
 
 
 @pytest.mark.parametrize("seed", range(200))

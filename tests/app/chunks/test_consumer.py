@@ -1,0 +1,113 @@
+"""`AssemblingConsumer` on a log that a test gives, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from app.chunks.consumer import AssemblingConsumer
+from app.chunks.rereader import Again, ReadAgain, Rereader
+from transforms.assembly import Discarded
+from transforms.chunk import Chunk
+from transforms.errors import SerializationError
+from transforms.record import Header
+
+P3 = TopicPartition("t", 3)
+
+
+class Fetches:
+    """What a consumer fetches, in place of a broker: one batch a call, then nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[Sequence[ConsumerRecord]] = []
+        monkeypatch.setattr(AIOKafkaConsumer, "getmany", self._getmany)
+
+    async def _getmany(self, *_: TopicPartition, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
+        return {P3: self.batches.pop(0)} if self.batches else {}
+
+
+def fetched(offset: int, value: bytes, headers: Sequence[Header] = ()) -> ConsumerRecord:
+    """A record as aiokafka gives it."""
+    return ConsumerRecord(*P3, offset, 7, 0, b"k", value, None, 1, len(value), tuple(headers))
+
+
+def letter(offset: int, uuid: str, number: int) -> ConsumerRecord:
+    """One of three chunks of a message of one byte a chunk."""
+    return fetched(offset, b"x", Chunk(uuid, number, 3, 3).headers())
+
+
+def consuming(**options: Any) -> AssemblingConsumer:
+    """A consumer of the partition that has not been started."""
+    keys = {name: options.pop(name) for name in list(options) if "." in name}
+    consumer = AssemblingConsumer({"bootstrap.servers": "127.0.0.1:1", **keys}, **options)
+    consumer.assign([P3])
+    return consumer
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+async def test_deserializer_that_fails(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error says which record it was; the record keeps its place."""
+    fetches = Fetches(monkeypatch)
+    fetches.batches = [[fetched(16, b"1"), fetched(17, b"no json")]]
+
+    def parsed(data: bytes) -> Any:
+        return None if data == b"k" else json.loads(data)
+
+    def refused(_: bytes) -> None:
+        raise ValueError("not mine")
+
+    consumer = consuming(**{f"{field}_deserializer": parsed if field == "value" else refused})
+    if field == "value":
+        assert [each.value for each in (await consumer.getmany())[P3]] == [1]
+    bad = 17 if field == "value" else 16
+    for _ in range(2):
+        with pytest.raises(SerializationError) as caught:
+            await consumer.getmany()
+        error = caught.value
+        assert (error.topic, error.field, error.partition, error.offset) == ("t", field, 3, bad)
+        assert isinstance(error.__cause__, ValueError)
+        assert str(error.__cause__) in error.reason
+    await consumer.stop()
+
+
+async def test_call_without_time_tells_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends in time, however many messages are discarded; the records behind them come when all are told of."""
+    fetches, told = Fetches(monkeypatch), list[Discarded]()
+    late = [letter(offset, f"u{offset}", 1) for offset in range(5)]
+    fetches.batches = [[*late, fetched(5, b"behind")]]
+    consumer = consuming(on_discarded=told.append)
+    for number in range(1, 5):
+        assert await consumer.getmany() == {}
+        assert len(told) == number
+        assert consumer.safe_offsets({P3: 6})[P3].offset == number
+    assert [each.value for each in (await consumer.getmany())[P3]] == [b"behind"]
+    assert [each.first for each in told] == list(range(5))
+    await consumer.stop()
+
+
+async def test_call_does_not_wait_for_what_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that has expired is read again beside the calls, and the next calls tell of it when that is done."""
+    fetches, told, may_end = Fetches(monkeypatch), list[Discarded](), asyncio.Event()
+
+    async def read(_: Rereader, again: Again) -> ReadAgain:
+        await may_end.wait()
+        return ReadAgain(Discarded("out-of-order", again.reread.uuid, (), "", gone=again.reread), None, 0)
+
+    monkeypatch.setattr(Rereader, "read", read)
+    # The second message is set aside, and its second chunk is missing.
+    fetches.batches = [[letter(0, "u", 0), letter(1, "v", 0), letter(2, "v", 2), fetched(3, b"behind")]]
+    consumer = consuming(**{"max.pending.chunked.message": 1}, on_discarded=told.append)
+    for _ in range(3):
+        assert await asyncio.wait_for(consumer.getmany(), 30) == {}
+    assert told == []
+    may_end.set()
+    found: list[ConsumerRecord] = []
+    while not found:
+        found = (await consumer.getmany(timeout_ms=100)).get(P3, [])
+    assert ([each.value for each in found], [each.uuid for each in told]) == ([b"behind"], ["v"])
+    await consumer.stop()
