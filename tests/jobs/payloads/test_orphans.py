@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
@@ -33,7 +34,7 @@ from tests.s3_server import S3UnavailableError, s3_server
 from tests.vectors.bakdata import bakdata_cases
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
-from transforms.letter import MARK
+from transforms.letter import BATCH_FORMS, MARK
 from transforms.record import Header, Record
 from transforms.reference import KEY, Reference
 from transforms.retention import Retention
@@ -470,6 +471,21 @@ def test_refusal_is_safe_for_a_terminal(part: str) -> None:
     for text in (told, hidden):
         assert text.isprintable()
         assert len(text) < 1_500
+
+
+def test_batches_in_dead_letters_are_not_looked_into() -> None:
+    """As docs/sweep.md says: references in a letter that is a whole batch do not count; the letter's own does."""
+    path = "s3://b/p/orders/id"
+    record = refers(path)
+    batch = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10_000)
+    batch.append(0, 1, record.key, record.value, list(record.headers))
+    for form in BATCH_FORMS:
+        mark = Row(key=MARK, value=form)
+        assert not list(_parsed(None, bytearray(batch.build()), [mark], "wideload", "s3://b/p/"))
+        stored = [mark, *(Row(key=name, value=value) for name, value in record.headers)]
+        assert [each[2] for each, _ in _parsed(None, bytearray(path.encode()), stored, "wideload", "s3://b/p/")] == [
+            path
+        ]
 
 
 def test_sweep_refuses_a_quarantine_of_letters(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
