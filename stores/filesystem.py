@@ -134,6 +134,8 @@ class FilesystemStore(Store):
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
         """See `DeleteUnchanged.delete_unchanged`; between look and removal are two system calls, microseconds.
 
+        A client of NFS may answer the look with what it has seen before, up to a minute ago.
+
         Nothing is flushed: the next sweep removes what a power cut brings back.
         """
         for payload in payloads:

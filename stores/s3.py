@@ -23,6 +23,7 @@ from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadS
 try:
     from botocore.exceptions import ClientError
 
+    from stores.s3_body import Bodies
     from stores.s3_client import open_client
     from stores.s3_errors import NO_S3_SERVER, status, translated
     from stores.s3_lifecycle import S3Lifecycle
@@ -100,7 +101,8 @@ class S3Store(Store):
             "int",
             "The most attempts of a request, the first one included. Before the second attempt is a pause of up to a "
             "second, before each later one a pause of up to twice the last, at most 20 seconds (botocore's `standard` "
-            "mode), and up to 5 more if the server asks for it.",
+            "mode), and up to 5 more if the server asks for it. A payload whose body is cut is asked for again too, "
+            "if the rest of `large.message.store.timeout.ms` is long enough for it.",
             default=3,
             minimum=1,
         ),
@@ -144,6 +146,7 @@ class S3Store(Store):
         _check_time(values, self.timeout_ms)
         self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
         self._client = open_client(values)
+        self._bodies = Bodies(self._client, cast("int", values["s3.retry.attempts"]), _attempt_ms(values) / 1000)
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
         self._removal = S3Removal(
             self._client, self._bucket, self._head, threads=cast("int", values["s3.max.connections"])
@@ -162,15 +165,16 @@ class S3Store(Store):
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
         deadline = time.monotonic() + self._transfer_seconds
-        with self._translated("GetObject", full_path, max_bytes):
-            response = self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))
+
+        def receive(answer: Mapping[str, Any]) -> bytes:
             # StreamingBody gives its raw stream only as a context manager, which closes it at the end. Its own `read`
             # goes on while a byte comes before each time-out; `read1` of the stream returns after one receive.
-            with cast("Any", response["Body"]) as stream:
-                _check_answer(response, "GetObject", full_path)
-                return _receive(
-                    stream, full_path, cast("int | None", response.get("ContentLength")), max_bytes, deadline
-                )
+            with answer["Body"] as stream:
+                _check_answer(answer, "GetObject", full_path)
+                return _receive(stream, full_path, answer.get("ContentLength"), max_bytes, deadline)
+
+        with self._translated("GetObject", full_path, max_bytes):
+            return self._bodies.get(self._bucket, self._key(full_path), self.timeout_ms / 1000, receive)
 
     def stat(self, full_path: str) -> PayloadInfo:
         return self._head(full_path)[0]
@@ -376,6 +380,11 @@ def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
     }
 
 
+def _attempt_ms(values: Mapping[str, Value | None]) -> int:
+    """How long an attempt may take until the head of its answer is there."""
+    return cast("int", values["s3.connection.timeout.ms"]) + _CONTINUE_MS + cast("int", values["s3.read.timeout.ms"])
+
+
 def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     attempts, connect_ms, read_ms = (
         cast("int", values[name]) for name in ("s3.retry.attempts", "s3.connection.timeout.ms", "s3.read.timeout.ms")
@@ -383,7 +392,7 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     # 1, 2, 4, 8 and 16 s, then 20 each; in closed form, as there may be a billion attempts.
     growing = min(attempts - 1, 5)
     pauses_ms = ((1 << growing) - 1 + 20 * (attempts - 1 - growing) + 5 * (attempts - 1)) * 1000
-    needed_ms = attempts * (connect_ms + _CONTINUE_MS + read_ms) + pauses_ms
+    needed_ms = attempts * _attempt_ms(values) + pauses_ms
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",

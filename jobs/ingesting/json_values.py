@@ -26,6 +26,7 @@ from referencing.jsonschema import DRAFT7
 from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.registry import Registered
 from transforms.errors import ConfigurationError
+from transforms.text import printable
 
 __all__ = ["JsonCodec", "columns"]
 
@@ -64,7 +65,7 @@ class JsonCodec:
         except ValidationError as exc:
             # The place in the schema: that in the value has names that the value chose.
             where = "/".join(map(str, exc.absolute_schema_path))
-            raise BadValueError(f"is not JSON of it: {where[:100]}") from exc
+            raise BadValueError(f"is not JSON of it: {printable(where, 100)}") from exc
         except (Unresolvable, RecursionError) as exc:
             raise BadValueError(f"cannot be checked with it: {type(exc).__name__}") from exc
         return content

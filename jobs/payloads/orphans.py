@@ -31,6 +31,7 @@ from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, shown
 from transforms.formats import FormatName
+from transforms.text import printable
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_MAX_DELETE_FRACTION", "Folder", "Sweep", "SweepSettings", "marked", "run"]
 
@@ -46,6 +47,7 @@ DEFAULT_MAX_DELETE_FRACTION = 0.5
 
 _PAYLOADS_A_TASK = 5_000
 _DELETING = "deleting"
+_TOLD = 1_000  # characters of an error, which may have text of a record
 # The names that the stores of this project give to payloads: a SHA-256, or a UUID.
 _OWN_NAME = r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$"
 
@@ -376,7 +378,7 @@ def _unreadable(survey: Row, settings: SweepSettings, store: PayloadStore) -> st
         name = settings.formats.get(first.topic, settings.reference_format)
         return (
             f"{survey.wrong:,} records say that they are references and cannot be read as {name}, the first in topic "
-            f"{first.topic} partition {first.partition} offset {first.offset}: {first.error}"
+            f"{first.topic} partition {first.partition} offset {first.offset}: {printable(first.error, _TOLD)}"
             f"{_advice(first.topic, first.error, settings)}"
         )
     first = survey.first_elsewhere
@@ -405,7 +407,7 @@ def _hidden(survey: Row) -> str | None:
         return None
     return (
         f"topic {first.topic} is in quarantine, and its record in partition {first.partition} at offset {first.offset} "
-        f"may hold a sound reference: it {first.error}"
+        f"may hold a sound reference: it {printable(first.error, _TOLD)}"
     )
 
 

@@ -53,7 +53,11 @@ _HEADERS = (
     *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
     MARK,
 )
-_SHOWN_BYTES = 200  # of a header with a wrong value
+_DATA_KEY = VALUE.encryption[-1]
+# More than the longest value of a header, so that a signature can be verified, and what is too long is seen to be so: a
+# data key has up to 12,544 bytes (AWS KMS), and of the others the id of a key is the longest, with 256.
+_DATA_KEY_BYTES = 12_545
+_HEADER_BYTES = 300
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more byte that shows that it is too long
 _BACKED = b"\x01"
 # Of a wrapper: its first byte, and the int keys of the headers that mark references. Each wrapper with a reference in
@@ -163,7 +167,9 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
         "headers",
         lambda header: F.struct(
             header["key"].alias("key"),
-            F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
+            F.when(header["key"] == _DATA_KEY, F.substring(header["value"], 1, _DATA_KEY_BYTES))
+            .when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _HEADER_BYTES))
+            .alias("value"),
         ),
     )
     within = F.octet_length("value") <= _WHOLE_BYTES

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
 
-from tests.stores.scripted_server import Request, Wire, error, payload, scripted_server
+from tests.stores.scripted_server import Request, Script, Wire, error, payload, scripted_server
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreAccessError,
@@ -238,6 +240,102 @@ def test_a_connection_cut_in_the_middle_of_a_body_may_be_tried_again(sent: int) 
         with pytest.raises(PayloadStoreError, match=f"cut after {sent} of 100 bytes") as caught:
             store.get(store.root.path(*NAME), 1_000)
         assert caught.value.retriable
+
+
+def numbered(*answers: Script) -> Script:
+    """Each request of a path gets the next answer, and those behind the last one get that."""
+    asked = Counter[str]()
+
+    def script(request: Request, wire: Wire) -> bool:
+        asked[request.path] += 1
+        return answers[min(asked[request.path], len(answers)) - 1](request, wire)
+
+    return script
+
+
+CUT = payload(b"four", length=100)
+
+
+def gone(_: Request, wire: Wire) -> bool:
+    """Closes the connection without an answer."""
+    return False
+
+
+@pytest.fixture
+def at_once_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause before a payload is asked for again."""
+    monkeypatch.setattr("stores.s3_body.random.random", lambda: 0.0)
+
+
+@pytest.mark.usefixtures("at_once_again")
+def test_a_body_that_is_cut_is_asked_for_again() -> None:
+    """As a request that fails before it; each of several threads gets the whole of its own payload."""
+
+    def named(request: Request, wire: Wire) -> bool:
+        return payload(request.path.encode(), length=len(request.path))(request, wire)
+
+    with scripted_server(numbered(CUT, CUT, named)) as server:
+        config = server.config(s3_retry_attempts=3)
+        with opened(config) as store, ThreadPoolExecutor(4) as pool:
+            paths = [store.root.path("orders", f"{number}") for number in range(4)]
+            got = list(pool.map(lambda path: store.get(path, 1_000), paths))
+        assert got == [f"/payloads/orders/{number}".encode() for number in range(4)]
+        assert len(server.requests) == 3 * 4
+
+
+@pytest.mark.usefixtures("at_once_again")
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ((CUT, CUT, CUT), "cut after 4 of 100 bytes"),
+        ((CUT, error(500, "InternalError"), CUT), "cut after 4 of 100 bytes"),
+        ((CUT, CUT, error(500, "InternalError")), "InternalError"),
+        ((error(500, "InternalError"), CUT, gone), "ConnectionClosedError"),
+    ],
+)
+def test_attempts_of_heads_and_bodies_are_counted_together(answers: Sequence[Script], told: str) -> None:
+    """Three in all; the error is that of the last one."""
+    with scripted_server(numbered(*answers)) as server, opened(server.config(s3_retry_attempts=3)) as store:
+        with pytest.raises(PayloadStoreError, match=told) as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert caught.value.retriable
+        assert len(server.requests) == 3
+
+
+@pytest.mark.usefixtures("at_once_again")
+@pytest.mark.parametrize("then", [CUT, error(503, "SlowDown"), gone])
+@pytest.mark.parametrize(("seconds", "requests"), [(46, 2), (47, 1)])
+def test_a_body_is_asked_for_again_only_if_that_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch, then: Script, seconds: int, requests: int
+) -> None:
+    """Of 60 s an attempt takes 2 s, 1 s and 5 s, after a pause of 1 s or 2 s and the 5 s that a server may ask for."""
+    now = [0]
+    monkeypatch.setattr("stores.s3_body.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def slow(request: Request, wire: Wire) -> bool:
+        now[0] = seconds
+        return CUT(request, wire)
+
+    with (
+        scripted_server(numbered(slow, then)) as server,
+        opened(server.config(s3_retry_attempts=3, large_message_store_timeout_ms=60_000)) as store,
+    ):
+        with pytest.raises(PayloadStoreError) as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert caught.value.retriable
+        assert len(server.requests) == requests
+
+
+def test_what_another_attempt_does_not_change_is_not_asked_for_again() -> None:
+    """A payload that is too large, and an answer that is not S3's."""
+    with scripted_server(payload(b"12345")) as server, opened(server.config(s3_retry_attempts=3)) as store:
+        with pytest.raises(PayloadTooLargeError):
+            store.get(store.root.path(*NAME), 4)
+        assert len(server.requests) == 1
+    with scripted_server(everything_is_well) as server, opened(server.config(s3_retry_attempts=3)) as store:
+        with pytest.raises(PayloadStoreError, match="without ETag"):
+            store.get(store.root.path(*NAME), 4)
+        assert len(server.requests) == 1
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:

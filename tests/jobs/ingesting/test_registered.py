@@ -229,6 +229,16 @@ def test_protobuf_as_descriptors() -> None:
         protobuf_columns(schema, "it", "shop.X")
 
 
+def test_json_reasons_are_safe_for_a_terminal() -> None:
+    """A schema of the registry, which a record names, may have any name in it."""
+    found = reader("json", {}, {1: {"properties": {"\x1b[2J\nall is well" + "x" * 500: {"type": "string"}}}})
+    name = json.dumps("\x1b[2J\nall is well" + "x" * 500).encode()
+    said = reason(found, framed(b"{%b: 1}" % name))
+    assert r"is not JSON of it: properties/\x1b[2J\nall is well" in said
+    assert said.isprintable()
+    assert len(said) < 200
+
+
 def test_json_references_stay_here() -> None:
     """A schema that refers to another address is not asked for: its values are bad."""
     found = reader("json", {}, {1: {"$ref": "http://127.0.0.1:9/else"}})

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from pyspark.sql import DataFrame, SparkSession
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from jobs.payloads import orphans, other_topics
@@ -25,7 +26,7 @@ from jobs.payloads.inventory import LISTED
 from jobs.payloads.orphans import Sweep, SweepSettings, marked, run
 from jobs.payloads.other_topics import SearchSettings, _conditions
 from jobs.payloads.reference_states import EXPIRY, RETAINED, findings
-from jobs.payloads.references import REFERENCE, newest, references
+from jobs.payloads.references import REFERENCE, _parsed, newest, references
 from jobs.reading.topics import Kafka, Span, Topic, describe, difference
 from stores.registry import open_store
 from stores.store import List, Store
@@ -34,7 +35,7 @@ from tests.s3_server import S3UnavailableError, s3_server
 from tests.vectors.bakdata import bakdata_cases
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
-from transforms.letter import MARK
+from transforms.letter import BATCH_FORMS, MARK
 from transforms.record import Header, Record
 from transforms.reference import KEY, Reference
 from transforms.retention import Retention
@@ -467,6 +468,40 @@ def test_sweep_of_other_topics_beside_a_quarantine(
     assert bad in sweep.left_alone
     assert place.there() == {live, carried, *kept}
     assert orphan not in place.there()
+
+
+@pytest.mark.parametrize("part", ["value", "key"])
+def test_refusal_is_safe_for_a_terminal(part: str) -> None:
+    """A path that stands in a record comes without control characters, as one line of some length."""
+    hostile = b"s3://b/p/\x1b[2J\x1b]0;title\x07\nsweep: done, all is well" + b" long" * 5_000 + b"/id"
+    key, value = (hostile, b"v") if part == "key" else (b"k", hostile)
+    [(found, _)] = _parsed(bytearray(key), bytearray(value), [], "wideload", "s3://b/p/")
+    first = Row(topic="orders", partition=0, offset=7, error=found[-1])
+    settings = SweepSettings(Kafka("b:1"), {}, ("orders", "others"))
+    with closing(open_store({"large.message.payload.store.class": "memory"})) as store:
+        told = orphans._unreadable(Row(first_wrong=first, wrong=1), settings, store) or ""
+    assert r"partition 0 offset 7: begins with s3://b/p/\x1b[2J\x1b]0;title\x07\nsweep: done" in told
+    assert "--quarantine orders" in told
+    hidden = orphans._hidden(Row(first_hidden=first)) or ""
+    assert r"it begins with s3://b/p/\x1b[2J\x1b]0;title\x07\nsweep: done" in hidden
+    for text in (told, hidden):
+        assert text.isprintable()
+        assert len(text) < 1_500
+
+
+def test_batches_in_dead_letters_are_not_looked_into() -> None:
+    """As docs/sweep.md says: references in a letter that is a whole batch do not count; the letter's own does."""
+    path = "s3://b/p/orders/id"
+    record = refers(path)
+    batch = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10_000)
+    batch.append(0, 1, record.key, record.value, list(record.headers))
+    for form in BATCH_FORMS:
+        mark = Row(key=MARK, value=form)
+        assert not list(_parsed(None, bytearray(batch.build()), [mark], "wideload", "s3://b/p/"))
+        stored = [mark, *(Row(key=name, value=value) for name, value in record.headers)]
+        assert [each[2] for each, _ in _parsed(None, bytearray(path.encode()), stored, "wideload", "s3://b/p/")] == [
+            path
+        ]
 
 
 def test_sweep_refuses_a_quarantine_of_letters(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:

@@ -20,7 +20,8 @@ from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
 from transforms.letter import MARK
 from transforms.record import Header, Record
-from transforms.reference import KEY, MAX_PATH_BYTES, Reference
+from transforms.reference import KEY, MAX_PATH_BYTES, Encryption, Reference
+from transforms.signing import Signing
 from transforms.wrapper import Wrap
 
 ROOT = "s3://payloads/base/"
@@ -159,6 +160,27 @@ def test_references_malformed_are_rows(spark: SparkSession) -> None:
     assert [row.which for row in rows] == ["value"] * 5 + ["key"] + ["value"] * 3
     assert (rows[7].error, rows[7].size) == (None, 2**63 - 1)
     assert rows[8].path == "p" * MAX_PATH_BYTES
+
+
+def test_references_with_the_longest_headers(spark: SparkSession) -> None:
+    """A signature covers the whole data key, which a key service makes long, and the id of the key."""
+    signing = Signing("s" * 32)
+
+    def signed(key_id: str, data_key: bytes) -> Record:
+        encryption = Encryption(key_id, b"n" * 12, data_key)
+        reference = signing.signed(Reference(f"{ROOT}t/a", 9, DIGEST, encryption=encryption))
+        return Record(b"k", reference.value(), reference.headers())
+
+    log = [
+        signed("one", b"d" * 80),
+        signed("arn:aws:kms:eu-central-1:123456789012:key/1", b"d" * 264),
+        signed("i" * 256, b"d" * 6_272),
+        signed("i" * 257, b"d" * 80),
+        signed("one", b"d" * 6_273),
+    ]
+    rows = found(references(frame(spark, log), root=ROOT, signing=signing))
+    assert [row.error for row in rows[:3]] == [None] * 3
+    assert ["large-message.encryption.key is" in rows[3].error, "data-key is" in rows[4].error] == [True, True]
 
 
 def test_references_flag_format_that_is_none(spark: SparkSession) -> None:
