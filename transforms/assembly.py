@@ -42,7 +42,7 @@ from transforms.chunked_message import (
 )
 from transforms.commit_metadata import note
 from transforms.errors import MalformedChunkError
-from transforms.partition_history import End, PartitionHistory, hash_of, same_message
+from transforms.partition_history import Bounds, End, PartitionHistory, hash_of, same_message
 from transforms.partition_messages import PartitionMessages
 from transforms.pending_message import PendingMessage, too_large
 
@@ -122,7 +122,7 @@ class Assembler:
                 whose chunks are waiting in the log.
         """
         state = self._partitions.setdefault(partition, PartitionMessages())
-        state.history.last = record.offset
+        state.history.last, state.now_ms = record.offset, now_ms
         if state.start is None:
             state.start = record.offset
         events = list(self._take(partition, state, record, now_ms))
@@ -145,6 +145,7 @@ class Assembler:
             self._partitions if partition is None else {partition: self._partitions.get(partition, PartitionMessages())}
         )
         for place, state in states.items() if limit else ():
+            state.now_ms = now_ms
             while state.contexts:
                 uuid, context = next(iter(state.contexts.items()))
                 if now_ms - context.began_ms < limit:
@@ -222,6 +223,30 @@ class Assembler:
             self._held -= context.held
             del self._table(context)[partition, uuid]
 
+    def move(self, partition: Hashable, offset: int) -> None:
+        """Takes in that the position is set: the chunks from `offset` on come next, some of them maybe once more.
+
+        Messages that begin before it, and have not ended before it, are kept as offsets alone: they come whole, however
+        far before it they begin, and no commit passes their first chunks. All else is forgotten, as with `clear`.
+
+        Args:
+            partition: as in `add`.
+            offset: the position.
+        """
+        former = self._partitions.get(partition)
+        across = [] if former is None else list(former.across(offset))
+        self.clear(partition)
+        if former is None:
+            return
+        state = self._partitions[partition] = PartitionMessages(start=offset, now_ms=former.now_ms)
+        for context in across:
+            self.counts.set_aside += context.records is not None
+            context.set_aside()
+            context.moved = True
+            self._held += context.held
+            self._aside[partition, context.chunk.uuid] = None
+            state.add(context)
+
     def resolve(self, reread: Reread, outcome: Assembled | Discarded | None, beginning: int | None = None) -> None:
         """Takes in what became of a message that was read again: it is counted, and its later chunks are judged by it.
 
@@ -259,6 +284,8 @@ class Assembler:
             times = f"its writer began again and again for {now_ms - context.first_ms:,} ms"
             yield from self._drop(partition, chunk.uuid, "expired", times)
             context = None
+        if context is not None:
+            context.go_on_at(chunk)
         if context is None:
             begun = self._begin(partition, state, chunk, record, now_ms)
             if not isinstance(begun, PendingMessage):
@@ -314,8 +341,10 @@ class Assembler:
         again: PendingMessage | None,
     ) -> PendingMessage:
         """A new context, behind the one of the same message that is being read again if there is one."""
-        first, begins = (record.offset, not chunk.id) if again is None else (again.first, again.begins)
-        context = PendingMessage(chunk, first, hash(record.key), begins, now_ms, now_ms)
+        first, below = record.offset, state.start if chunk.id else None
+        if again is not None:
+            first, below = again.first, again.below
+        context = PendingMessage(chunk, first, hash(record.key), below, now_ms, now_ms)
         state.add(context)
         self._kept[partition, chunk.uuid] = None
         if chunk.id or again is not None:  # its first chunk was not read, or not kept
@@ -388,7 +417,7 @@ class Assembler:
 
     def _settle(self, state: PartitionMessages, context: PendingMessage, beginning: int | None) -> None:
         chunk, history = context.chunk, state.history
-        history.end(chunk, None, beginning)
+        history.end(chunk, None, beginning, Bounds(context.first, context.last, context.below, context.key))
         if context.begun > 1 or history.is_torn(chunk):
             history.tear(chunk, context.first, context.begun)
             history.mend(chunk)
@@ -418,9 +447,8 @@ class Assembler:
             self.counts.discarded[reason] = self.counts.discarded.get(reason, 0) + 1
         if self._drops(reason):
             return
-        below = None if context.begins else state.start
         uuid, size = context.chunk.uuid, context.chunk.size
-        self._on_reread(Reread(partition, uuid, size, context.first, last, below, reason, detail))
+        self._on_reread(Reread(partition, uuid, size, context.first, last, context.below, reason, detail))
 
     def _drops(self, reason: Reason | None) -> bool:
         return reason == "evicted" and self.limits.drops_oldest

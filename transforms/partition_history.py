@@ -18,16 +18,26 @@ import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from transforms.chunk import Chunk
 from transforms.chunked_message import LoggedRecord, Reason
 
-__all__ = ["End", "PartitionHistory", "hash_of", "same_message"]
+__all__ = ["Bounds", "End", "PartitionHistory", "hash_of", "same_message"]
 
 _REMEMBERED = 1000  # messages of a partition in `ended`, and in `torn`
 _UNSETTLED = 100  # messages of a partition in `unsettled`; more are merged
 _TORN = 32  # ids of messages of a partition, in the note beside a commit; as many as a writer has in its hands
 _TORN_ID_BYTES = 16
+
+
+class Bounds(NamedTuple):
+    """Where a message was read; `below` and `key` as in `PendingMessage`."""
+
+    first: int
+    last: int
+    below: int | None
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +49,14 @@ class End:
         reason: why it was discarded; None if it was delivered.
         last: the offset at which it ended.
         first: a hash of its first chunk; None if it was discarded.
+        bounds: where it was read; None if it was discarded.
     """
 
     chunk: Chunk
     reason: Reason | None
     last: int
     first: int | None = None
+    bounds: Bounds | None = None
 
     def begins_again_with(self, chunk: Chunk, record: LoggedRecord) -> bool:
         """Whether this first chunk begins the same message once more.
@@ -100,15 +112,20 @@ class PartitionHistory:
         """How the message ended; None if it has not, or if that was long ago."""
         return self._ended.get(uuid)
 
-    def end(self, chunk: Chunk, reason: Reason | None, first: int | None = None) -> None:
+    def ends(self) -> Iterable[End]:
+        """How the messages ended that are remembered."""
+        return self._ended.values()
+
+    def end(self, chunk: Chunk, reason: Reason | None, first: int | None = None, bounds: Bounds | None = None) -> None:
         """Notes that a message has ended here.
 
         Args:
             chunk: one of its chunks.
             reason: why it was discarded; None if it is delivered.
             first: the hash of its first chunk, if it is delivered.
+            bounds: where it was read, if it is delivered.
         """
-        self._ended[chunk.uuid] = End(chunk, reason, self.last, first)
+        self._ended[chunk.uuid] = End(chunk, reason, self.last, first, bounds)
         self._ended.move_to_end(chunk.uuid)
         self._rewrites.pop(chunk.uuid, None)
         if len(self._ended) > _REMEMBERED:

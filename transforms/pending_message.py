@@ -36,7 +36,7 @@ class PendingMessage:
         chunk: what the first chunk that was read says of the message.
         first: the lowest offset of its chunks that were read.
         key: a hash of its key.
-        begins: whether its first chunk was read; if not, it may be before the offset where reading began.
+        below: the offset where reading began, if its first chunk was not read and may be before that; else None.
         first_ms: when its first chunk was read.
         began_ms: when its writer began it the last time.
         begun: how often its writers have begun it.
@@ -47,12 +47,14 @@ class PendingMessage:
         records: its chunks; None if they were set aside.
         headers: the headers of the message itself; empty if its chunks were set aside.
         beginning: a hash of its first chunk, once its chunks were set aside.
+        moved: whether the position was set since its last chunk: then any chunk of it may come next.
+        ended: the offset of its last chunk, if that was read before the position was set.
     """
 
     chunk: Chunk
     first: int
     key: int
-    begins: bool
+    below: int | None
     first_ms: int
     began_ms: int
     begun: int = 1
@@ -63,6 +65,8 @@ class PendingMessage:
     records: list[LoggedRecord] | None = field(default_factory=list)
     headers: tuple[Header, ...] = ()
     beginning: int | None = None
+    moved: bool = False
+    ended: int | None = None
     _digest: _Hash | None = None
 
     def add(self, record: LoggedRecord) -> int:
@@ -85,12 +89,18 @@ class PendingMessage:
 
     def set_aside(self) -> int:
         """Lets go of the chunks: what is left says where to read them again. Returns the memory that is free now."""
-        if self.records and self.begins:
+        if self.records and self.below is None:
             self.beginning = hash_of(self.records[0])
         self._digest = None
         self.records, self.headers = None, ()
         free, self.held = self.held - ASIDE_BYTES, ASIDE_BYTES
         return free
+
+    def go_on_at(self, chunk: Chunk) -> None:
+        """Takes in which chunk is the next one, after the position was set; a first one begins the message again."""
+        if self.moved and chunk.id:
+            self.moved = False
+            self.expected = self.length = chunk.id  # each has a byte at least
 
     def problem(self, chunk: Chunk, record: LoggedRecord, *, torn: bool) -> tuple[Reason | None, str] | None:
         """Why a chunk does not continue the message; None if it does. A duplicate has no reason.

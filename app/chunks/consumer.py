@@ -45,7 +45,8 @@ class AssemblingConsumer(WholeRecordConsumer):
     a `SerializationError` with its topic, partition and offset, and the next call tries again. `seek` to the next
     offset skips it.
 
-    A rebalance or `seek` forgets incomplete messages: their chunks are read again.
+    A rebalance forgets incomplete messages: their chunks are read again. `seek` to an offset keeps those that began
+    before it, and no commit passes them.
 
     Args:
         config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and `CONSUMER_KEYS`.

@@ -177,9 +177,19 @@ class Pending:
         safe, noted_too = self.assembler.commit(partition, self.position(partition, offset, told=told), firsts)
         return OffsetAndMetadata(safe, metadata or noted_too)
 
-    def moved(self, partition: TopicPartition, metadata: str | None = None, *, by_client: bool = False) -> None:
+    def moved(
+        self,
+        partition: TopicPartition,
+        metadata: str | None = None,
+        *,
+        by_client: bool = False,
+        offset: int | None = None,
+    ) -> None:
         """See `Undelivered`."""
-        self.assembler.clear(partition)
+        if offset is None:
+            self.assembler.clear(partition)
+        else:
+            self.assembler.move(partition, offset)
         self._begun.discard(partition)
         if not by_client:
             self.backlog.forget(partition)

@@ -138,9 +138,17 @@ class Polled:
             self._assembler.resume(place, found.delivered, found.torn)
 
     def clear(self, place: Place) -> None:
-        """Forgets a partition that was revoked, or whose position is set."""
+        """Forgets a partition that was revoked."""
         self._assembler.clear(place)
         self._elapsed_s.pop(place, None)
+        self._forget(place)
+
+    def move(self, place: Place, offset: int) -> None:
+        """Takes in that the application has set a position; see `Assembler.move`."""
+        self._assembler.move(place, offset)
+        self._forget(place)
+
+    def _forget(self, place: Place) -> None:
         self.discarded.forget(place)
         if self.again is not None and self._of(self.again) == place:
             self.again = None

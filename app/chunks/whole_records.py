@@ -151,7 +151,8 @@ class WholeRecordConsumer(DeliveringConsumer):
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
 
-        A message whose last chunk is at the offset, or behind it, comes whole, wherever its first chunk is.
+        A message whose last chunk is at the offset, or behind it, comes whole: wherever its first chunk is if that was
+        read, and else up to `chunk.lookback` before the offset. No commit passes the first chunk of one that was read.
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 

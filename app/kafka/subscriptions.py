@@ -39,11 +39,14 @@ class Undelivered(Protocol):
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets to commit if all records below `offsets` have been fetched."""
 
-    def moved(self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False) -> None:
+    def moved(
+        self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False, offset: int | None = None
+    ) -> None:
         """Takes in that the position of a partition is set, to that of a commit with `metadata`, or to another one.
 
         What was read is forgotten. Where the client itself has set it (`by_client`), as the offset is out of range,
-        only incomplete messages are: what waits for its delivery is not read again.
+        only incomplete messages are: what waits for its delivery is not read again. Where the application has set it
+        to an `offset`, incomplete messages that begin before that are not forgotten.
         """
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
@@ -75,11 +78,11 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
     def seek(self, position: int) -> None:
         super().seek(position)
-        self._moved(None)
+        self._moved(None, offset=position)
 
-    def _moved(self, metadata: str | None, *, by_client: bool = False) -> None:
+    def _moved(self, metadata: str | None, *, by_client: bool = False, offset: int | None = None) -> None:
         if self._assignment.active:  # the position of an earlier assignment says nothing about this one
-            self._undelivered.moved(self._partition, metadata, by_client=by_client)
+            self._undelivered.moved(self._partition, metadata, by_client=by_client, offset=offset)
 
 
 class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types

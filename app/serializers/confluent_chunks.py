@@ -206,8 +206,11 @@ class PollingConsumer(confluent_kafka.Consumer):
         return found
 
     def seek(self, partition: TopicPartition) -> None:
-        """As confluent-kafka's. A message whose last chunk is at the offset, or behind it, comes whole."""
-        self._forget([partition])
+        """As confluent-kafka's. A message whose last chunk is at the offset, or behind it, comes whole.
+
+        No commit passes one that began before the offset and has not ended before it.
+        """
+        self._forget([partition], moved=partition.offset >= 0)
         self._sought.add((partition.topic, partition.partition))
         super().seek(partition)
 
@@ -349,10 +352,14 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._forget(partitions)
         self._sought |= {(each.topic, each.partition) for each in partitions if _is_told(each.offset)}
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+    def _forget(self, partitions: Iterable[TopicPartition], *, moved: bool = False) -> None:
+        """Forgets partitions; of those whose position is set (`moved`), not the messages that go on behind that."""
         for each in partitions:
             place = (each.topic, each.partition)
-            self._polled.clear(place)
+            if moved:
+                self._polled.move(place, each.offset)
+            else:
+                self._polled.clear(place)
             self._positions.pop(place, None)
             self._sought.discard(place)
             self._notes.pop(place, None)

@@ -66,6 +66,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._last: tuple[TopicPartition, ConsumerRecord] | None = None  # the last chunk of `polled.again`
         self._next: dict[TopicPartition, int] = {}  # behind the last record that was taken
         self._begun: set[TopicPartition] = set()  # of which a record came
+        self._moved: dict[TopicPartition, int] = {}  # where the application has set a position, until it is taken in
         self._given_now: set[TopicPartition] = set()  # of which the last call gave something
         # kafka-python's own thread, which calls listeners, changes the first, and commits the second.
         self._rebalances = Rebalances(self.assignment)
@@ -345,8 +346,12 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return None if found is None else self._polled.position(place_of(partition), self._given(partition, found))
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole."""
+        """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole.
+
+        No commit passes one that began before the offset and has not ended before it.
+        """
         super().seek(partition, offset)
+        self._moved[partition] = offset
         self._seek_told([partition])
         self._next[partition] = offset
 
@@ -489,7 +494,11 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         gone = set(partitions)
         for tp in gone:
             place = place_of(tp)
-            self._polled.clear(place)
+            offset = self._moved.pop(tp, None)
+            if offset is None:
+                self._polled.clear(place)
+            else:
+                self._polled.move(place, offset)
             self._rereads.forget(place)
             for each in (self._buffer, self._taken, self._failures, self._next):
                 each.pop(tp, None)

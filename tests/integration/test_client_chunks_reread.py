@@ -104,6 +104,22 @@ async def test_offsets_kept_anywhere(broker: str, make_topic: MakeTopic, kept: s
     assert found == []
 
 
+@pytest.mark.parametrize("target", [2, 3])
+async def test_a_retry_or_a_skip_keeps_what_is_pending(broker: str, make_topic: MakeTopic, target: int) -> None:
+    """No commit passes a message that began before the position that is set, and it comes, however far back."""
+    topic, found = make_topic(), list[Discarded]()
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"bad"), Record(b"k", b"b")])
+    async with consuming(broker, topic, found, {"chunk.lookback": 0}) as consumer:
+        assert [(await one(consumer)).value for _ in range(2)] == [b"a", b"bad"]
+        consumer.seek(TopicPartition(topic, 0), target)
+        assert [(await one(consumer)).value for _ in range(4 - target)] == [b"bad", b"b"][target - 2 :]
+        assert consumer.safe_offsets({TopicPartition(topic, 0): 4})[TopicPartition(topic, 0)].offset == 1
+        await write(broker, topic, slow[1:])
+        assert (await one(consumer)).value == value_of(3_000, 1)
+    assert found == []
+
+
 async def test_position_waits_for_what_is_not_delivered(broker: str, make_topic: MakeTopic) -> None:
     """The position is that of the next record, or of the first chunk of a message that began too long ago."""
     topic = make_topic()

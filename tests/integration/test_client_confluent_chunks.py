@@ -241,6 +241,23 @@ async def test_commit_holds(broker: str, make_topic: MakeTopic) -> None:
         assert values(consumer, 1) == [value_of(3_000, 1)]
 
 
+@pytest.mark.parametrize("target", [2, 3])
+async def test_a_retry_or_a_skip_keeps_what_is_pending(broker: str, make_topic: MakeTopic, target: int) -> None:
+    """No commit passes a message that began before the position that is set, and it comes, however far back."""
+    topic, found = make_topic(), list[Discarded]()
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"bad"), Record(b"k", b"b")])
+    with consuming(broker, topic, found, **{"chunk.lookback": 0}) as consumer:
+        assert values(consumer, 2) == [b"a", b"bad"]
+        consumer.seek(TopicPartition(topic, 0, target))
+        assert values(consumer, 4 - target) == [b"bad", b"b"][target - 2 :]
+        consumer.commit(offsets=[TopicPartition(topic, 0, 4)], asynchronous=False)
+        assert (await committed(broker, f"{topic}-g", topic)).offset == 1
+        await write(broker, topic, slow[1:])
+        assert values(consumer, 1) == [value_of(3_000, 1)]
+    assert found == []
+
+
 async def test_a_call_that_waits_for_ever_stores(broker: str, make_topic: MakeTopic) -> None:
     """What was given is committed while a poll waits, and does not wait for the next record."""
     topic = make_topic()

@@ -305,6 +305,23 @@ async def test_what_is_pending_outlasts_a_rebalance(broker: str, make_topic: Mak
     assert found == []
 
 
+@pytest.mark.parametrize("target", [2, 3])
+async def test_a_retry_or_a_skip_keeps_what_is_pending(broker: str, make_topic: MakeTopic, target: int) -> None:
+    """No commit passes a message that began before the position that is set, and it comes, however far back."""
+    topic, found = make_topic(), list[Discarded]()
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"bad"), Record(b"k", b"b")])
+    with consuming(broker, topic, found, **{"chunk.lookback": 0}) as consumer:
+        assert values(consumer, 2) == [b"a", b"bad"]
+        consumer.seek(TopicPartition(topic, 0), target)
+        assert values(consumer, 4 - target) == [b"bad", b"b"][target - 2 :]
+        consumer.commit()
+        assert committed_in(broker, f"{topic}-g", topic)[0] == 1
+        await write(broker, topic, slow[1:])
+        assert values(consumer, 1) == [value_of(3_000, 1)]
+    assert found == []
+
+
 async def test_what_is_not_given_yet_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
     """Records that an iteration has fetched, and a pause holds, come once the partition that stayed is resumed."""
     topic = make_topic(2)

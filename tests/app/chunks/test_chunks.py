@@ -132,6 +132,21 @@ def test_moved_forgets_one_partition() -> None:
     assert (list(pending.backlog.partitions), pending.assembler.pending, len(pending.discarded)) == ([], 0, 0)
 
 
+def test_seek_keeps_what_goes_on_behind_it() -> None:
+    """What the client has fetched ahead is forgotten, and no commit passes a message that began before a seek."""
+    pending = Pending(Limits())
+    log = [letter(P0, 3, "u", "abc", 0), fetched(P0, 4, b"bad"), letter(P0, 5, "u", "abc", 1), fetched(P0, 6, b"x")]
+    pending.take(P0, log, 0)
+    pending.moved(P0, None, offset=5)
+    assert waiting(pending) == []
+    pending.take(P0, [*log[2:], letter(P0, 7, "u", "abc", 2)], 0)
+    assert [committable(pending, 8), committable(pending, 5)] == [(3, 6), (3, 5)]
+    record, again = waiting(pending)
+    assert record.offset == 6
+    assert isinstance(again, Again)
+    assert (again.reread.first, again.reread.last, again.reread.below) == (3, 7, None)
+
+
 def test_expire_and_evict() -> None:
     """Expired messages are discarded. The oldest one is dropped and counted only if the application says so."""
     for evicts in (False, True):

@@ -28,9 +28,13 @@ class Told:
         """One less than was fetched."""
         return {partition: OffsetAndMetadata(given.offset - 1, "noted") for partition, given in offsets.items()}
 
-    def moved(self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False) -> None:
+    def moved(
+        self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False, offset: int | None = None
+    ) -> None:
         """See `Undelivered`."""
-        self.events.append((partition.partition, metadata, *(["by client"] if by_client else [])))
+        self.events.append(
+            (partition.partition, metadata, *(["by client"] if by_client else []), *filter(None, [offset]))
+        )
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Undelivered`."""
@@ -63,7 +67,7 @@ async def test_every_new_position_is_told(consumer: DeliveringConsumer, told: To
         first.reset_to(position)
     assert told.events == [
         {0, 1},
-        (1, None),
+        (1, None, 3),
         *((0, metadata, "by client") for metadata in (None, "note", None, None)),
     ]
     consumer.assign([P0])
