@@ -28,6 +28,7 @@ __all__ = ["run_worker"]
 log = logging.getLogger(__name__)
 
 _LEAVE_S = 1.0
+_TURNS = 5  # of the loop: a transport that is closed needs two
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -54,6 +55,14 @@ class _Worker(faust.Worker):
             super()._on_sigterm()
         else:
             log.info("another SIGTERM changes nothing: the worker stops already; SIGINT or SIGKILL ends it at once")
+
+    async def _sentinel_task(self) -> None:  # mode's own: the last that the loop runs, which waits for a second
+        """Lets tasks that were cancelled end, and connections that were closed close; no longer than they take."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=_LEAVE_S)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
 
 class _Application(Application):

@@ -20,6 +20,13 @@ sys.stdout.write(f"{sys.argv} {os.getcwd()} {os.environ.get('SAID')} {__name__} 
 sys.stderr.write("and this")
 sys.exit(7)
 """
+ENDS = """
+import atexit, sys, threading
+atexit.register(print, "then this")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("first this"))).start()
+sys.stdout.write("before: ")
+sys.exit({status!r})
+"""
 ENDLESS = "import time\nprint('here', flush=True)\nwhile True: time.sleep(60)"
 
 
@@ -47,6 +54,16 @@ def test_run_is_as_subprocess(tmp_path: Path) -> None:
     forked = run(command, environ=environ, folder=tmp_path, given="given")
     assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
     assert (new.returncode, new.stderr) == (7, "and this")
+
+
+@pytest.mark.parametrize("status", [None, 0, 300, True, "told"])
+def test_end_is_as_that_of_a_new_process(tmp_path: Path, status: object) -> None:
+    """Threads are waited for, what is to run at the end runs, all is written, and a text is told as an error."""
+    command = [sys.executable, str(script(tmp_path, ENDS.format(status=status)))]
+    new = subprocess.run(command, capture_output=True, text=True, check=False)
+    forked = run(command)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
+    assert new.stdout == "before: first this\nthen this\n"
 
 
 def test_run_module() -> None:

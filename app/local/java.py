@@ -16,7 +16,9 @@ __all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate"]
 
 _ANSWER_SECONDS = 30
 
-SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+# With the first compiler alone Java has room for 48 MB of code, a fifth of what it has else. The session of the tests
+# fills that in minutes, and then goes on removing code, and compiling it again.
+SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
 """Options for a program that runs for seconds: most of its time would go into compiling it, and not into running it."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from app.cli import main
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
-from app.run import run_worker
+from app.run import _Worker, run_worker
 from app.web.address import listening, runs_already
 from tests.forks import run
 from tests.s3_server import free_port
@@ -40,6 +42,25 @@ def test_address_of_the_pages_is_not_ours(address: str) -> None:
         run_worker(settings, "INFO")
     (told,) = [each for each in refused.value.each if each.key == "web.bind"]
     assert told.reason.startswith(f"found '{address}', which is no address of this machine")
+
+
+async def test_what_was_cancelled_ends_before_the_loop_does() -> None:
+    """The worker's loop runs on until tasks that were cancelled have done what they do at their end."""
+    ended = list[str]()
+
+    async def long() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            ended.append("in order")
+
+    task = asyncio.create_task(long())
+    await asyncio.sleep(0)
+    task.cancel()
+    await _Worker._sentinel_task(Mock())
+    assert ended == ["in order"]
 
 
 def test_port_that_is_taken_while_the_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import faust
+from faust.tables.manager import TableManager
 from faust.types.tuples import Message
 
 from app.chunks.discarded import warn
@@ -24,6 +25,22 @@ from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
 from tests.integration.worker_process import until
 from transforms.assembly import Discarded
 from transforms.errors import SerializationError
+
+
+class Tables(TableManager):
+    """Faust waits a second in case that there are tables in modules that are imported later; here are all of them."""
+
+    async def sleep(self, n: Any) -> None:
+        """Next to nothing."""
+        await super().sleep(0.01)
+
+
+class Worker(faust.Worker):
+    """mode waits a second before it closes its loop, whatever there is to do."""
+
+    async def _sentinel_task(self) -> None:
+        await asyncio.sleep(0.01)
+
 
 told: dict[str, Any] = json.loads(os.environ["FAUST_READER"])
 out = Path(told["out"])
@@ -44,6 +61,8 @@ app = faust.App(
     processing_guarantee="exactly_once" if told.get("transactions") else "at_least_once",
     stream_buffer_maxsize=2 if told.get("slow_s") else 4096,
     stream_publish_on_commit=told.get("on_commit", False),
+    TableManager=Tables,
+    Worker=Worker,
     Topic=faust.Topic if told.get("plain_topic") else LargeMessageTopic,
 )
 

@@ -276,11 +276,11 @@ class Traffic:
 
     @contextlib.contextmanager
     def flowing(self) -> Iterator[None]:
-        """Sends without end while the block runs."""
+        """Sends without end while the block runs, and leaves most of the machine to those who are to take it."""
         ended = threading.Event()
 
         def send_on() -> None:
-            while not ended.is_set():
+            while not ended.wait(0.2):
                 self.send()
 
         with ThreadPoolExecutor(1) as pool:

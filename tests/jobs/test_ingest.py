@@ -451,7 +451,9 @@ def test_process_spark_submit(spark: SparkSession, broker: str, make_topic: Call
     produce(broker, topic, {0: numbered(3)})
     submit = [
         *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "--jars", connector(spark)),
-        *("--conf", "spark.log.level=ERROR", str(REPOSITORY / "jobs" / "ingest.py")),
+        *("--conf", "spark.log.level=ERROR", "--conf", "spark.sql.shuffle.partitions=1"),
+        *("--conf", "spark.sql.codegen.wholeStage=false", "--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+        str(REPOSITORY / "jobs" / "ingest.py"),
     ]
     done = subprocess.run(
         [*submit, *command(broker, tmp_path, "--topic", topic, "--once")],

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from app.local import spark_start
 from app.local.jobs_archive import write
 from tests.integration.topics import read_all, send
 from transforms.reference import is_reference
@@ -55,13 +56,15 @@ def test_job_runs_with_the_archive_alone(broker: str, make_topic: Callable[..., 
     write(folder / "jobs.zip")
     (folder / "run.py").write_text(JOB)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PATH": path}
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {**inherited, "PATH": path, **spark_start.environ(short_run=True)}
     source, sink = make_topic(), make_topic()
     send(broker, source, [(0, b"k", bytes(2_000), [("x", b"1")], 1_600_000_000_000)])
     done = subprocess.run(
         [
             *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"),
             *("--py-files", "jobs.zip", "--conf", "spark.log.level=ERROR", "--conf", "spark.ui.enabled=false"),
+            *("--conf", "spark.sql.codegen.wholeStage=false", "--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
             *("run.py", "--bootstrap-servers", broker, "--source", source, "--sink", sink, "--to", "references"),
             *("--checkpoint", str(tmp_path / "checkpoint"), "--threshold-bytes", "1000"),
             *("--store", "large.message.payload.store.class=filesystem"),
