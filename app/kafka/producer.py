@@ -139,14 +139,11 @@ class ProducerControls:
             timeout_s: how long to wait for the end of an abort.
             abort: whether to abort the transaction, so that readers need not wait until it times out.
         """
-        manager = self._transactions
-        failed = manager.wait_for_transaction_end()
-        if abort and manager.state in _OPEN:
+        if abort and self._transactions.state in _OPEN:
+            # Without a turn of the loop before it begins: the sender may find out then that it is fenced.
             with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._producer.abort_transaction(), timeout_s)
-        for waiter in (failed, manager.wait_for_transaction_end()):  # an abort makes another one
-            if waiter is not None and waiter.done() and not waiter.cancelled():
-                waiter.exception()  # or the event loop would log that nobody has looked at it
+                async with asyncio.timeout(timeout_s):
+                    await self._producer.abort_transaction()
 
     def renew_epoch(self) -> None:
         """Lets aiokafka ask for a new epoch before the next transaction; only between two transactions."""

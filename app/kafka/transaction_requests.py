@@ -12,6 +12,7 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -46,6 +47,17 @@ class TransactionRequests:
         self._worker._do_add_partitions_to_txn = self._add_partitions
         self._worker._do_add_offsets_to_txn = self._add_offsets
         self._transactions.consumer_group_to_add = self._group_to_add
+        for name in ("error_transaction", "fatal_error"):
+            setattr(self._transactions, name, self._seen(getattr(self._transactions, name)))
+
+    def _seen(self, fail: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+        """Lets the event loop not log the failure of a transaction that nobody waits for: each write tells it, too."""
+
+        def failing(error: BaseException) -> None:
+            fail(error)
+            self._transactions.wait_for_transaction_end().exception()
+
+        return failing
 
     def _group_to_add(self) -> str | None:
         """The group, once the coordinator has a partition of the transaction."""

@@ -104,6 +104,8 @@ class Dispatcher:
         lane.measuring = record.offset, task
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
+        # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         task.add_done_callback(lambda _: self._share.budget.wake())
 
     def fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:

@@ -149,6 +149,8 @@ BEHIND = {
     TransactionManager: (
         "begin_transaction",
         "consumer_group_to_add",
+        "error_transaction",
+        "fatal_error",
         "is_in_transaction",
         "notify_task_waiter",
         "producer_epoch",

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaTimeoutError, ProducerFenced, TopicAuthorizationFailedError
 from aiokafka.producer.transaction_manager import TransactionState
 
 from app.kafka.producer import ProducerControls
+from app.kafka.transaction_requests import TransactionRequests
 from transforms.record_batch import Stamp
 
 PLACE = TopicPartition("t", 0)
@@ -100,14 +101,28 @@ async def test_a_failed_transaction_is_released(*, abort: bool) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     async with controlled(transactional_id="p:t:0") as (producer, controls):
+        TransactionRequests(producer, "g")
         await controls.release_transaction(0.01, abort=abort)  # none has begun
         controls.begin_transaction()
         producer._txn_manager.error_transaction(TopicAuthorizationFailedError("t"))
         await controls.release_transaction(0.01, abort=abort)
         state = TransactionState.ABORTING_TRANSACTION if abort else TransactionState.ABORTABLE_ERROR
         assert producer._txn_manager.state is state
+        # aiokafka makes another future for it, which nobody waits for.
+        producer._txn_manager.fatal_error(ProducerFenced())
         producer._txn_manager._transaction_waiter = None
     assert not unseen
+
+
+async def test_a_transaction_that_is_fenced_as_it_is_released() -> None:
+    """The sender learns it between the look at the state and the abort: there is nothing to abort, and no error."""
+    async with controlled(transactional_id="p:t:0") as (producer, controls):
+        TransactionRequests(producer, "g")
+        controls.begin_transaction()
+        releasing = asyncio.create_task(controls.release_transaction(5, abort=True))
+        asyncio.get_running_loop().call_soon(producer._txn_manager.fatal_error, ProducerFenced())
+        await releasing
+        assert producer._txn_manager.is_fatal_error()
 
 
 async def test_batches_are_queued() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -171,3 +173,21 @@ async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
     bench.dispatcher.give_up(event(3))
     assert bench.termination.error is not None
     assert lane.held_back(lane.tracked(0).safe()) == 0
+
+
+async def test_a_size_that_nobody_waits_for_any_more() -> None:
+    """If the partition is given up while the store is asked, its error is no surprise to the event loop."""
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+
+    async def measure(*_: object) -> None:
+        raise ValueError("refused")
+
+    bench = Bench(1_000_000)
+    bench.dispatcher._retries = cast(Any, SimpleNamespace(measure=measure))
+    bench.dispatcher.measure(bench.lane, Read(0), cast(Any, None))
+    while bench.lane.tasks:
+        await asyncio.sleep(0)
+    bench.lane.measuring = None
+    gc.collect()
+    assert not unseen
