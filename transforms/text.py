@@ -1,11 +1,11 @@
-"""Text for people: sizes, and the bytes of records in a form that is safe for terminals."""
+"""Text for people, and from them: sizes, bytes of records in a form that is safe for terminals, what is UTF-8."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["brief", "bytes_text", "did_you_mean", "printable"]
+__all__ = ["brief", "bytes_text", "did_you_mean", "is_utf8", "printable"]
 
 _KILO = 1000
 _NEAR = 0.75  # of 1; `orders-in` and `orders-out` are near, `orders` and `payments` are not
@@ -22,6 +22,15 @@ def bytes_text(count: int) -> str:
         if size < _ROUNDS_UP:
             return f"{size:.1f} {unit}"
     return f"{size / _KILO:.1f} TB"
+
+
+def is_utf8(text: str) -> bool:
+    """False for a lone surrogate, which Python makes of bytes in arguments and the environment that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def printable(data: bytes | str | None, limit: int = 200) -> str:

@@ -31,6 +31,7 @@ from transforms.errors import ConfigurationError, MalformedWrapperError, WrapErr
 from transforms.record import Header, Record, RecordLike
 from transforms.record_format import MAX_HEADERS
 from transforms.reference import KEY, VALUE
+from transforms.text import is_utf8
 
 __all__ = ["MAX_HEADERS", "OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
 
@@ -185,15 +186,6 @@ def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
         yield key, start, at
 
 
-def _is_utf8(text: str) -> bool:
-    """False for a lone surrogate, which Python makes of bytes in the environment that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _numbered(first: int, names: tuple[str, ...]) -> dict[int, str]:
     return {first + i: name for i, name in enumerate(names)}
 
@@ -236,7 +228,7 @@ class HeaderTable:
                 raise ValueError(key, f"keys {_FIRST_OWN} to {_LAST_OWN} are of references and chunks; take another")
             if not name or name.startswith(UNMAPPED_PREFIX):
                 raise ValueError(key, f"found {name!r}, allowed is a name that does not begin with {UNMAPPED_PREFIX}")
-            if not _is_utf8(name):
+            if not is_utf8(name):
                 raise ValueError(key, f"found {name!r}, allowed is a name that UTF-8 can hold")
             if name in by_name:
                 raise ValueError(key, f"found {name!r}, which is the name of key {by_name[name]} already")

@@ -15,6 +15,7 @@ from app.config.parsing import parse
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Delete, List
 from transforms.errors import ConfigurationError
+from transforms.text import is_utf8
 
 __all__ = ["NAMES", "DemoStore"]
 
@@ -64,7 +65,7 @@ class DemoStore:
                 raise ConfigurationError("--store-key", "is given without a value; allowed is KEY=VALUE")
             if _KEY.fullmatch(key) is None:
                 raise ConfigurationError("--store-key", f"found the key {key!r}, allowed is one such as {name}.prefix")
-            if not _is_utf8(value):
+            if not is_utf8(value):
                 raise ConfigurationError("--store-key", f"found a value of {key} that is not UTF-8")
             keys[key] = known[key].coerce(value) if key in known else value
         prefix = str(keys.get(f"{name}.prefix", "")).strip("/")
@@ -117,15 +118,6 @@ class DemoStore:
             assert isinstance(store, Delete)
             for payload in list(store.list(topic)):
                 store.delete(payload.path)
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether an argument of the command line was; Python has surrogates for other bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _toml(value: object) -> str:

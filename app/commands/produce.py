@@ -25,7 +25,7 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
-from transforms.text import bytes_text
+from transforms.text import bytes_text, is_utf8
 
 __all__ = ["command"]
 
@@ -36,10 +36,8 @@ def _headers(given: Sequence[str]) -> tuple[Header, ...]:
         name, separator, value = text.partition("=")
         if not name:
             raise ConfigurationError("--header", f"found {text!r}, allowed is NAME=VALUE, or NAME for a null value")
-        try:
-            name.encode()
-        except UnicodeEncodeError as exc:
-            raise ConfigurationError("--header", f"found the name {name!r}, which is not UTF-8") from exc
+        if not is_utf8(name):
+            raise ConfigurationError("--header", f"found the name {name!r}, which is not UTF-8")
         headers.append((name, value.encode(errors="surrogateescape") if separator else None))
     return tuple(headers)
 
