@@ -147,7 +147,6 @@ class Batches:
         self._controls = ProducerControls(producer)
         if not self._controls.acknowledged:
             raise ValueError("acks=0: a broker that does not answer refuses nothing, so nothing could be split")
-        self._controls.hear_failures()
         self.failure: BaseException | None = None
         self.numbers = numbers or BatchNumbers()
         self._settings = settings or BatchSettings()

@@ -98,7 +98,8 @@ def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatc
     sink: list[RecordLike] = []
     monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", "large.message.payload.store.class": STORE})
+    store = {"large.message.payload.store.class": STORE}
+    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
     settings = BackfillSettings(options, "s", "c", None)
     topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True)
     first = copied(settings, topic, OffsetRange("t", 0, 0, 2))
