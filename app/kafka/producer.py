@@ -66,6 +66,18 @@ class ProducerControls:
         """An empty batch; `key_serializer` and `value_serializer` are None for none."""
         return self._producer._message_accumulator.create_builder(**serializers)
 
+    def hear_failures(self) -> None:
+        """Lets the event loop not log what fails in the producer, where each failed batch is told by who sent it."""
+        held = self._producer._message_accumulator
+        fail_all = held.fail_all
+
+        def failing(error: BaseException) -> None:
+            self._end_commit()
+            self._hear_batches()
+            fail_all(error)
+
+        held.fail_all = failing
+
     async def queue(self, batch: BatchBuilder, place: TopicPartition, timeout_s: float) -> asyncio.Future[Any]:
         """Queues a batch as `send_batch` does, for a partition that is known, within a time of the caller's.
 
@@ -158,21 +170,39 @@ class ProducerControls:
 
         `stop` of aiokafka would flush first, and would never end with a broker that is down.
         """
+        self._end_commit()
+        self._hear_batches()
         await self._producer.client.close()
         # A request that has failed by that waits for the client's next look at the cluster, which never comes.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
-        if not self.transactional:
-            self._drop_batches()
+        self._drop_batches()
         await self._producer.stop()
 
     def _drop_batches(self) -> None:
-        """Lets nothing wait for the batches that the producer holds: a task of its `stop` would, for ever.
-
-        Not in a transaction, whose commit waits for them, and must not go on without them.
-        """
+        """Lets nothing wait for the batches that the producer holds: a task of its `stop` would, for ever."""
         held = self._producer._message_accumulator
         # Each takes itself off there when it is done, one that was to be sent again too.
         held._pending_batches.update(batch for batches in held._batches.values() for batch in batches)
         for batch in list(held._pending_batches):
             batch.future.cancel()
+
+    def _end_commit(self) -> None:
+        """Lets a commit that waits for batches end with them, without a request: they are not in the log."""
+        if self.transactional:
+            self._transactions.is_empty_transaction = _cancel  # aiokafka asks that next
+
+    def _hear_batches(self) -> None:
+        held = self._producer._message_accumulator
+        for batch in [*held._pending_batches, *(batch for batches in held._batches.values() for batch in batches)]:
+            batch.future.add_done_callback(_hear)
+            batch._drain_waiter.add_done_callback(_hear)
+
+
+def _hear(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def _cancel() -> bool:
+    raise asyncio.CancelledError

@@ -106,6 +106,7 @@ class Output:
         )
         destination.brokers.watch(self.producer.client, self._batches.hold)
         join_once(self.producer.client)
+        ProducerControls(self.producer).hear_failures()
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
 

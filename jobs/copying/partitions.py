@@ -19,14 +19,13 @@ from threading import Event, Lock
 from pyspark.sql import SparkSession
 
 from jobs.copying.checkpoint import Checkpoint, Progress
-from jobs.copying.forms import Mark, Tally, mark_of
-from jobs.copying.range import BackfillSettings, Outcome, copied, scanned
+from jobs.copying.forms import Mark, Tally
+from jobs.copying.range import BackfillSettings, Outcome, check_mark, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
 from jobs.reading.client import bounds
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import Bounds, OffsetRange
-from jobs.reading.source_options import SourceSettings
 from transforms.errors import ConfigurationError
 from transforms.signing import Signing
 
@@ -157,32 +156,13 @@ def _begin(
             )
         found.positions[partition] = max(at, each.first)
         found.ends[partition] = each.end
-        if partition in progress.marks:
-            _check_mark(settings.source, partition, each, progress.marks[partition])
+        mark = progress.marks.get(partition)
+        if mark is not None and each.first <= mark[0] < each.end:
+            with closing(PartitionReader(settings.source.client, topic, partition)) as log:
+                check_mark(log, OffsetRange(topic, partition, at, each.end), mark)
     found.sink_ends.update(progress.ends)
     found.marks.update(progress.marks)
     found.began = found.left
-
-
-def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mark) -> None:
-    """Makes sure that the record at the offset of a mark is still the one that was read, if there is a record.
-
-    Nothing else tells of a topic that was made anew and has more records by now than were read.
-
-    Raises:
-        JobFailedError: it is another record.
-    """
-    offset, _ = mark
-    if not there.first <= offset < there.end:
-        return
-    (topic,) = source.topics
-    with closing(PartitionReader(source.client, topic, partition)) as log:
-        found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
-    if found is not None and found.offset == offset and mark_of(found) != mark:
-        raise JobFailedError(
-            f"topic {topic} partition {partition} has another record at offset {offset:,} than was read there: it was "
-            "made anew; give a new --checkpoint and a new --sink"
-        )
 
 
 class _Run:
@@ -243,7 +223,8 @@ class _Run:
         one = self._context.parallelize([range_], 1)
         # A checkpoint that begins with an empty sink, or has written the partition, has given its receipt.
         alone = not self._settings.append and (self._began or range_.partition in self._found.marks)
-        work, settings, sink = self._work, replace(self._settings, alone=alone), self._sink
+        settings = replace(self._settings, alone=alone, mark=self._found.marks.get(range_.partition))
+        work, sink = self._work, self._sink
         (outcome,) = one.mapPartitions(lambda ranges: [work(settings, sink, each) for each in ranges]).collect()
         return outcome
 

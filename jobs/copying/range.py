@@ -40,7 +40,7 @@ from transforms.identifiers import transactional_id
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 
-__all__ = ["BackfillSettings", "Outcome", "copied", "scanned"]
+__all__ = ["BackfillSettings", "Outcome", "check_mark", "copied", "scanned"]
 
 # The longest transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. Records that
 # are on their way when a range ends may take a few more calls of the store.
@@ -73,6 +73,7 @@ class BackfillSettings:
         dry_run: only count.
         checkpoint_id: the id of the checkpoint. The job sets it.
         alone: whether the receipt of a range's partition can only be of this checkpoint. The job sets it.
+        mark: of the last record of the partition that was read; None for none. The job sets it.
     """
 
     source: SourceSettings
@@ -90,6 +91,7 @@ class BackfillSettings:
     encryption: Mapping[str, object] | None = field(default=None, repr=False)
     checkpoint_id: str = ""
     alone: bool = False
+    mark: Mark | None = None
 
     def check(self) -> None:
         """Makes sure that the settings fit together. Makes no request.
@@ -149,11 +151,30 @@ def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> 
                 return _done(done, settings, range_)
             if done is not None and settings.alone:
                 _check_alone(done, settings, range_)
+            copy.check()
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
         # It is not known which of the last records the sink has, so the whole range counts as not done.
         return Outcome(range_.start, Tally(), {}, exc)
+
+
+def check_mark(log: PartitionReader, range_: OffsetRange, mark: Mark) -> None:
+    """Makes sure that the record at the offset of a mark is still the one that was read, if there is a record.
+
+    Nothing else tells of a log that was cut, or a topic that was made anew, and has more records by now than were read.
+
+    Raises:
+        JobFailedError: it is another record.
+    """
+    offset, _ = mark
+    found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
+    if found is not None and found.offset == offset and mark_of(found) != mark:
+        raise JobFailedError(
+            f"topic {range_.topic} partition {range_.partition} has another record at offset {offset:,} than was read "
+            "there: the topic was made anew, or its log was cut by an unclean election; give a new --checkpoint and a "
+            "new --sink"
+        )
 
 
 def _done(receipt: Receipt, settings: BackfillSettings, range_: OffsetRange) -> Outcome:
@@ -297,6 +318,11 @@ class _Copy:
         self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
         stack.callback(self._pool.shutdown, cancel_futures=True)
         self.writer = stack.enter_context(closing(self._writer()))
+
+    def check(self) -> None:
+        """Makes sure that the log before the range is the one that was read; see `check_mark`."""
+        if self._settings.mark is not None:
+            check_mark(self._log, self._range, self._settings.mark)
 
     def run(self) -> WideloadError | None:
         """Copies up to the end of the range or the first error, and waits until the sink has acknowledged it.

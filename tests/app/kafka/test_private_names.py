@@ -97,6 +97,7 @@ NAMES = (
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_message_accumulator", "queue batches within a time limit"),
     PrivateName("app.kafka.producer", MessageAccumulator, "_batches", "let nothing wait for what is dropped"),
     PrivateName("app.kafka.producer", MessageAccumulator, "_pending_batches", "let nothing wait for what is dropped"),
+    PrivateName("app.kafka.producer", MessageBatch, "_drain_waiter", "let the loop not log a failure that is told"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_partition", "the partitioner's choice for a batch"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_sender", "stop without a flush"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_txn_manager", "sequence numbers, and states of transactions"),

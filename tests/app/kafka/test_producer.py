@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError, ProducerFenced, TopicAuthorizationFailedError
-from aiokafka.producer.transaction_manager import TransactionState
+from aiokafka.producer.transaction_manager import TransactionResult, TransactionState
 
 from app.kafka.producer import ProducerControls
 from app.kafka.transaction_requests import TransactionRequests
@@ -168,3 +169,73 @@ async def test_an_abandoned_producer_lets_go_of_its_batches(*, again: bool) -> N
         assert future.cancelled()
         await asyncio.wait_for(producer._message_accumulator.flush(), 5)
     assert errors == []
+
+
+@asynccontextmanager
+async def nothing_logged() -> AsyncIterator[None]:
+    """Fails if asyncio logs a failure that nobody has looked at, or a task that never ended."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    yield
+    await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
+
+
+async def _batch(controls: ProducerControls, partition: int) -> asyncio.Future[Any]:
+    builder = controls.builder()
+    builder.append(key=b"k", value=b"v", timestamp=1)
+    return await controls.queue(builder, TopicPartition("t", partition), 5)
+
+
+async def test_what_is_fenced_fails_without_a_line() -> None:
+    """A batch on its way, one that waits, one that nobody waits for, and the commit of all three."""
+    async with nothing_logged():
+        producer = AIOKafkaProducer(transactional_id="p:t:0")
+        controls = ProducerControls(producer)
+        producer._txn_manager.set_pid_and_epoch(7, 3)
+        TransactionRequests(producer, "g")
+        controls.hear_failures()
+        controls.begin_transaction()
+        futures = [await _batch(controls, partition) for partition in range(3)]
+        producer._message_accumulator._pop_batch(TopicPartition("t", 0))
+        futures.pop().cancel()
+        producer._txn_manager.committing_transaction()
+        committing = asyncio.create_task(producer._sender._do_txn_commit(TransactionResult.COMMIT))
+        await asyncio.sleep(0)
+        ended = asyncio.create_task(_fail(ProducerFenced()))
+        await asyncio.wait([ended])
+        producer._sender._fail_all(ended)
+        for future in futures:
+            with pytest.raises(ProducerFenced):
+                await future
+        await asyncio.wait([committing], timeout=5)
+        assert committing.cancelled()
+        await producer.stop()
+        del producer, controls, futures, future, ended, committing
+
+
+async def _fail(error: Exception) -> None:
+    raise error
+
+
+async def test_abandoned_in_a_commit_it_sends_nothing_more() -> None:
+    """The commit waited for batches that are dropped: it must not reach the coordinator, and its task ends."""
+    async with nothing_logged():
+        producer = AIOKafkaProducer(transactional_id="p:t:0")
+        controls = ProducerControls(producer)
+        producer._txn_manager.set_pid_and_epoch(7, 3)
+        controls.begin_transaction()
+        future = await _batch(controls, 0)
+        producer._txn_manager.partition_added(TopicPartition("t", 0))
+        producer._txn_manager.committing_transaction()
+        asked: list[object] = []
+        producer._sender._find_coordinator = lambda *_: asked.append(_)
+        committing = asyncio.create_task(producer._sender._do_txn_commit(TransactionResult.COMMIT))
+        await asyncio.sleep(0)
+        await controls.abandon()
+        await asyncio.wait([committing, future], timeout=5)
+        assert committing.cancelled()
+        assert future.cancelled()
+        assert asked == []
+        del producer, controls, future, committing

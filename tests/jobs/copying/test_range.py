@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jobs.copying import range as range_module
@@ -61,6 +63,9 @@ class BreakingStore(MemoryStore):
         return super().put(topic, object_id, data)
 
 
+STORE = f"{__name__}.{BreakingStore.__name__}"
+
+
 def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that fails behind a message of chunks: what was written before is not written by the next run."""
     whole, large = b"w" * 1_200, b"l" * LARGE
@@ -68,7 +73,7 @@ def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytes
     sink: list[RecordLike] = []
     monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store = {"large.message.payload.store.class": f"{__name__}.{BreakingStore.__name__}"}
+    store = {"large.message.payload.store.class": STORE}
     options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
     settings = BackfillSettings(options, "s", "c", Offload(LARGE - 1, None))
 
@@ -85,3 +90,25 @@ def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytes
     done = run(failed.next)
     assert (done.error, done.next) == (None, len(source))
     assert [(record.value or b"")[:9] for record in sink] == [b"first", whole[:9], b"memory://"]
+
+
+def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another record stands where the last range ended: those before the position may be others too."""
+    source = [Record(b"k", b"%d" % number) for number in range(4)]
+    sink: list[RecordLike] = []
+    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
+    store = {"large.message.payload.store.class": STORE}
+    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    settings = BackfillSettings(options, "s", "c", None)
+    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True)
+    first = copied(settings, topic, OffsetRange("t", 0, 0, 2))
+    assert first.mark is not None
+    source[1] = Record(b"k", b"another")
+    after = OffsetRange("t", 0, 2, 4)
+    refused = copied(replace(settings, mark=first.mark), topic, after)
+    assert (refused.next, len(sink)) == (2, 2)
+    assert str(refused.error).startswith("topic t partition 0 has another record at offset 1 than was read there")
+    source[1] = Record(b"k", b"1")
+    done = copied(replace(settings, mark=first.mark), topic, after)
+    assert (done.error, done.next, len(sink)) == (None, 4, 4)
