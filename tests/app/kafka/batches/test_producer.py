@@ -308,7 +308,13 @@ async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     """The batch goes in parts, but is not counted as split for its size, and the estimate stays."""
     log, outcomes, numbers = LoweredLog(("lz4", 3), {"t": 10**6}), dict[int, object](), BatchNumbers()
     numbers.estimates.observe("t", "lz4", 0.1)
-    batches = Batches(log, BatchSettings(batch_bytes=50_000), numbers=numbers)
+    told: list[tuple[str, int]] = []
+    batches = Batches(
+        log,
+        BatchSettings(batch_bytes=50_000),
+        numbers=numbers,
+        too_large=lambda topic, size: told.append((topic, size)),
+    )
     outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
     for number in range(8):
         outbox.append(Record(b"old" if number == 5 else b"k", b"v" * 100, (), 1)).numbers.append(number)
@@ -318,7 +324,7 @@ async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     assert outcomes == {number: number for number in range(8)}
     assert log.reasons
     assert set(log.reasons) == {InvalidTimestampError}
-    assert numbers.batch_split_total == 0
+    assert (numbers.batch_split_total, told) == (0, [])
     assert numbers.estimates.of("t", "lz4") < 0.995
 
 
