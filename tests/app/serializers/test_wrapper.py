@@ -123,6 +123,11 @@ def to_json(data: object) -> bytes:
     return json.dumps(data).encode()
 
 
+def to_pickle(data: object) -> bytes:
+    """One that takes bytes as well as anything else."""
+    return pickle.dumps(data)
+
+
 class Number:
     """Kafka's shape, both ways; configured."""
 
@@ -182,6 +187,15 @@ def test_what_is_in_a_wrapper_has_serializers_of_its_own() -> None:
     writer.close()
     reader.close()
     assert Number.closed == before + 2
+
+
+def test_what_is_in_a_message_wrapper_is_serialized_already() -> None:
+    """A producer with serializers for what is in a wrapper takes a wrapper of bytes too, and writes it as it is."""
+    keys = {"wrapper.value.serializer": to_pickle, "wrapper.header.3000001.serializer": StringSerializer()}
+    writer = taken.producer({"value.serializers": [WrapperSerializer], **keys}, []).parts["value"]
+    assert writer.serialize("orders", [], WRAPPER) == BYTES
+    typed = TypedWrapper({3_000_001: "t", 5: b""}, [1])
+    assert writer.serialize("orders", [], typed) == MessageWrapper(WRAPPER.headers, to_pickle([1])).serialize()
 
 
 def raising(_data: object) -> bytes:
