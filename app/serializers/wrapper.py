@@ -185,9 +185,11 @@ class WrapperSerializer(_Wrapper):
         if self._value is None or data is None:
             return data
         found = self._called(self._value, None, topic, data)
-        if not isinstance(found, bytes | None):
-            name = self._value.name
-            raise self._error(topic, None, f"{name}, gave {type(found).__name__}, allowed are bytes and None")
+        if not isinstance(found, bytes):
+            # Producers look for the null that a compacted topic must not get before the value is serialized.
+            hint = "; for a wrapper without a value, set the value to None" if found is None else ""
+            told = f"{self._value.name}, gave {type(found).__name__}, allowed is bytes{hint}"
+            raise self._error(topic, None, told)
         return found
 
     def __call__(self, data: object, context: Any) -> bytes | None:

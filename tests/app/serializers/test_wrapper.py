@@ -208,6 +208,10 @@ def textual(_data: object) -> Any:
     return "text"
 
 
+def nothing(_data: object) -> None:
+    """One that gives a null, which on a compacted topic deletes nothing."""
+
+
 @pytest.mark.parametrize(
     ("key", "stage", "data", "reason"),
     [
@@ -215,7 +219,8 @@ def textual(_data: object) -> Any:
         ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
         ("header.9", raising, TypedWrapper({9: None}, b""), "found None, and a header in a wrapper has a value"),
         ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
-        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed are bytes and None"),
+        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed is bytes"),
+        ("value", nothing, TypedWrapper({}, 1), "nothing, gave NoneType, allowed is bytes; for a wrapper without a"),
     ],
 )
 def test_an_error_names_the_header(key: str, stage: object, data: object, reason: str) -> None:
