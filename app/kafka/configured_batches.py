@@ -60,7 +60,8 @@ _REQUEST_BYTES = 2**31 - 1
 class ConfiguredBatchingProducer(BatchingProducer):
     """A `BatchingProducer` from Kafka's keys, with an aiokafka producer of its own; for `async with`.
 
-    It asks what each topic takes with the first record for it, so that no batch is made which the topic refuses.
+    It asks what each topic takes with the first record for it, so that no batch is made which the topic refuses. It
+    asks again with the next record, once the topic has refused a batch that is within that.
 
     Args:
         config: keys with Kafka's names: `KEYS`, and the arguments of `AIOKafkaProducer` with dots. `enable.idempotence`
@@ -97,7 +98,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
             max_block_s=values[_BLOCK.name] / 1000,
         )
         self._config = whole
-        self._limits: dict[str, asyncio.Task[int | None]] = {}
+        self._asked: dict[str, asyncio.Task[int | None]] = {}
 
     async def __aenter__(self) -> Self:
         """Starts the aiokafka producer."""
@@ -112,10 +113,21 @@ class ConfiguredBatchingProducer(BatchingProducer):
             await self._producer.stop()
 
     async def _limit(self, topic: str) -> int | None:
-        if topic not in self._limits:
-            self._limits[topic] = asyncio.create_task(_limit_bytes(self._config, topic))
+        if topic not in self._asked:
+            self._asked[topic] = asyncio.create_task(self._ask(topic))
         # A send that is cancelled does not cancel the question of others.
-        return await asyncio.shield(self._limits[topic])
+        return await asyncio.shield(self._asked[topic])
+
+    async def _ask(self, topic: str) -> int | None:
+        limit = await _limit_bytes(self._config, topic)
+        if limit is not None:
+            self._limits[topic] = limit
+        return limit
+
+    def _too_large(self, topic: str, size: int) -> None:
+        # A batch over the limit was estimated wrongly. One within it says that the topic takes less by now.
+        if size <= self._limits.get(topic, 0):
+            self._asked.pop(topic, None)
 
 
 async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:
@@ -124,5 +136,5 @@ async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:
         return (await topic_of(config, topic)).max_message_bytes
     except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
         reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
-        _logger.warning("topic %s does not say what it takes; only batch.size limits its batches: %s", topic, reason)
+        _logger.warning("topic %s does not say what it takes; batches that it refuses are split: %s", topic, reason)
         return None

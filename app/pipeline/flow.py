@@ -70,9 +70,10 @@ _KEEPING_WRITTEN = (
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered meanwhile.
-    `joined` is called when the group has assigned partitions, or none. `renewed` are the source topics that were
-    created anew since the last flow began. `before` is the progress of that flow.
+    `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered meanwhile. `found` is the
+    plan without the limits that refusals taught; None if `plan` has none of them. `joined` is called when the group has
+    assigned partitions, or none. `renewed` are the source topics that were created anew since the last flow began.
+    `before` is the progress of that flow.
 
     Attributes:
         progress: how far the flow has come in each partition.
@@ -91,6 +92,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         plan: Plan,
         make_chain: Callable[[int], Chain],
         *,
+        found: Plan | None = None,
         store: PayloadStore | None = None,
         budget: Budget,
         executor: Executor,
@@ -117,7 +119,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._brokers = brokers = _brokers(settings, stats)
         self._consumer = GroupConsumer(client, settings, brokers, share)
         self._topic_watcher = TopicWatcher(
-            plan, termination, self._consumer.send, self._follow, chunked=settings.chunks.expects_chunks
+            found or plan,
+            termination,
+            self._consumer.send,
+            self._follow,
+            chunked=settings.chunks.expects_chunks,
         )
         chain = make_chain(plan.sink.max_message_bytes)
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)

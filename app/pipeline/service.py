@@ -303,6 +303,7 @@ class Pipeline(Service):
                 recompressed=plan.sink.recompressed,
                 unfit=UnfitStage(self._learned_limits.unfit, plan.sink) if self._learned_limits.unfit else None,
             ),
+            found=found,
             store=self._store,
             budget=self._budget,
             executor=self._executor,

@@ -60,6 +60,7 @@ class PolicyChangedError(ClusterError):
 class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
+    `plan` is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
     `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
     if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete.
     """
@@ -77,8 +78,8 @@ class TopicWatcher:
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
         self._configured = self._topics if chunked else self._targets
-        # As they were first seen: the limits of the plan may be lower, after a refusal (`app.pipeline.learned_limits`).
-        self._limits: dict[str, int] = {}
+        # A limit may have changed between the plan and the first look: the flow joins its group meanwhile.
+        self._limits = {name: topic.max_message_bytes for name, topic in self._targets.items()}
         self._termination = termination
         self._send = send
         self._lowered = lowered
@@ -132,7 +133,7 @@ class TopicWatcher:
     def _limit_change(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
         """A limit that was raised. One that was lowered is told when it is seen twice, and the flow goes on with it."""
         for name, limit in limits.items():
-            former = self._limits.setdefault(name, limit)
+            former = self._limits[name]
             if limit > former:
                 return LimitRaisedError(name, limit, former)
             if limit < former and self._lower.pop(name, None) == limit:

@@ -114,9 +114,9 @@ class _Wrapper:
 class WrapperSerializer(_Wrapper):
     """Serializes a `MessageWrapper` or a `TypedWrapper`: the first of `value.serializers`.
 
-    Without serializers of their own the value is bytes, or None for the tombstone marker, and headers are bytes. The
-    record's headers stay as they are. If the cluster can be asked, a wrapper without a value for a compacted topic is
-    warned of, once for each topic.
+    In a `MessageWrapper` the value is bytes, or None for the tombstone marker, and headers are bytes. So are those of a
+    `TypedWrapper` that have no serializer of their own. The record's headers stay as they are. If the cluster can be
+    asked, a wrapper without a value for a compacted topic is warned of, once for each topic.
 
     Args:
         config: with `wrapper.value.serializer` and `wrapper.header.NUMBER.serializer`: a class, an object, or a dotted
@@ -156,15 +156,19 @@ class WrapperSerializer(_Wrapper):
         if not isinstance(within, Mapping):
             reason = f"WrapperSerializer: the headers are of type {type(within).__name__}, allowed is a mapping"
             raise SerializationError(topic, self._field, reason)
-        wrapper = MessageWrapper({key: self._header(topic, key, each) for key, each in within.items()}, None)
+        # What is in a `MessageWrapper` is serialized already.
+        found = data if isinstance(data, MessageWrapper) else self._serialized(topic, data)
         try:
-            found = MessageWrapper(wrapper.headers, self._of_value(topic, data.value))
             serialized = found.serialize()
         except (TypeError, ValueError) as exc:
             raise SerializationError(topic, self._field, f"WrapperSerializer: {exc}") from exc
         if found.value is None and self._compaction is not None and topic not in self._compaction.asked:
             self._compaction.ask(topic)
         return serialized
+
+    def _serialized(self, topic: str, typed: TypedWrapper[Any]) -> MessageWrapper:
+        headers = {key: self._header(topic, key, each) for key, each in typed.headers.items()}
+        return MessageWrapper(headers, self._of_value(topic, typed.value))
 
     def _header(self, topic: str, key: int, data: Any) -> Any:
         stage = self._headers.get(key)
@@ -181,9 +185,11 @@ class WrapperSerializer(_Wrapper):
         if self._value is None or data is None:
             return data
         found = self._called(self._value, None, topic, data)
-        if not isinstance(found, bytes | None):
-            name = self._value.name
-            raise self._error(topic, None, f"{name}, gave {type(found).__name__}, allowed are bytes and None")
+        if not isinstance(found, bytes):
+            # Producers look for the null that a compacted topic must not get before the value is serialized.
+            hint = "; for a wrapper without a value, set the value to None" if found is None else ""
+            told = f"{self._value.name}, gave {type(found).__name__}, allowed is bytes{hint}"
+            raise self._error(topic, None, told)
         return found
 
     def __call__(self, data: object, context: Any) -> bytes | None:

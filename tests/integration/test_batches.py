@@ -177,6 +177,27 @@ async def test_limit_lowered_on_a_live_topic(broker: str, make_topic: MakeTopic)
     await check_whole(broker, topic, records, futures)
 
 
+async def test_limit_lowered_is_asked_for_again(broker: str, make_topic: MakeTopic) -> None:
+    """A producer that asks what a topic takes asks again once batches within that are split, and splits no more."""
+    topic = make_topic(**{"max.message.bytes": 200_000})
+    rng = random.Random(9)
+    records = numbered([rng.randbytes(4_000) for _ in range(120)])
+    config = {"bootstrap.servers": broker, "batch.size": 100_000, "compression.type": "gzip"}
+    async with ConfiguredBatchingProducer(config) as producer:
+        futures = await send_all(producer, topic, records[:40])
+        assert producer.numbers.batch_split_total == 0
+        await set_limit(broker, topic, 10_000)
+        futures += await send_all(producer, topic, records[40:80])
+        splits = producer.numbers.batch_split_total
+        assert splits > 0
+        futures += await send_all(producer, topic, records[80:])
+        assert producer.numbers.batch_split_total == splits
+        answer = producer._asked[topic]
+        producer._too_large(topic, 10_001)  # the estimate was wrong, and not the limit
+        assert producer._asked[topic] is answer
+    await check_whole(broker, topic, records, futures)
+
+
 async def test_record_refused_alone_fails_alone(broker: str, make_topic: MakeTopic) -> None:
     """A record that its topic takes in no batch fails with its size; those around it, in its batch too, arrive."""
     topic = make_topic(**{"max.message.bytes": 5_000})
@@ -399,11 +420,13 @@ async def test_from_a_configuration(broker: str, make_topic: MakeTopic) -> None:
 
 
 async def test_from_a_configuration_without_the_right_to_ask(broker: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A topic that does not say what it takes is warned of, once."""
+    """A topic that does not say what it takes is warned of, once, also if it refuses a batch later."""
     config = {"bootstrap.servers": broker}
     async with ConfiguredBatchingProducer(config) as producer:
         limits = [await producer._limit("no-such-topic") for _ in range(2)]
-    assert limits == [None, None]
+        producer._too_large("no-such-topic", 1)
+        limits.append(await producer._limit("no-such-topic"))
+    assert limits == [None] * 3
     assert caplog.text.count("topic no-such-topic does not say what it takes") == 1
 
 

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from app.cluster.preflight import plan_pipeline
 from app.kafka.clients import ClusterError
+from app.pipeline import topic_watcher
 from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
@@ -207,8 +208,9 @@ async def test_chunks_and_what_stands_beside_the_offset(make_line: MakeLine) -> 
     assert await line.committed() == (11 + len(rest), "")
 
 
-async def test_split_in_a_transaction(make_line: MakeLine) -> None:
+async def test_split_in_a_transaction(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that the sink refuses is split in its transaction: each record is there once, in order."""
+    monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the batch goes before the lower limit is followed
     line = make_line(**LONG)
     plan = await plan_pipeline(line.settings.client, line.pipeline)
     await alter_configs(line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
@@ -232,6 +234,7 @@ async def test_refused_record_leaves_nothing_twice(make_line: MakeLine, monkeypa
     The next flow has the new limit, and delivers it once.
     """
     monkeypatch.setattr(LoweredLimits, "refit", nothing)
+    monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the record goes before the lower limit is followed
     line = make_line(**LONG, **{"large.message.threshold.bytes": 500_000})
     plan = await plan_pipeline(line.settings.client, line.pipeline)
     await alter_configs(line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})

@@ -23,6 +23,7 @@ from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError
+from app.pipeline import topic_watcher
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Result
 from app.pipeline.flow import Flow
@@ -235,6 +236,7 @@ async def test_refused_record_of_a_partition_that_is_lost(make_line: MakeLine, m
         return refit(chain, record, codec)
 
     monkeypatch.setattr(Chain, "refit", slow)
+    monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the record goes before the lower limit is followed
     await line.send([each for number in range(6) for each in of_both(number, 100_000 if number == 5 else 10)])
     async with line.life(plan) as former:
         former.flow._graceful_timeout_s = 0.1

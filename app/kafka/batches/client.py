@@ -105,7 +105,8 @@ class BatchingProducer:
     ) -> None:
         self._producer = producer
         self._controls = ProducerControls(producer)
-        self._batches = Batches(producer, settings, numbers=numbers)
+        self._limits: dict[str, int] = {}  # of topics, as far as they are known
+        self._batches = Batches(producer, settings, numbers=numbers, limits=self._limits, too_large=self._too_large)
         self._pending = _Pending(buffer_bytes, self._batches.press)
         self._max_block_s = max_block_s
         self._closed = False
@@ -192,6 +193,9 @@ class BatchingProducer:
     async def _limit(self, topic: str) -> int | None:  # noqa: ARG002
         """The most bytes of a batch that a topic takes; None if that is not known."""
         return None
+
+    def _too_large(self, topic: str, size: int) -> None:
+        """Takes in that a topic has refused a batch of several records, of `size` bytes, for its size."""
 
     def _check_whole(self, failures: int) -> None:
         self._check()

@@ -125,6 +125,7 @@ class Batches:
         limits: the `max.message.bytes` of topics for which it has changed since their outboxes were made; looked at
             before each batch. A batch of several records that waits and is longer by now is divided before it is sent.
         refit: makes other records of one that is refused alone for its size at the first try; they go in its place.
+        too_large: called with a topic, and the bytes of a batch of several records that it has refused for its size.
 
     Attributes:
         failure: the error that ended all sending; None if none has.
@@ -143,6 +144,7 @@ class Batches:
         bounds: Bounds | None = None,
         limits: Mapping[str, int] | None = None,
         refit: Refit | None = None,
+        too_large: Callable[[str, int], None] | None = None,
     ) -> None:
         self._controls = ProducerControls(producer)
         if not self._controls.acknowledged:
@@ -156,6 +158,7 @@ class Batches:
         self._estimates = self.numbers.estimates
         self._limits = {} if limits is None else limits
         self._refit = refit
+        self._too_large = too_large
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
         self._deadlines: set[asyncio.Timeout] = set()
@@ -380,6 +383,8 @@ class Batches:
             self.numbers.split()
             if codec is not None:
                 self._estimates.reset(place.topic, codec)
+            if self._too_large is not None:
+                self._too_large(place.topic, batch.wire_bytes + BATCH_OVERHEAD_BYTES)
         await self._divide(outbox, batch)
 
     async def _divide(self, outbox: Outbox[L], batch: Batch[L]) -> None:

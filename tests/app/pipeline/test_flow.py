@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,25 +43,35 @@ class Begun:
 
 @pytest.fixture
 async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
-    """Its clients have begun, and have no cluster."""
+    """Its clients have begun, and have no cluster. A refusal taught it that its sink takes less than is configured."""
     for owner, method in ((AtLeastOnce, "start"), (GroupConsumer, "start"), (TopicWatcher, "watch")):
         monkeypatch.setattr(owner, method, Begun())
     monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)
     settings = settings_of(HEAD + ORDERS)
     (pipeline,) = settings.pipelines
     topics = [Topic(name, 1, 1_000_000, "delete") for name in (*pipeline.topics, pipeline.output_topic)]
+    plan = Plan(pipeline.name, (topics[0],), topics[1], None)
     with ThreadPoolExecutor(1) as executor:
         yield Flow(
             settings.client,
             pipeline,
-            Plan(pipeline.name, (topics[0],), topics[1], None),
+            dataclasses.replace(plan, sink=dataclasses.replace(plan.sink, max_message_bytes=3_999)),
             lambda limit_bytes: Chain([], pipeline.output_topic, limit_bytes),
+            found=plan,
             budget=Budget(1_000_000),
             executor=executor,
             stats=PipelineStats(),
             graceful_timeout_s=1.0,
             joined=lambda: None,
         )
+
+
+async def test_a_limit_that_a_refusal_taught_is_not_raised_by_the_next_look(flow: Flow) -> None:
+    """The watcher goes by what the cluster said: else the flow would begin anew every few seconds, for ever."""
+    assert flow._topic_watcher._limits == {"orders": 1_000_000}
+    assert flow._admission._limit_bytes == 3_999
+    flow.stop()
+    await asyncio.wait_for(flow.run(), 20)  # closes its clients
 
 
 async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings
+from app.kafka.batches import RecordRefusedError
 from app.kafka.clients import ClusterError, security_arguments
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.pipeline import service
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
-from app.pipeline.learned_limits import UnfitError
+from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.service import Pipeline
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -66,6 +67,17 @@ class _RefusedFlow(_FailingFlow):
     ) -> None:
         super().__init__(client, settings, plan, make_chain, **more)
         self.sent.append(make_chain(plan.sink.max_message_bytes).passes(_REFUSED))
+
+
+class _LimitedFlow(_FailingFlow):
+    """A flow whose sink refuses a record; `limits` has, of each flow, that of its plan and that of the cluster."""
+
+    error: ClassVar[Exception] = LimitError(RecordRefusedError("orders", 0, 4_000))
+    limits: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, client: object, settings: object, plan: Plan, *rest: Any, found: Plan, **more: Any) -> None:
+        super().__init__(client, settings, plan, *rest, **more)
+        self.limits.append((plan.sink.max_message_bytes, found.sink.max_message_bytes))
 
 
 class _SecureFlow(_FailingFlow):
@@ -214,6 +226,17 @@ async def test_a_record_that_was_refused_is_not_that_of_a_topic_that_was_created
 
     async with _refused(monkeypatch, plan("old"), plan("new")) as (_, sent):
         assert sent == [True, again]
+
+
+async def test_a_limit_that_a_refusal_taught_stands_beside_that_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow goes by the first one, and tells from the second one whether the limit was changed."""
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_LimitedFlow, "limits", limits)
+    async with running(monkeypatch, [], _LimitedFlow) as pipeline:
+        assert pipeline.flow is not None
+        await _next_flow(pipeline, pipeline.flow.stop)
+        assert limits == [(1_000_000, 1_000_000), (3_999, 1_000_000)]
 
 
 @asynccontextmanager

@@ -123,6 +123,11 @@ def to_json(data: object) -> bytes:
     return json.dumps(data).encode()
 
 
+def to_pickle(data: object) -> bytes:
+    """One that takes bytes as well as anything else."""
+    return pickle.dumps(data)
+
+
 class Number:
     """Kafka's shape, both ways; configured."""
 
@@ -184,6 +189,15 @@ def test_what_is_in_a_wrapper_has_serializers_of_its_own() -> None:
     assert Number.closed == before + 2
 
 
+def test_what_is_in_a_message_wrapper_is_serialized_already() -> None:
+    """A producer with serializers for what is in a wrapper takes a wrapper of bytes too, and writes it as it is."""
+    keys = {"wrapper.value.serializer": to_pickle, "wrapper.header.3000001.serializer": StringSerializer()}
+    writer = taken.producer({"value.serializers": [WrapperSerializer], **keys}, []).parts["value"]
+    assert writer.serialize("orders", [], WRAPPER) == BYTES
+    typed = TypedWrapper({3_000_001: "t", 5: b""}, [1])
+    assert writer.serialize("orders", [], typed) == MessageWrapper(WRAPPER.headers, to_pickle([1])).serialize()
+
+
 def raising(_data: object) -> bytes:
     """One that fails."""
     raise ArithmeticError("no")
@@ -194,6 +208,10 @@ def textual(_data: object) -> Any:
     return "text"
 
 
+def nothing(_data: object) -> None:
+    """One that gives a null, which on a compacted topic deletes nothing."""
+
+
 @pytest.mark.parametrize(
     ("key", "stage", "data", "reason"),
     [
@@ -201,7 +219,8 @@ def textual(_data: object) -> Any:
         ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
         ("header.9", raising, TypedWrapper({9: None}, b""), "found None, and a header in a wrapper has a value"),
         ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
-        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed are bytes and None"),
+        ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed is bytes"),
+        ("value", nothing, TypedWrapper({}, 1), "nothing, gave NoneType, allowed is bytes; for a wrapper without a"),
     ],
 )
 def test_an_error_names_the_header(key: str, stage: object, data: object, reason: str) -> None:

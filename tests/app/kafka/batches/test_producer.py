@@ -308,7 +308,13 @@ async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     """The batch goes in parts, but is not counted as split for its size, and the estimate stays."""
     log, outcomes, numbers = LoweredLog(("lz4", 3), {"t": 10**6}), dict[int, object](), BatchNumbers()
     numbers.estimates.observe("t", "lz4", 0.1)
-    batches = Batches(log, BatchSettings(batch_bytes=50_000), numbers=numbers)
+    told: list[tuple[str, int]] = []
+    batches = Batches(
+        log,
+        BatchSettings(batch_bytes=50_000),
+        numbers=numbers,
+        too_large=lambda topic, size: told.append((topic, size)),
+    )
     outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
     for number in range(8):
         outbox.append(Record(b"old" if number == 5 else b"k", b"v" * 100, (), 1)).numbers.append(number)
@@ -318,8 +324,34 @@ async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     assert outcomes == {number: number for number in range(8)}
     assert log.reasons
     assert set(log.reasons) == {InvalidTimestampError}
-    assert numbers.batch_split_total == 0
+    assert (numbers.batch_split_total, told) == (0, [])
     assert numbers.estimates.of("t", "lz4") < 0.995
+
+
+async def first_batch(numbers: BatchNumbers, sent: int) -> int:
+    """The records in the first batch of a producer that sends so many, all of which compress well."""
+    counts: list[int] = []
+
+    def noting(found: list[Record]) -> bool:
+        counts.append(len(found))
+        return False
+
+    batches = Batches(Log(("lz4", 3), noting), BatchSettings(batch_bytes=2_000), numbers=numbers)
+    outbox = batches.outbox("t", 0, lambda: Tally({}))
+    for number in range(sent):
+        outbox.append(Record(b"k", b"v" * 100, (), 1)).numbers.append(number)
+    outbox.send(outbox)
+    async with asyncio.timeout(10):
+        await batches.flush()
+    return counts[0]
+
+
+async def test_a_producer_begins_with_the_estimates_of_the_one_before() -> None:
+    """Those of a pipeline share its numbers, so the first batch of the second one is as large as it may be."""
+    numbers = BatchNumbers()
+    small = await first_batch(numbers, 2_000)
+    assert small == await first_batch(BatchNumbers(), 100)
+    assert await first_batch(numbers, 100) > 2 * small
 
 
 async def test_acks_none_is_refused() -> None:

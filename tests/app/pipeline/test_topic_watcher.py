@@ -1,0 +1,98 @@
+"""The topic watcher with a cluster that is scripted: limits that were changed before it has looked."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.protocol.admin import DescribeConfigsRequest
+
+from app.cluster.preflight import Plan
+from app.kafka.topics import CLEANUP_POLICY, MAX_MESSAGE_BYTES, Topic
+from app.pipeline import topic_watcher
+from app.pipeline.termination import Termination
+from app.pipeline.topic_watcher import LimitRaisedError, TopicWatcher
+
+SOURCE, SINK, DEAD = Topic("raw", 1, 500, "delete"), Topic("orders", 1, 9_000, "delete"), Topic("dead", 1, 7, "delete")
+PLAN = Plan("p", (SOURCE,), SINK, DEAD)
+
+
+class Cluster:
+    """The topics of the plan, with limits of their own."""
+
+    def __init__(self, **limits: int) -> None:
+        self.limits = {topic.name: topic.max_message_bytes for topic in (SOURCE, SINK, DEAD)} | limits
+
+    async def send(self, request: object) -> Any:
+        """Answers what the watcher asks."""
+        await asyncio.sleep(0)
+        if isinstance(request, DescribeConfigsRequest):
+            return SimpleNamespace(to_object=lambda: {"resources": [self._described(name) for name in self.limits]})
+        topics = [{"error_code": 0, "name": name, "partitions": [None]} for name in self.limits]
+        return SimpleNamespace(to_object=lambda: {"topics": topics})
+
+    def _described(self, name: str) -> dict[str, object]:
+        configs = {MAX_MESSAGE_BYTES: str(self.limits[name]), CLEANUP_POLICY: "delete"}
+        entries = [{"config_names": key, "config_value": value} for key, value in configs.items()]
+        return {"resource_name": name, "error_code": 0, "config_entries": entries}
+
+
+class Watched:
+    """A watcher, what it has told of lowered limits, and the termination of its flow."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.lowered: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self.termination = Termination("p", lambda: None)
+        self.watcher = TopicWatcher(PLAN, self.termination, cluster.send, self._tell, chunked=False)
+
+    def _tell(self, topic: str, limit: int) -> None:
+        self.lowered.put_nowait((topic, limit))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_watcher, "_LOOK_S", 0)
+
+
+@pytest.mark.parametrize("topic", ["orders", "dead"])
+async def test_a_limit_that_is_lowered_before_the_first_look_is_told(topic: str) -> None:
+    """The plan is older than the first look by as long as the group takes; a flow that misses it splits for ever."""
+    watched = Watched(cluster := Cluster(**{topic: 5}))
+    watching = asyncio.create_task(watched.watcher.watch())
+    try:
+        async with asyncio.timeout(5):
+            assert await watched.lowered.get() == (topic, 5)
+            cluster.limits[topic] = 4
+            assert await watched.lowered.get() == (topic, 4)
+    finally:
+        watching.cancel()
+    assert watched.termination.error is None
+    assert watched.lowered.empty()
+
+
+@pytest.mark.parametrize("topic", ["orders", "dead"])
+async def test_a_limit_that_is_raised_before_the_first_look_ends_the_flow(topic: str) -> None:
+    """Else what the topic takes by now would be offloaded, split or a dead letter until another new beginning."""
+    watched = Watched(Cluster(**{topic: 10_000}))
+    async with asyncio.timeout(5):
+        await watched.watcher.watch()
+    error = watched.termination.error
+    assert isinstance(error, LimitRaisedError)
+    assert f"max.message.bytes of topic {topic} is 10,000, and was " in str(error)
+    assert watched.lowered.empty()
+
+
+async def test_a_limit_that_a_refusal_has_asked_for_is_not_told_again() -> None:
+    """Whoever asks for it follows it; a limit above that is a raised one."""
+    watched = Watched(cluster := Cluster(orders=5))
+    assert await watched.watcher.limit_of("orders") == 5
+    watching = asyncio.create_task(watched.watcher.watch())
+    cluster.limits["dead"] = 4
+    async with asyncio.timeout(5):
+        assert await watched.lowered.get() == ("dead", 4)
+        cluster.limits["orders"] = SINK.max_message_bytes
+        await watching
+    assert "max.message.bytes of topic orders is 9,000, and was 5" in str(watched.termination.error)
+    assert watched.lowered.empty()
