@@ -110,7 +110,7 @@ async def test_password_that_is_wrong_is_tried_once() -> None:
     async with server(broker) as port:
         settings = settings_of(LONG_MS, bootstrap_servers=f"127.0.0.1:{port}", sasl_password="p", **login)
         began_s = time.monotonic()
-        with pytest.raises(ConfigurationError, match="do not accept sasl.username and sasl.password"):
+        with pytest.raises(ConfigurationError, match=r"do not accept sasl\.username and sasl\.password"):
             await check_patiently(settings, Findings(), told.append, nothing)
     assert time.monotonic() - began_s < LONG_MS / 2000
     assert told == []
