@@ -46,7 +46,7 @@ class PipelinesFailedError(WideloadError):
     """All pipelines have stopped for good, so the worker has nothing left to do."""
 
 
-def read_control_topic(settings: Settings) -> ControlTopic | None:
+async def read_control_topic(settings: Settings) -> ControlTopic | None:
     """The topic of `control.topic` with all that it says now; None without the key.
 
     Raises:
@@ -56,7 +56,7 @@ def read_control_topic(settings: Settings) -> ControlTopic | None:
     if settings.control_topic is None:
         return None
     topic = ControlTopic(settings.control_topic, settings)
-    asyncio.run(topic.read())
+    await topic.read()
     return topic
 
 

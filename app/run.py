@@ -91,8 +91,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
     # Before logging is set up: the caller prints an error as one line.
-    plans = asyncio.run(check_patiently(settings, findings, _tell_wait))
-    control_topic = read_control_topic(settings)
+    plans, control_topic = asyncio.run(check_patiently(settings, findings, _tell_wait, read_control_topic))
     sockets = listening(settings)  # all that took its time is behind it, and nobody takes the port any more
     tell_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()

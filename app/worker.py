@@ -39,8 +39,8 @@ def _build() -> Application:
     findings = Findings()
     with findings.noted():
         check_address(settings)
-    plans = asyncio.run(check_patiently(settings, findings, _tell_wait))
-    return Application(settings, plans, path, read_control_topic(settings))
+    plans, control_topic = asyncio.run(check_patiently(settings, findings, _tell_wait, read_control_topic))
+    return Application(settings, plans, path, control_topic)
 
 
 def _tell_wait(sentence: str) -> None:

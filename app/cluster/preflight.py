@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -143,9 +144,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
 
     def run() -> None:
         try:
-            if isinstance(store, Check):
-                store.check(writing=pipeline.offloads)
-            store.close()
+            _check_and_close(store, writing=pipeline.offloads)
             _check_keys(pipeline)
             checked.set_result(None)
         except Exception as exc:  # noqa: BLE001  # raised again where the result is awaited
@@ -161,6 +160,17 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
         ) from exc
     except PayloadStoreError as exc:
         raise ConfigurationError(exc.key or _store_key(pipeline), f"the store cannot be used: {exc}") from exc
+
+
+def _check_and_close(store: PayloadStore, *, writing: bool) -> None:
+    try:
+        if isinstance(store, Check):
+            store.check(writing=writing)
+    except BaseException:
+        with contextlib.suppress(PayloadStoreError):  # the first error is the one to tell
+            store.close()
+        raise
+    store.close()
 
 
 def _check_keys(pipeline: PipelineSettings) -> None:

@@ -10,7 +10,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from app.kafka.admin import AdminClient
-from app.kafka.clients import ClusterError, describe
+from app.kafka.clients import ClusterError, describe, translated
 from app.kafka.topics import Topic, topics
 from transforms.errors import ConfigurationError
 
@@ -48,15 +48,15 @@ async def create_topic(
     topic.num_partitions, topic.replication_factor = partitions, replicas  # NewTopic refuses -1 (KIP-464)
     try:
         response = await connection.create_topics([topic])
-    except KafkaError as exc:
-        raise ClusterError(f"topic {name} cannot be created: {describe(exc)}", retriable=exc.retriable) from exc
+    except (KafkaError, TimeoutError) as exc:  # a time-out, if the controller cannot be reached
+        raise translated(exc, f"topic {name} cannot be created") from exc
     for _, code, *message in response.topic_errors:
         error = for_code(code)
         if error is TopicAlreadyExistsError:
             return False
         if error.errno != 0:
             reason = message[0] if message and message[0] else describe(error())
-            raise ConfigurationError(key, f"topic {name} cannot be created: {reason}")
+            raise ConfigurationError(key, f"topic {name} cannot be created: {reason}") from error()
     return True
 
 

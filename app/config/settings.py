@@ -289,8 +289,9 @@ class Settings:
     startup_wait_ms: int = keyed(
         "startup.wait.ms",
         "int",
-        "How long a worker that starts waits for brokers and stores that do not answer yet. Then, and at once if "
-        "anything else is wrong, it ends with status 2. For those who have nobody to start it again.",
+        "How long a worker that starts waits for brokers and stores that do not answer yet, and for as many brokers as "
+        "new topics and transactions need. Then, and at once if anything else is wrong, it ends with status 2. For "
+        "those who have nobody to start it again.",
         default=0,
         minimum=0,
     )

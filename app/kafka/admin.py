@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 
 from app.kafka.refusals import refusal
-from app.kafka.watched_client import Send, watch_requests
+from app.kafka.watched_client import Send, share_start, watch_requests
 
 __all__ = ["ADMIN_ARGUMENTS", "AdminClient"]
 
@@ -33,6 +33,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
             return response
 
         watch_requests(self._client, watched)
+        share_start(self._client)
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request, and returns the response.

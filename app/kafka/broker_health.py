@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
 from app.kafka.refusals import refusal
 from app.kafka.throttles import Throttles
-from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
+from app.kafka.watched_client import Send, leave_no_connection, share_start, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
@@ -66,6 +66,7 @@ class BrokerHealth:
         """
         self._clients.append(client)
         self._throttles.watch(client, throttled)
+        share_start(client)
         leave_no_connection(client)
         watch_connections(
             client, lambda address, reached: (self._missed if reached is None else self._answered)(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -21,6 +21,7 @@ from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
 from app.kafka.producer import UNLIMITED_BYTES
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
+from app.kafka.watched_client import share_start
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record_batch import CODECS
@@ -290,6 +291,7 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
         max_request_size=UNLIMITED_BYTES,
         **more,
     )
+    share_start(producer.client)
     try:
         try:
             await producer.start()
@@ -306,7 +308,8 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
 
     Raises:
         ConfigurationError: no broker of `bootstrap.servers` answers or lets the user in, or the addresses that the
-            brokers give cannot be reached.
+            brokers give cannot be reached. Its cause is a `ClusterError` that says whether another try may succeed;
+            without a cause none may.
     """
     arguments = security_arguments(settings)
     client = AdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
@@ -314,12 +317,15 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
         try:
             await asyncio.wait_for(client.start(), timeout_s)
         except (kafka_errors.KafkaError, OSError, ValueError) as exc:
-            raise await _unreachable(settings, arguments, exc) from exc
+            error = await _unreachable(settings, arguments, exc)
+            raise error from error.__cause__
         try:
             yield client
-        except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError) as exc:
+        except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError):
             misled = await _misled(settings, arguments)
-            raise (exc if misled is None else misled) from exc
+            if misled is None:
+                raise
+            raise misled from misled.__cause__
     finally:
         await client.close()
 
@@ -341,40 +347,55 @@ async def _misled(settings: ClientSettings, arguments: Mapping[str, Any]) -> Con
             f"the brokers at {settings.bootstrap_servers} do not accept the token; look at its issuer, audience, scope "
             "and time, and at the log of a broker",
         )
-    reason = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else None
-    if reason is None:
+    found = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else {}
+    if not found:
         return None
-    return ConfigurationError(
-        "bootstrap.servers",
+    return _no_connection(
         f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
-        f"reached: {reason}; correct advertised.listeners of the brokers, or what this machine knows of these names",
+        f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or what this machine knows of "
+        "these names",
+        found.values(),
     )
 
 
 async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:
-    reason = await _probed(arguments) or describe(error)
+    found = await _probed(arguments) or {describe(error): error}
+    reason = "; ".join(found)
     protocol, security = arguments["security_protocol"], settings.security
     closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
     advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
-    return ConfigurationError(
-        "bootstrap.servers",
+    return _no_connection(
         f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
         f"that the cluster runs, the addresses, and security.protocol{advice}",
+        found.values(),
     )
 
 
-async def _probed(arguments: Mapping[str, Any]) -> str | None:
-    """Why no address can be connected to, which aiokafka only logs; None if one can."""
+def _no_connection(told: str, errors: Iterable[Exception]) -> ConfigurationError:
+    error = ConfigurationError("bootstrap.servers", told)
+    error.__cause__ = ClusterError(told, retriable=all(map(_is_silence, errors)))
+    return error
+
+
+def _is_silence(error: Exception) -> bool:
+    """True if nobody was reached, or said a word; False if a login or a certificate is refused."""
+    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
+        return False
+    return isinstance(error, OSError) or bool(getattr(error, "retriable", False))
+
+
+async def _probed(arguments: Mapping[str, Any]) -> Mapping[str, Exception]:
+    """Why no address can be connected to, which aiokafka only logs: each reason with an error; none if one can."""
     rest = {name: value for name, value in arguments.items() if name != "bootstrap_servers"}
-    reasons: list[str] = []
+    reasons: dict[str, Exception] = {}
     for host, port, _ in collect_hosts(arguments["bootstrap_servers"], randomize=False):
         try:
             connection = await asyncio.wait_for(create_conn(host, port, **rest), _PROBE_S)
-        except TimeoutError:
-            reasons.append(f"no answer within {_PROBE_S:g} s")
+        except TimeoutError as exc:
+            reasons[f"no answer within {_PROBE_S:g} s"] = exc
         except (kafka_errors.KafkaError, OSError, ValueError) as exc:
-            reasons.append(describe(exc))
+            reasons[describe(exc)] = exc
         else:
             connection.close()
-            return None
-    return "; ".join(dict.fromkeys(reasons))
+            return {}
+    return reasons

@@ -20,6 +20,7 @@ from app.kafka.fetched import FetchedBatches, Unlimited
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
+from app.kafka.watched_client import share_start
 
 __all__ = ["Entry", "TopicLog"]
 
@@ -146,6 +147,7 @@ class TopicLog:
             isolation_level="read_uncommitted",
         )
         controls = ConsumerControls(consumer)
+        share_start(controls.client)
         consumer.assign([self._partition])
         try:
             await consumer.start()

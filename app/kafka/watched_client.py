@@ -17,12 +17,14 @@ __all__ = [
     "leave_no_connection",
     "prepared",
     "remade",
+    "share_start",
     "watch_connections",
     "watch_requests",
     "watch_sends",
 ]
 
 _START_S = 1.0
+_SHARES = 3
 
 Send = Callable[[], Awaitable[Any]]
 
@@ -96,6 +98,28 @@ class _WatchedSend:
         for handle in self.handlers:
             send = partial(handle, connection, request, send)
         return send()
+
+
+def share_start(client: AIOKafkaClient) -> None:
+    """Lets the addresses of `bootstrap.servers` share the time of a request when the client starts, three at most.
+
+    aiokafka gives it to each of them. So one that never answers would leave nothing to the others, where the start is
+    bounded by such a time. Of more than three, each still gets a third, as a login takes its time.
+
+    Args:
+        client: it has not been started.
+    """
+    bootstrap = client.bootstrap
+
+    async def started() -> None:
+        whole_ms = client._request_timeout_ms
+        client._request_timeout_ms = whole_ms // (min(len(client.hosts), _SHARES) or 1)
+        try:
+            await bootstrap()
+        finally:
+            client._request_timeout_ms = whole_ms
+
+    client.bootstrap = started
 
 
 def leave_no_connection(client: AIOKafkaClient) -> None:

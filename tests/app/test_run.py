@@ -69,9 +69,9 @@ def test_port_that_is_taken_while_the_cluster_is_waited_for(monkeypatch: pytest.
     settings = parse({"bootstrap.servers": "localhost:1", "web.port": port, "pipeline": {"p": ORDERS}}, {})
     taken: list[socket.socket] = []
 
-    async def waited(*_: object) -> list[Plan]:
+    async def waited(*_: object) -> tuple[list[Plan], None]:
         taken.append(socket.create_server(("127.0.0.1", port)))
-        return []
+        return [], None
 
     monkeypatch.setattr("app.run.check_patiently", waited)
     with pytest.raises(ConfigurationError, match=f"web.port: 127.0.0.1:{port} cannot be used"):
@@ -137,19 +137,25 @@ def test_all_that_is_wrong_is_told_at_once(
     assert all(line.startswith("wideload: ") for line in told)
 
 
-def test_fausts_own_command_looks_at_the_port(tmp_path: Path) -> None:
-    """It tells the same as `wideload worker`, a line for each error, without a traceback."""
+@pytest.mark.parametrize("taken", [True, False], ids=["port taken", "brokers alone"])
+def test_fausts_own_command_looks_at_the_same(taken: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """It tells the same as `wideload worker`, a line for each error, without a traceback; and waits as that does."""
     path = tmp_path / "wideload.toml"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if taken else free_port()
         path.write_text(
-            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {taken.getsockname()[1]}\n[pipeline.p]\ntopics = ['raw']\n"
-            "output.topic = 'orders'\ntransforms = ['offload']\nlarge.message.payload.store.class = 'memory'\n"
+            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {port}\nstartup.wait.ms = 1200\n[pipeline.p]\n"
+            "topics = ['raw']\noutput.topic = 'orders'\ntransforms = ['offload']\n"
+            "large.message.payload.store.class = 'memory'\n"
         )
         command = [sys.executable, "-m", "faust", "-A", "app.worker", "worker"]
         done = run(command, environ={**os.environ, "WIDELOAD_CONFIG": str(path)})
     told = done.stderr.splitlines()
     assert done.returncode == 2
-    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == ["bootstrap.servers", "web.port"]
+    if not taken:
+        assert told.pop(0).startswith("wideload: waits up to 1.")
+    expected = ["bootstrap.servers", *(["web.port"] if taken else [])]
+    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == expected
 
 
 def test_errors_come_in_the_order_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cluster.preflight import check
+from app.cluster.startup import _may_pass
 from app.config.parsing import parse
 from app.local.broker import EmbeddedBroker
 from app.serializers import kafka_python
@@ -120,18 +121,25 @@ def test_tokens_are_renewed(secured: Secured, way: Way) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "told", "may_pass"),
     [
-        ({"sasl.oauthbearer.client.credentials.client.secret": "wrong-one"}, "answers 401: 'invalid_client: who are"),
-        ({"status": 500}, "answers 500: 'temporarily_unavailable'"),
-        ({"status": 302}, "answers 302"),
-        ({"sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/token"}, "does not answer: "),
-        ({"audience": "somebody-else"}, "do not accept the token; look at its issuer, audience"),
+        (
+            {"sasl.oauthbearer.client.credentials.client.secret": "wrong-one"},
+            "answers 401: 'invalid_client: who are",
+            False,
+        ),
+        ({"status": 500}, "answers 500: 'temporarily_unavailable'", True),
+        ({"status": 302}, "answers 302", False),
+        ({"sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/token"}, "does not answer: ", True),
+        ({"audience": "somebody-else"}, "do not accept the token; look at its issuer, audience", False),
     ],
     ids=["secret", "away", "moved", "nobody", "audience"],
 )
-def test_refused_at_start(secured: Secured, way: Way, change: dict[str, object], told: str) -> None:
-    """What is wrong with the provider, or with its tokens, is one sentence without a secret."""
+def test_refused_at_start(secured: Secured, way: Way, change: dict[str, object], told: str, *, may_pass: bool) -> None:
+    """What is wrong with the provider, or with its tokens, is one sentence without a secret.
+
+    With `startup.wait.ms` a provider that does not answer is waited for, and a refusal is not.
+    """
     document = {**way.settings(), **secured.keys(), "pipeline": way.offload()}
     # A login of its own: another one's token may still be good.
     document["sasl.oauthbearer.scope"] = way.raw
@@ -143,6 +151,7 @@ def test_refused_at_start(secured: Secured, way: Way, change: dict[str, object],
     with pytest.raises(ConfigurationError) as refused:
         asyncio.run(check(parse(document, {})))
     assert told in str(refused.value)
+    assert all(map(_may_pass, refused.value.each)) is may_pass
     assert not any(secret in str(refused.value) for secret in (*secured.provider.tokens, SECRET, "wrong-one"))
 
 

@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import check
+from app.cluster.startup import _may_pass
 from app.config.parsing import parse
 from app.kafka.consumer_controls import ConsumerControls
 from app.local.broker import EmbeddedBroker
@@ -434,7 +435,10 @@ def test_replay_transactional_id_refused(cluster: Cluster, way: Way) -> None:
 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_worker_refused_at_start(cluster: Cluster, way: Way, protocol: str) -> None:
-    """A wrong password, no right to the topics, brokers of another authority: one sentence each, and no secret."""
+    """A wrong password, no right to the topics, brokers of another authority: one sentence each, and no secret.
+
+    None is waited for with `startup.wait.ms`.
+    """
     head = {**way.settings(), **secured(cluster, protocol)}
     told = {}
     mistakes: dict[str, dict[str, object]] = {
@@ -447,6 +451,7 @@ def test_worker_refused_at_start(cluster: Cluster, way: Way, protocol: str) -> N
         with pytest.raises(ConfigurationError) as refused:
             checked({**document, "pipeline": way.offload()})
         told[name] = str(refused.value)
+        assert not any(map(_may_pass, refused.value.each))
     assert "the brokers do not accept sasl.username and sasl.password" in told["login"]
     assert "wrong-one" not in told["login"]
     assert f"topic {way.raw} does not exist" in told["rights"]

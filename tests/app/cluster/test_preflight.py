@@ -24,6 +24,7 @@ class Checked(Check):
 
     error: Exception | None = None
     may_answer = threading.Event()
+    closed = 0
 
     def publish(self, topic: str, data: bytes) -> str:
         return topic
@@ -37,12 +38,18 @@ class Checked(Check):
         if self.error is not None:
             raise self.error
 
+    def close(self) -> None:
+        Checked.closed += 1
+        if self.error is not None:
+            raise OSError("of a close")
+
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> PipelineSettings:
     """A pipeline with that store, which answers at once."""
     monkeypatch.setattr(preflight, "_STORE_GRACE_S", 0.0)
     monkeypatch.setattr(Checked, "error", None)
+    monkeypatch.setattr(Checked, "closed", 0)
     Checked.may_answer.set()
     table = {
         "topics": ["raw"],
@@ -55,17 +62,19 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> PipelineSettings:
 
 
 def test_store_that_works(pipeline: PipelineSettings) -> None:
-    """Nothing is said of it."""
+    """Nothing is said of it; it is closed."""
     asyncio.run(check_stores([pipeline]))
+    assert Checked.closed == 1
 
 
 def test_store_that_fails(pipeline: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is told with the pipeline and the key of the store."""
+    """Its error is told with the pipeline and the key of the store; it is closed, whatever comes of that."""
     monkeypatch.setattr(Checked, "error", PayloadStoreError("no such bucket"))
     with pytest.raises(
         ConfigurationError, match=r"\[pipeline\.p\] large\.message\..*: the store cannot be used: no such b"
     ):
         asyncio.run(check_stores([pipeline]))
+    assert Checked.closed == 1
 
 
 def test_time_out_of_the_store_itself(pipeline: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,25 +10,26 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiokafka.errors as kafka_errors
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import collect_hosts
 
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
 from app.config.settings import ClientSettings, Settings
 from app.kafka import clients
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin, describe, security_arguments, sharing_context, translated
+from app.kafka.topic_log import TopicLog
+from tests.app.kafka.scripted_broker import Broker, Handler, close, say_nothing, server
 from transforms.compression import CODECS
-from transforms.errors import ConfigurationError
-
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+from transforms.errors import ConfigurationError, WideloadError
 
 
 def settings_of(**keys: object) -> Settings:
@@ -79,30 +80,6 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     run("ec -in client_key.pem -aes256 -passout pass:hunter2 -out locked_key.pem")
     (folder / "text.pem").write_text("not a certificate")
     return Certificates(folder)
-
-
-async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greets and hangs up."""
-    writer.write(b"hello")
-    writer.close()
-
-
-async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Reads until the other side gives up."""
-    while await reader.read(1_000):
-        pass
-    writer.close()
-
-
-@asynccontextmanager
-async def server(handler: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A server on a free port."""
-    listening = await asyncio.start_server(handler, "127.0.0.1", 0, ssl=context)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
-        await listening.wait_closed()
 
 
 async def greeted(settings: ClientSettings, port: int, host: str = "localhost") -> bytes:
@@ -445,11 +422,22 @@ def test_describe_has_name_text_and_advice(error: BaseException, told: str) -> N
 
 async def refusal_of(settings: ClientSettings, timeout_s: float = 15.0) -> str:
     """The sentence with which the admin client gives up."""
+    return (await error_of(settings, timeout_s)).reason
+
+
+async def error_of(settings: ClientSettings, timeout_s: float = 15.0) -> ConfigurationError:
+    """The error with which it does so."""
     with pytest.raises(ConfigurationError) as caught:
         async with admin(settings, timeout_s):
             pytest.fail("there is no broker")
     assert caught.value.key == "bootstrap.servers"
-    return caught.value.reason
+    return caught.value
+
+
+def may_pass(error: ConfigurationError) -> bool:
+    """What the error says of another try."""
+    assert isinstance(error.__cause__, ClusterError)
+    return error.__cause__.retriable
 
 
 @pytest.fixture
@@ -482,9 +470,10 @@ async def test_several_closed_ports_give_each_reason_once(closed_port: int) -> N
 
 
 async def test_unknown_host_is_one_sentence() -> None:
-    """A name that does not resolve is said to be one."""
-    told = await refusal_of(client_of(bootstrap_servers="no-such-host.invalid:9092"))
-    assert "gaierror" in told
+    """A name that does not resolve is said to be one; it may come, as those of containers do."""
+    error = await error_of(client_of(bootstrap_servers="no-such-host.invalid:9092"))
+    assert "gaierror" in error.reason
+    assert may_pass(error)
 
 
 async def test_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,9 +497,10 @@ async def test_untrusted_broker_is_named_as_the_reason(pem: Certificates) -> Non
         settings = client_of(
             bootstrap_servers=f"localhost:{port}", security_protocol="SSL", ssl_ca_location=pem.stranger
         )
-        told = await refusal_of(settings, 3.0)
-    assert "over SSL: " in told
-    assert "certificate verify failed" in told
+        error = await error_of(settings, 3.0)
+    assert "over SSL: " in error.reason
+    assert "certificate verify failed" in error.reason
+    assert not may_pass(error)
 
 
 async def test_plaintext_broker_is_not_spoken_to_over_tls() -> None:
@@ -519,3 +509,102 @@ async def test_plaintext_broker_is_not_spoken_to_over_tls() -> None:
         told = await refusal_of(client_of(bootstrap_servers=f"localhost:{port}", security_protocol="SSL"), 3.0)
     assert "over SSL: " in told
     assert told.endswith(ADVICE)
+
+
+# --- several brokers, and those that come later ----------------------------------------------------------------------
+
+
+async def test_address_that_never_answers_leaves_time_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first address takes connections and says nothing; the second one is a broker, and is reached in time."""
+    monkeypatch.setattr("aiokafka.client.collect_hosts", lambda hosts: collect_hosts(hosts, randomize=False))
+    async with server(say_nothing) as silent, server(Broker()) as port:
+        addresses = f"127.0.0.1:{silent},127.0.0.1:{port}"
+        async with admin(client_of(bootstrap_servers=addresses), 2.0) as connection:
+            assert [each["port"] for each in (await connection.describe_cluster())["brokers"]] == [port]
+
+
+async def flow_client(settings: ClientSettings) -> None:
+    """Starts a client as those of a flow."""
+    client = AIOKafkaClient(**security_arguments(settings))
+    BrokerHealth([], 1.0).watch(client)
+    await client.bootstrap()
+
+
+async def admin_client(settings: ClientSettings) -> None:
+    """Starts an admin client."""
+    async with admin(settings):
+        pytest.fail("there is no broker")
+
+
+def log(settings: ClientSettings) -> TopicLog:
+    """A log of nobody's."""
+    return TopicLog(settings, "control", lambda _: None, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("start", "whole_ms"),
+    [
+        (admin_client, 15_000),
+        (flow_client, 40_000),
+        (lambda settings: log(settings).read(60.0), 40_000),
+        (lambda settings: log(settings).append(b"k", b"v"), 10_000),
+    ],
+    ids=["admin", "flow", "log read", "log written"],
+)
+@pytest.mark.parametrize(("addresses", "parts"), [(1, 1), (2, 2), (3, 3), (12, 3)])
+async def test_the_time_of_a_start_is_for_three_addresses(
+    start: Callable[[ClientSettings], Awaitable[None]],
+    whole_ms: int,
+    addresses: int,
+    parts: int,
+    closed_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each gets its part of the time of a request, but no less than a third; later requests have all of it."""
+    started: list[AIOKafkaClient] = []
+    times_ms: list[int] = []
+
+    async def bootstrap(client: AIOKafkaClient) -> None:
+        started.append(client)
+        times_ms.append(client._request_timeout_ms)
+        raise kafka_errors.KafkaConnectionError("nobody")
+
+    monkeypatch.setattr(AIOKafkaClient, "bootstrap", bootstrap)
+    settings = client_of(bootstrap_servers=",".join([f"127.0.0.1:{closed_port}"] * addresses))
+    with pytest.raises((WideloadError, kafka_errors.KafkaConnectionError)):
+        await start(settings)
+    assert times_ms == [whole_ms // parts]
+    assert started[0]._request_timeout_ms == whole_ms
+
+
+LOGIN = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "u", "sasl_password": "p"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "keys", "retriable"),
+    [
+        (None, {}, True),
+        (None, LOGIN, True),
+        (say_nothing, {}, True),
+        (Broker(asks=True), LOGIN, False),
+        (Broker(), LOGIN, False),
+        (close, {"security_protocol": "SSL"}, False),
+    ],
+    ids=["refused", "refused before the login", "silent", "login", "no login here", "no TLS here"],
+)
+async def test_what_may_pass_if_no_broker_lets_a_client_in(
+    handler: Handler | None,
+    keys: dict[str, object],
+    retriable: bool,  # noqa: FBT001
+    closed_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is not there may come. A login that is refused is refused again; so is one where nobody asks for it."""
+    if handler is say_nothing:
+        monkeypatch.setattr(clients, "_PROBE_S", 0.2)
+    async with contextlib.AsyncExitStack() as stack:
+        port = closed_port if handler is None else await stack.enter_async_context(server(handler))
+        # Of several addresses one is enough.
+        addresses = f"127.0.0.1:{closed_port},127.0.0.1:{port}"
+        error = await error_of(client_of(bootstrap_servers=addresses, **keys), 0.4 if handler is say_nothing else 15.0)
+    assert may_pass(error) is retriable

@@ -10,10 +10,13 @@ from typing import Any, ClassVar, cast
 
 import faust
 import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError
 from faust.exceptions import KeyDecodeError, ValueDecodeError
 from faust.types.tuples import ConsumerMessage, Message
 
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from app.serializers.faust_app import cluster_arguments, described
 from app.serializers.faust_chunks import Chunks
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
@@ -470,3 +473,19 @@ async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(ap
     assert isinstance(app.crash_reason, ValueError)
     assert app.consumer.should_stop
     assert not thread.should_stop
+
+
+def test_the_question_for_a_topic_is_for_several_addresses(app: faust.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that never answers leaves time to the others: of the time of the question, as Faust's own is longer."""
+    times_ms: list[int] = []
+
+    async def bootstrap(client: AIOKafkaClient) -> None:
+        times_ms.append(client._request_timeout_ms)
+        raise KafkaConnectionError("nobody")
+
+    monkeypatch.setattr(AIOKafkaClient, "bootstrap", bootstrap)
+    own = {**cluster_arguments(app), "bootstrap_servers": "a:1,b:1,c:1"}
+    for cluster in (own, {**own, "request_timeout_ms": 12_000}):
+        with pytest.raises(KafkaConnectionError):
+            described(cluster, "orders")
+    assert times_ms == [10_000, 4_000]
