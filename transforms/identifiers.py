@@ -188,4 +188,5 @@ def transactional_id(owner: str, topic: str, partition: int) -> str:
     if IDENTIFIERS["transactional-id"].length(whole) <= _CHARACTERS:
         return whole
     digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    return f"{owner[: _CHARACTERS - _DIGEST_CHARACTERS - 1]}:{digest}"
+    begin = owner.encode("utf-16-le")[: 2 * (_CHARACTERS - _DIGEST_CHARACTERS - 1)]
+    return f"{begin.decode('utf-16-le', 'ignore')}:{digest}"  # without half a character at the end

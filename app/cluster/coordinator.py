@@ -20,6 +20,7 @@ from app.config.naming import check_name
 from app.config.settings import PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, describe
+from app.kafka.refusals import newer_text
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
 
@@ -73,7 +74,8 @@ async def check_transactional_ids(
             await _find_coordinator(connection, name, key, otherwise)
         longest_ms = await _longest_ms(connection)
     except KafkaError as exc:
-        told = f"the transaction coordinator cannot be found: {describe(exc)}"
+        more = newer_text(connection.refusals.code)
+        told = f"the transaction coordinator cannot be found: {describe(exc)}{more}"
         raise ClusterError(told, retriable=bool(exc.retriable)) from exc
     if longest_ms is not None and timeout_ms > longest_ms:
         raise ConfigurationError(

@@ -1,8 +1,9 @@
-"""Whether the brokers enforce the limits of names (seed 003), and which length of offset metadata each takes."""
+"""Whether the brokers enforce the limits of names (seed 003), and what they take and keep of committed offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -12,20 +13,26 @@ from app.config.naming import name_errors
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin
+from app.kafka.refusals import answer_text, enforced
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
-from transforms.identifiers import IDENTIFIERS, INVALID_REQUEST, LIMIT_KEY
+from transforms.identifiers import IDENTIFIERS, LIMIT_KEY
 
 __all__ = [
     "METADATA_KEY",
+    "RETENTION_KEY",
     "BrokerLimits",
+    "CommitLimits",
     "check_enforced",
+    "commit_limits",
     "is_over_limit",
     "limits_of",
-    "metadata_limit",
     "refused_names",
 ]
 
 METADATA_KEY = "offset.metadata.max.bytes"
+RETENTION_KEY = "offsets.retention.minutes"
+
+_MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,27 @@ class BrokerLimits:
     """What one broker says of its limits.
 
     Attributes:
-        enforced: `resource.identifier.limit.enable`; False if the broker does not know it.
+        enforced: `resource.identifier.limit.enable`; False if the broker does not know it, or does not say.
         metadata_bytes: `offset.metadata.max.bytes`; None if the broker does not say.
+        retention_ms: `offsets.retention.minutes`, in milliseconds; None if the broker does not say.
     """
 
-    enforced: bool
-    metadata_bytes: int | None
+    enforced: bool = False
+    metadata_bytes: int | None = None
+    retention_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """What each broker takes and keeps of committed offsets; Kafka's defaults where brokers do not say.
+
+    Attributes:
+        metadata_bytes: the longest metadata of a commit.
+        retention_ms: how long a commit stays if its group has no members.
+    """
+
+    metadata_bytes: int = IDENTIFIERS["offset-metadata"].limit
+    retention_ms: int = 7 * 24 * 60 * _MINUTE_MS
 
 
 async def limits_of(connection: AdminClient, broker: int) -> BrokerLimits:
@@ -47,30 +69,46 @@ async def limits_of(connection: AdminClient, broker: int) -> BrokerLimits:
     Raises:
         KafkaError: it does not answer, or the user may not ask.
     """
-    resource = ConfigResource(ConfigResourceType.BROKER, str(broker), dict.fromkeys([METADATA_KEY, LIMIT_KEY]))
+    wanted = dict.fromkeys([METADATA_KEY, RETENTION_KEY, LIMIT_KEY])
+    resource = ConfigResource(ConfigResourceType.BROKER, str(broker), wanted)
     (response,) = await connection.describe_configs([resource])
     (result,) = response.to_object()["resources"]
     if result["error_code"]:
         raise for_code(result["error_code"])(result["error_message"] or "")
     found: Mapping[str, str] = {entry["config_names"]: entry["config_value"] for entry in result["config_entries"]}
-    size = found.get(METADATA_KEY)
-    return BrokerLimits(found.get(LIMIT_KEY) == "true", int(size) if size else None)
+    size, minutes = found.get(METADATA_KEY), found.get(RETENTION_KEY)
+    return BrokerLimits(
+        found.get(LIMIT_KEY) == "true",
+        int(size) if size else None,
+        int(minutes) * _MINUTE_MS if minutes else None,
+    )
 
 
-async def metadata_limit(client: ClientSettings) -> int:
-    """The longest metadata of a commit, in bytes, that each broker takes; Kafka's default for those that do not say.
+async def _all_limits(connection: AdminClient) -> Mapping[int, BrokerLimits]:
+    """What each broker says, by its id; nothing of one that does not answer, or that the user may not ask."""
+    found: dict[int, BrokerLimits] = {}
+    with suppress(KafkaError, TimeoutError):
+        for broker in (await connection.describe_cluster())["brokers"]:
+            number = broker["node_id"]
+            found[number] = BrokerLimits()
+            with suppress(KafkaError, TimeoutError):  # of this broker; the others may say more
+                found[number] = await limits_of(connection, number)
+    return found
+
+
+async def commit_limits(client: ClientSettings) -> CommitLimits:
+    """What all brokers take and keep: the strictest one counts, as it may be the coordinator of any group.
 
     Raises:
         ConfigurationError: no broker answers, or none accepts the login.
     """
-    default = IDENTIFIERS["offset-metadata"].limit
     async with admin(client) as connection:
-        try:
-            brokers = (await connection.describe_cluster())["brokers"]
-            found = [await limits_of(connection, each["node_id"]) for each in brokers]
-        except (KafkaError, TimeoutError):
-            return default  # the user may not ask
-    return min((each.metadata_bytes or default for each in found), default=default)
+        found = (await _all_limits(connection)).values()
+    default = CommitLimits()
+    return CommitLimits(
+        min((each.metadata_bytes or default.metadata_bytes for each in found), default=default.metadata_bytes),
+        min((each.retention_ms or default.retention_ms for each in found), default=default.retention_ms),
+    )
 
 
 async def check_enforced(connection: AdminClient, client: ClientSettings, pipeline: PipelineSettings) -> None:
@@ -84,11 +122,7 @@ async def check_enforced(connection: AdminClient, client: ClientSettings, pipeli
     errors = _over_limit(client, pipeline)
     if not errors:
         return
-    try:
-        brokers = (await connection.describe_cluster())["brokers"]
-        enforcing = [each["node_id"] for each in brokers if (await limits_of(connection, each["node_id"])).enforced]
-    except (KafkaError, TimeoutError):
-        return  # the user may not ask
+    enforcing = [number for number, each in (await _all_limits(connection)).items() if each.enforced]
     if enforcing:
         raise _told(errors, f"broker {enforcing[0]} enforces the limit: its {LIMIT_KEY} is true, and here it is false")
 
@@ -101,11 +135,9 @@ def refused_names(client: ClientSettings, pipeline: PipelineSettings, code: int 
         pipeline: whose names.
         code: the error that may mean one of them (`app.kafka.refusals`); None for none.
     """
-    errors = [] if code is None else _over_limit(client, pipeline)
-    if not errors:
+    if code is None or not (errors := _over_limit(client, pipeline)):
         return None
-    name = INVALID_REQUEST if code == INVALID_REQUEST.number else f"error {code}, which is newer than this client"
-    return _told(errors, f"the brokers enforce the limit: they answer {name}")
+    return _told(errors, f"the brokers enforce the limit: they answer {answer_text(code)}")
 
 
 def is_over_limit(error: BaseException) -> bool:
@@ -122,9 +154,4 @@ def _over_limit(client: ClientSettings, pipeline: PipelineSettings) -> Sequence[
 
 
 def _told(errors: Sequence[ConfigurationError], why: str) -> ConfigurationError:
-    told = []
-    for each in errors:
-        error = ConfigurationError(each.key, f"{why}; {each.reason.rpartition(', or set ')[0]}", pipeline=each.pipeline)
-        error.__cause__ = each.__cause__
-        told.append(error)
-    return ConfigurationError.together(told)
+    return ConfigurationError.together([enforced(each, why) for each in errors])

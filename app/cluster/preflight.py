@@ -213,7 +213,7 @@ async def plan_pipeline(
             try:
                 return await _plan(connection, pipeline, began=began, lacking=lacking)
             except (ClusterError, ConfigurationError):
-                refused = refused_names(client, pipeline, connection.refused)
+                refused = refused_names(client, pipeline, connection.refusals.code)
                 if refused is not None:
                     raise refused from refused.__cause__  # which name: `is_over_limit` looks for it
                 raise

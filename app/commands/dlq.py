@@ -387,6 +387,7 @@ def _replay(
                     done=advance,
                     owner=owner,
                     skip_unreadable=skip,
+                    warn=lambda text: click.echo(f"wideload: {text}", err=True),
                 )
                 try:
                     await work.run(await _writers(client, pipeline, log, guarantee) if yes else None)

@@ -10,17 +10,19 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.cluster.enforced_limits import metadata_limit
+from app.cluster.enforced_limits import RETENTION_KEY, CommitLimits, commit_limits
 from app.config.settings import ClientSettings
 from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
 from app.kafka.clients import translated
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.record_reader import RecordReader
+from app.kafka.refusals import Refusals, refused_name
 from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import SourceRecord
+from transforms.retention import Retention, duration_text
 
 __all__ = ["Commit", "Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 
@@ -93,14 +95,14 @@ class LetterLog:
         consumer: started, with all partitions.
         topic: as the cluster describes it.
         group: of the consumer; empty if it has none.
-        metadata_bytes: `offset.metadata.max.bytes` of the brokers.
+        limits: of what is committed.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str, metadata_bytes: int) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str, limits: CommitLimits) -> None:
         self.topic = topic
         self.group = group
         self._consumer = consumer
-        self._metadata_bytes = metadata_bytes
+        self._limits = limits
         self._controls = ConsumerControls(consumer)
         self._reader = RecordReader(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
@@ -129,6 +131,24 @@ class LetterLog:
                 if within:
                     yield within
 
+    @property
+    def forgotten(self) -> str | None:
+        """That brokers may forget which letters were replayed while the topic still has them; None if it has not.
+
+        A group without members loses each commit for its age.
+        """
+        topic, kept_ms = self.topic, self._limits.retention_ms
+        letters = Retention(topic.name, topic.retention_ms, topic.cleanup_policy, topic.segment_ms)
+        stay_ms = letters.retention_ms + letters.segment_ms
+        if not letters.forever and stay_ms <= kept_ms:
+            return None
+        stay = "for ever" if letters.forever else f"for up to {duration_text(stay_ms)}"
+        return (
+            f"topic {topic.name} keeps letters {stay}, and the brokers forget {duration_text(kept_ms)} after the last "
+            f"replay what group {self.group} has replayed ({RETENTION_KEY}): a later replay writes all of them again; "
+            "run it more often than that, or lower retention.ms and segment.ms of the topic"
+        )
+
     async def check_group(self) -> None:
         """Refuses a group that has members: they would commit over what a replay commits.
 
@@ -150,16 +170,26 @@ class LetterLog:
         Args:
             partition: which.
             first: its first offset.
-            end: the offset behind its last. A commit above it is of a deleted topic of the same name, and is ignored.
+            end: the offset behind its last, as it was a moment ago.
             stable: whether to wait for transactions that may change them.
 
         Raises:
-            ConfigurationError: the commit is of another program.
+            ConfigurationError: the commit is of another program, or of a log that had more letters.
         """
         wanted = self._partitions[partition]
         commit = (await self._controls.commits([wanted], stable=stable)).get(wanted)
-        if commit is None or commit.offset > end:
+        if commit is None:
             return ReplayedOffsets(first)
+        if commit.offset > end:  # letters may have come, and another replay may have written them
+            end = (await self._consumer.end_offsets([wanted]))[wanted]
+        if commit.offset > end:
+            raise ConfigurationError(
+                "--group",
+                f"group {self.group} has replayed topic {self.topic.name}, partition {partition}, up to offset "
+                f"{commit.offset:,}, and the partition ends at {end:,}: its log was cut, as by an unclean election, or "
+                "it is another topic of this name; it is not known which letters were replayed; another --group "
+                "begins with nothing replayed",
+            )
         found = ReplayedOffsets.parse(commit.offset, commit.metadata)
         if found is None:
             raise ConfigurationError("--group", "is a group whose commits have the metadata of another program")
@@ -172,9 +202,9 @@ class LetterLog:
         Raises:
             TooManyGapsError: the metadata of a commit has no room for them.
         """
-        metadata = replayed.metadata(self._metadata_bytes)
+        metadata = replayed.metadata(self._limits.metadata_bytes)
         if metadata is None:
-            raise TooManyGapsError(self.topic.name, partition, self._metadata_bytes)
+            raise TooManyGapsError(self.topic.name, partition, self._limits.metadata_bytes)
         return {self._partitions[partition]: OffsetAndMetadata(replayed.offset, metadata)}
 
     async def commit(self, commit: Commit) -> None:
@@ -199,16 +229,19 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
         group: the group to which replayed offsets are committed.
 
     Raises:
+        ConfigurationError: the brokers refuse the group for its length.
         ClusterError: the cluster failed.
     """
     # Asked before anything is written: a commit that is refused lets nothing be written, or the same again.
-    metadata_bytes = 0 if group is None else await metadata_limit(client)
+    limits = CommitLimits() if group is None else await commit_limits(client)
     consumer = topic_consumer(client, group, fetch_max_wait_ms=_FETCH_WAIT_MS)
+    refusals = Refusals(consumer)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()
-        yield LetterLog(consumer, topic, group or "", metadata_bytes)
+        yield LetterLog(consumer, topic, group or "", limits)
     except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
-        raise translated(exc, f"topic {topic.name}") from exc
+        refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
+        raise refused or translated(exc, f"topic {topic.name}", refusals.code) from exc
     finally:
         await consumer.stop()

@@ -84,6 +84,7 @@ class Replay:
         done: called with the number of letters after each batch.
         owner: replay only letters of this pipeline; None to replay all that the pipeline may.
         skip_unreadable: whether letters that nobody can read count as replayed, so that they leave no gaps.
+        warn: called before anything is written with what the user should know.
         tally: counts the letters.
     """
 
@@ -97,16 +98,19 @@ class Replay:
     done: Callable[[int], None]
     owner: Owner | None = None
     skip_unreadable: bool = False
+    warn: Callable[[str], None] = field(default=lambda _: None)
     tally: Tally = field(default_factory=Tally, init=False)
     _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
     _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
     _unreadable: list[range] = field(default_factory=list, init=False)  # offsets that are committed with them
+    _committed: bool = field(default=False, init=False)  # whether anything was, of the partition
 
     async def run(self, open_writer: OpenWriter | None) -> None:
         """Replays partition by partition; without a writer it writes and commits nothing.
 
         Raises:
-            ConfigurationError: there is no such partition or topic, the group has members, or the user may not write.
+            ConfigurationError: there is no such partition or topic, the group has members, its commits do not fit the
+                letters, or the user may not write.
             ClusterError: the cluster failed; the commits stay.
             TooManyGapsError: the offsets of a batch could not be committed; none of it was written.
             ReplayTakenOverError: another replay with the same group has begun.
@@ -115,16 +119,27 @@ class Replay:
             await self._check_target(self.to)
         if open_writer is not None:
             await self.log.check_group()
-        for partition, (first, end) in (await self.log.ranges(self.filters)).items():
+        ranges = await self.log.ranges(self.filters)
+        before = {
+            partition: await self.log.replayed(partition, first, end, stable=False)
+            for partition, (first, end) in ranges.items()
+        }
+        forgotten = self.log.forgotten
+        if open_writer is not None and forgotten is not None:
+            self.warn(forgotten)
+        for partition, (first, end) in ranges.items():
             if self._limit_reached:
                 return
+            replayed = before[partition]
             if open_writer is None:
-                replayed = await self.log.replayed(partition, first, end, stable=False)
                 await self._replay_partition(None, partition, replayed, end)
-            elif (await self.log.replayed(partition, first, end, stable=False)).offset < end:
+            elif replayed.offset < end or (forgotten is not None and replayed.offset > first):
                 async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
                     replayed = await self.log.replayed(partition, first, end, stable=True)
+                    found, self._committed = deepcopy(replayed), False
                     await self._replay_partition(writer, partition, replayed, end)
+                    if forgotten is not None and not self._committed:
+                        await writer.write([], self.log.commit_of(partition, found))  # so that it lives on
 
     @property
     def _limit_reached(self) -> bool:
@@ -318,6 +333,7 @@ class Replay:
         commit = self.log.commit_of(partition, after)
         records = [(each.topic, each.partition, record) for each in letters for record in each.records]
         await writer.write(records, commit)
+        self._committed = True
         for span in spans:
             replayed.add(span.start, span.stop)
         self._count(letters)

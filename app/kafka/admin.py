@@ -7,8 +7,8 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.kafka.refusals import refusal
-from app.kafka.watched_client import Send, share_start, watch_requests
+from app.kafka.refusals import Refusals
+from app.kafka.watched_client import share_start
 
 __all__ = ["ADMIN_ARGUMENTS", "AdminClient"]
 
@@ -20,19 +20,12 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
     """An `AIOKafkaAdminClient` that also sends requests for which aiokafka has no method.
 
     Attributes:
-        refused: the last error of an answer that may mean a name over its limit; None for none.
+        refusals: answers that may mean a name over its limit.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.refused: int | None = None
-
-        async def watched(_: str, _request: Any, send: Send) -> Any:
-            response = await send()
-            self.refused = refusal(response) or self.refused
-            return response
-
-        watch_requests(self._client, watched)
+        self.refusals = Refusals(self)
         share_start(self._client)
 
     async def send(self, request: Any, node: int | None = None) -> Any:

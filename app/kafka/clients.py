@@ -20,6 +20,7 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
 from app.kafka.producer import UNLIMITED_BYTES
+from app.kafka.refusals import newer_text
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
 from app.kafka.watched_client import share_start
 from transforms.compression import Codec
@@ -146,14 +147,21 @@ def describe(error: BaseException) -> str:
     return f"{told} ({advice})" if advice else told
 
 
-def translated(error: BaseException, doing: str) -> ClusterError:
-    """A `ClusterError` for an error of aiokafka; `doing` says what the client was doing, with names."""
+def translated(error: BaseException, doing: str, code: int | None = None) -> ClusterError:
+    """A `ClusterError` for an error of aiokafka.
+
+    Args:
+        error: of aiokafka.
+        doing: what the client was doing, with names.
+        code: of `Refusals`, where somebody looked at the answers.
+    """
     retriable = (
         isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
         or type(error) is kafka_errors.KafkaError  # a task of aiokafka has failed
         or bool(getattr(error, "retriable", False))
     )
-    return ClusterError(f"{doing}: {describe(error)}", retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
+    told = f"{doing}: {describe(error)}{newer_text(code)}"
+    return ClusterError(told, retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
 
 
 def security_arguments(settings: ClientSettings) -> dict[str, Any]:

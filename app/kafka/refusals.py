@@ -5,18 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transforms.identifiers import INVALID_REQUEST
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
 
-__all__ = ["refusal"]
+from app.config.naming import check_name
+from app.kafka.watched_client import Send, watch_requests
+from transforms.errors import ConfigurationError
+from transforms.identifiers import INVALID_REQUEST, Kind
+
+__all__ = ["Refusals", "answer_text", "enforced", "newer_text", "refusal", "refused_name"]
 
 _LAST = 133  # of the errors of Kafka 4.1 (`Errors.java`); RESOURCE_IDENTIFIER_TOO_LARGE will have a later number
+
+
+class Refusals:
+    """Keeps the last such answer that a client gets.
+
+    Args:
+        client: it has not been started.
+
+    Attributes:
+        code: the error of the answer; None for none.
+    """
+
+    def __init__(self, client: AIOKafkaConsumer | AIOKafkaAdminClient) -> None:
+        self.code: int | None = None
+        watch_requests(client._client, self._watched)
+
+    async def _watched(self, _: str, _request: Any, send: Send) -> Any:
+        response = await send()
+        self.code = refusal(response) or self.code
+        return response
 
 
 def refusal(response: Any) -> int | None:
     """The error in a response that may mean a name over its limit; None if it has none.
 
     Args:
-        response: of any request. An error of a partition is not looked at: requests with partitions have other names.
+        response: of any request. An error of a partition is not looked at. OffsetCommit and TxnOffsetCommit have the
+            group id, and answer by partition; but brokers refuse the id before, when its coordinator is asked for.
     """
     return next((code for code in _codes(response) if code == INVALID_REQUEST.number or code > _LAST), None)
 
@@ -25,3 +52,38 @@ def _codes(response: Any) -> Iterator[int]:
     yield getattr(response, "error_code", 0)
     for _, code, *_ in getattr(response, "topic_errors", ()):  # of topics that were to be created
         yield code
+
+
+def answer_text(code: int) -> str:
+    """Such an error for people."""
+    return str(INVALID_REQUEST) if code == INVALID_REQUEST.number else f"error {code}, which is newer than this client"
+
+
+def newer_text(code: int | None) -> str:
+    """What is added to an error of aiokafka, which does not tell the number of one that it does not know."""
+    return "" if code is None or code == INVALID_REQUEST.number else f"; the brokers answer {answer_text(code)}"
+
+
+def refused_name(kind: Kind, text: str, key: str, code: int | None) -> ConfigurationError | None:
+    """The refusal of a name that is over its limit; None if the error has another reason.
+
+    Args:
+        kind: the kind of the name.
+        text: the name.
+        key: the key or option that the user must change.
+        code: the error of `Refusals`.
+    """
+    if code is None:
+        return None
+    try:
+        check_name(kind, text, key)
+    except ConfigurationError as exc:
+        return enforced(exc, f"the brokers enforce the limit: they answer {answer_text(code)}")
+    return None
+
+
+def enforced(error: ConfigurationError, why: str) -> ConfigurationError:
+    """The error of a name over its limit, where brokers enforce that: `why` says how it is known."""
+    told = ConfigurationError(error.key, f"{why}; {error.reason.rpartition(', or set ')[0]}", pipeline=error.pipeline)
+    told.__cause__ = error.__cause__
+    return told

@@ -16,6 +16,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.record_reader import RecordReader
+from app.kafka.refusals import Refusals, refused_name
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
@@ -224,7 +225,7 @@ async def open_reader(
         pending: what the caller still holds of the records; None if it holds nothing.
 
     Raises:
-        ConfigurationError: there is no such partition or offset.
+        ConfigurationError: there is no such partition or offset, or the brokers refuse the group for its length.
         ClusterError: the cluster failed.
     """
     if selection.group is not None:
@@ -233,6 +234,7 @@ async def open_reader(
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
     consumer = topic_consumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")
+    refusals = Refusals(consumer)
     if selection.group is None:
         consumer.assign(partitions)
     else:
@@ -243,7 +245,9 @@ async def open_reader(
             reader = Reader(consumer, selection, partitions, pending)
             await reader.begin()
         except (KafkaError, OSError, TimeoutError) as exc:
-            raise translated(exc, f"topic {topic.name}") from exc
+            group, code = selection.group, refusals.code
+            refused = None if group is None else refused_name("group-id", group, "--group", code)
+            raise refused or translated(exc, f"topic {topic.name}", code) from exc
         yield reader
     finally:
         await consumer.stop()

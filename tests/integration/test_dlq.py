@@ -18,9 +18,11 @@ from typing import Any, Literal
 
 import confluent_kafka
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
 from app.cli import main
+from app.cluster.enforced_limits import CommitLimits
 from app.config.parsing import load
 from app.deadletters.log import Commit, Filters, ReplayTakenOverError, open_log
 from app.deadletters.record_writer import OpenWriter, RecordWriter, open_writer
@@ -40,6 +42,7 @@ from transforms.reference import VALUE, Reference
 
 STAMP = 1_700_000_000_123
 FOREVER = {"retention.ms": "-1"}
+BRIEF = {"retention.ms": "3600000", "segment.ms": "3600000"}  # less than brokers remember a commit
 LARGE = os.urandom(1_500_000)
 Guarantee = Literal["exactly_once", "at_least_once"]
 MANY: list[Header] = [(f"h{number}", b"%d" % number) for number in range(10_000)]
@@ -388,7 +391,105 @@ def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: Mak
     assert asyncio.run(cancelled()) == 400
     assert asyncio.run(opened()) == [0]
     assert keys(desk) == list(range(700))
-    assert asyncio.run(opened()) == [], "where nothing is left, no transactional.id is taken"
+    alter(broker, desk.dead, BRIEF)
+    assert asyncio.run(opened()) == [], "where nothing is left or forgotten, no transactional.id is taken"
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_replay_without_new_letters_lets_the_group_live_on(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, guarantee: Guarantee
+) -> None:
+    """Where letters stay for longer than brokers remember a commit, it commits again, and the user is told."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(3)])
+    command = ("dlq", "replay", "--processing-guarantee", guarantee, "-c", desk.config)
+    assert run(*command)[::2] == (0, ""), "it writes nothing, so it has nothing to remember"
+    group = f"{desk.keys['group.id']}-dlq-replay"
+    told = (
+        f"wideload: topic {desk.dead} keeps letters for ever, and the brokers forget 7 d after the last replay what "
+        f"group {group} has replayed (offsets.retention.minutes): a later replay writes all of them again; run it more "
+        "often than that, or lower retention.ms and segment.ms of the topic\n"
+    )
+    assert run(*command, "--yes")[::2] == (0, told)
+    written: list[tuple[int, list[int]]] = []
+
+    class Writer:
+        def __init__(self, writer: RecordWriter) -> None:
+            self._writer = writer
+
+        async def write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
+            await self._writer.write(records, commit)
+            written.append((len(records), [each.offset for each in commit.values()]))
+
+    async def again() -> None:
+        async with replaying(desk, guarantee=guarantee) as (replay, writers):
+
+            @asynccontextmanager
+            async def opened(partition: int) -> AsyncIterator[RecordWriter]:
+                async with writers(partition) as writer:
+                    yield Writer(writer)
+
+            await replay.run(opened)
+
+    asyncio.run(again())
+    assert written == [(0, [3])]
+    alter(broker, desk.dead, BRIEF)
+    asyncio.run(again())
+    assert written == [(0, [3])]
+    assert run(*command, "--yes")[::2] == (0, "")
+    assert len(read_all(broker, desk.raw)[0]) == 3
+
+
+def test_replay_refuses_a_log_that_was_cut(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Behind a commit that is beyond the end, nobody knows what was replayed: nothing is, of no partition.
+
+    An end that is beyond what was known a moment ago is none of these: another replay has gone on.
+    """
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(3)])
+    assert desk.replay("--yes")["replayed"] == 3
+    send(broker, desk.dead, [letter(3, desk.raw, 0)])
+
+    async def commit() -> int:
+        async with replaying(desk) as (replay, _):
+            await replay.log.commit({TopicPartition(desk.dead, 1): OffsetAndMetadata(1_005, "")})
+            return (await replay.log.replayed(0, 0, 2, stable=False)).offset
+
+    assert asyncio.run(commit()) == 3
+    ends = end_offsets(broker, desk.raw)
+    told = (
+        f"wideload: --group: group {desk.keys['group.id']}-dlq-replay has replayed topic {desk.dead}, partition 1, "
+        "up to offset 1,005, and the partition ends at 0: its log was cut, as by an unclean election, or it is another "
+        "topic of this name; it is not known which letters were replayed; another --group begins with nothing "
+        "replayed\n"
+    )
+    for more in ((), ("--yes",), ("--yes", "--processing-guarantee", "at_least_once")):
+        assert run("dlq", "replay", *more, "-c", desk.config) == (2, "", told)
+    assert end_offsets(broker, desk.raw) == ends
+    assert desk.replay("--partition", 0, "--yes")["replayed"] == 1
+    assert desk.replay("--group", f"{desk.dead}-anew", "--yes")["replayed"] == 4
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_replay_that_could_not_remember_its_gaps_writes_nothing(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
+) -> None:
+    """Brokers that take less metadata than Kafka's default are heard before anything is written."""
+
+    async def little(_: object) -> CommitLimits:
+        return CommitLimits(metadata_bytes=40)
+
+    monkeypatch.setattr("app.deadletters.log.commit_limits", little)
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    squares = {n * n for n in range(10)}
+    errors = ("PayloadNotFoundError", "PayloadCorruptError")
+    send(broker, desk.dead, [letter(n, desk.raw, 0, errors[n in squares]) for n in range(100)], 50_000)
+    chosen = ("--processing-guarantee", guarantee)
+    status, out, err = run("dlq", "replay", "--error", errors[1], *chosen, "-c", desk.config, "--yes")
+    assert (status, out) == (1, "")
+    assert "too many gaps between the letters that were replayed: the metadata of a commit (40 bytes) has no" in err
+    assert end_offsets(broker, desk.raw) == {0: 0, 1: 0}
+    assert desk.replay(*chosen, "--yes")["replayed"] == 100
 
 
 @pytest.mark.parametrize("step", [None, "send_offsets_to_transaction", "commit_transaction"])

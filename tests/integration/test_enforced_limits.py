@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.command_line import wideload
 from tests.integration.enforcing import (
     CREATE_TOPICS,
     FIND_COORDINATOR,
@@ -107,3 +108,30 @@ def test_a_pipeline_that_runs_ends_too(enforcing: EnforcingBroker, tmp_path: Pat
         # The worker stays: a request may start the pipeline again.
         until(lambda: "pipeline p has failed: client.id: the brokers enforce" in worker.log.read_text(), "it ends", 20)
     assert enforcing.refused < 4, "it is not tried for ever"
+
+
+@pytest.mark.parametrize("code", [INVALID_REQUEST, NEW])
+def test_a_refused_group_of_a_command_is_told(enforcing: EnforcingBroker, tmp_path: Path, code: int) -> None:
+    """`consume` and `dlq replay` end with the option and the length."""
+    prefix = f"{tmp_path.name}-group-{code}"
+    enforcing.refuses = None
+    for name in ("raw", "letters"):
+        Operations(enforcing.address).create_topic(f"{prefix}-{name}", {})
+    head = {"bootstrap.servers": enforcing.address, "resource.identifier.limit.enable": False}
+    pipeline: dict[str, object] = {
+        "topics": [f"{prefix}-raw"],
+        "output.topic": f"{prefix}-orders",
+        "transforms": ["chunk"],
+        "errors.tolerance": "all",
+        "errors.deadletterqueue.topic.name": f"{prefix}-letters",
+    }
+    config = WorkerProcess(tmp_path, head, {"p": pipeline}).config
+    enforcing.refuses, enforcing.code = FIND_COORDINATOR, code
+    answer = "INVALID_REQUEST (42)" if code == INVALID_REQUEST else f"error {code}, which is newer than this client"
+    told = (
+        f"wideload: --group: the brokers enforce the limit: they answer {answer}; the group id has 250 characters, "
+        "allowed are 249; shorten it\n"
+    )
+    for command in (("consume", f"{prefix}-raw", "--until-end"), ("dlq", "replay"), ("dlq", "replay", "--yes")):
+        done = wideload(*command, "--group", LONG, "-c", config)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", told)

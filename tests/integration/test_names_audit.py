@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cluster.enforced_limits import metadata_limit
+from app.cluster.enforced_limits import CommitLimits, commit_limits
 from app.cluster.name_uses import Audit, Use
 from app.cluster.names_audit import audit
 from app.config.settings import ClientSettings
@@ -28,6 +28,9 @@ from transforms.identifiers import Kind
 LIMITED = "limited"
 DESCRIBER = "describer"
 PASSWORD = "of-a-test"
+LOGIN = (
+    "-X", "security.protocol=SASL_PLAINTEXT", "-X", f"sasl.username={LIMITED}", "-X", f"sasl.password={PASSWORD}",
+)  # fmt: skip
 FITS, OVER = 249, 250
 MANY = 230  # groups, of which a request asks for a hundred
 
@@ -211,7 +214,7 @@ def logged_in(cluster: EmbeddedBroker, user: str) -> ClientSettings:
 
 
 def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
-    """Who may see nothing is told of every part that is missing, with the right that would help."""
+    """Who may see nothing is told of every part that is missing, with the right that would help; `--strict` fails."""
     seen = asyncio.run(audit(logged_in(cluster, LIMITED)))
     assert found.uses
     assert seen.uses == ()
@@ -231,6 +234,12 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
             "brokers have client ids in their request logs and metrics"
         ),
     }
+    assert [missed.what for missed in seen.not_read if not missed.failed] == [
+        "transactional ids that this user may not describe",
+        "client ids and rack ids of clients that are in no group",
+    ]
+    command = ("names", "audit", "-b", cluster.address("SASL_PLAINTEXT"), *LOGIN)
+    assert [wideload(*command, *more).returncode for more in ((), ("--strict",))] == [0, 1]
 
 
 def test_audit_with_rights_on_the_cluster(found: Audit, cluster: EmbeddedBroker) -> None:
@@ -320,10 +329,7 @@ def test_command_of_a_user_with_the_wrong_password(cluster: EmbeddedBroker, tmp_
 
 def test_command_that_tells_all_does_not_tell_the_password(cluster: EmbeddedBroker) -> None:
     """With --debug the clients log each of their requests, but for those that log in."""
-    done = wideload(
-        "names", "audit", "-b", cluster.address("SASL_PLAINTEXT"), "-X", "security.protocol=SASL_PLAINTEXT",
-        "-X", f"sasl.username={LIMITED}", "-X", f"sasl.password={PASSWORD}", "--debug",
-    )  # fmt: skip
+    done = wideload("names", "audit", "-b", cluster.address("SASL_PLAINTEXT"), *LOGIN, "--debug")
     assert "SaslHandShakeRequest" in done.stderr
     assert PASSWORD not in done.stderr
 
@@ -333,7 +339,8 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
 
     A broker that allows more metadata is held to what it allows.
     """
-    with EmbeddedBroker({"offset.metadata.max.bytes": "5000", "broker.rack": "r" * FITS}) as broker:
+    own = {"offset.metadata.max.bytes": "5000", "offsets.retention.minutes": "4320", "broker.rack": "r" * FITS}
+    with EmbeddedBroker(own) as broker:
 
         async def fill() -> Audit:
             client = ClientSettings(broker.bootstrap_servers)
@@ -350,7 +357,8 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
 
         found = asyncio.run(fill())
         done = wideload("names", "audit", "-b", broker.bootstrap_servers, "--strict")
-        assert asyncio.run(metadata_limit(ClientSettings(broker.bootstrap_servers))) == 5000
+        taken = asyncio.run(commit_limits(ClientSettings(broker.bootstrap_servers)))
+    assert taken == CommitLimits(5000, 3 * 24 * 3_600_000)
     assert use(found, "offset-metadata", "m" * 5000).limit == 5000
     assert use(found, "rack-id", "r" * FITS).where == "broker 1"
     assert found.over == ()

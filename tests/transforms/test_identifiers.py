@@ -20,7 +20,7 @@ from transforms.identifiers import (
     transactional_id,
 )
 
-NAMES = st.text("abc.-_", min_size=1, max_size=200)
+NAMES = st.text("abc.-_😀", min_size=1, max_size=200)
 TOPICS = st.text("abc.-_", min_size=1, max_size=249)
 
 # Seed 003: limit, unit, error, and the error for a client that does not know that one.
@@ -123,6 +123,15 @@ def test_transactional_id_short() -> None:
     """Where there is none, it is the pipeline and a digest, the same on every machine and in every version."""
     found = transactional_id("orders", "t" * 249, 3)
     assert found == "orders:0b6d38a349f64fec26d4ff02edea000d9e8958be"
+
+
+@pytest.mark.parametrize("owner", ["😀" * 110, "a" + "😀" * 110])
+def test_transactional_id_of_characters_that_count_as_two(owner: str) -> None:
+    """The beginning of the name is cut as brokers count, and never within a character."""
+    found = transactional_id(owner, "t" * 249, 3)
+    begin, _, digest = found.partition(":")
+    assert (len(digest), owner.startswith(begin)) == (40, True)
+    assert IDENTIFIERS["transactional-id"].length(found) in (248, 249)
 
 
 @given(NAMES, TOPICS, st.integers(0, 2**31 - 1))

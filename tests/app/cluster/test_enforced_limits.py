@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +11,9 @@ import pytest
 from aiokafka.errors import ClusterAuthorizationFailedError
 from click.testing import CliRunner
 
-from app.cluster.enforced_limits import check_enforced, limits_of
+from app.cluster.enforced_limits import CommitLimits, check_enforced, commit_limits, limits_of
 from app.cluster.name_uses import Audit, NotRead
+from app.cluster.preflight import plan_pipeline
 from app.commands import names
 from app.config.parsing import parse
 from app.kafka.admin import AdminClient
@@ -37,6 +40,7 @@ class Cluster:
         enforced = self._enforced[number]
         entries = [{"config_names": LIMIT_KEY, "config_value": str(enforced).lower()}]
         entries.append({"config_names": "offset.metadata.max.bytes", "config_value": str(1000 + number)})
+        entries.append({"config_names": "offsets.retention.minutes", "config_value": str(number)})
         code = 31 if enforced is None else 0
         found = {"error_code": code, "error_message": "no", "config_entries": entries}
         return [SimpleNamespace(to_object=lambda: {"resources": [found]})]
@@ -80,12 +84,57 @@ async def test_names_within_the_limits_cost_no_request() -> None:
 
 
 async def test_what_a_broker_says_of_its_limits() -> None:
-    """Its switch and its length of metadata; or its refusal."""
+    """Its switch, its length of metadata and how long it keeps a commit; or its refusal."""
     cluster = cast(AdminClient, Cluster(b1=True, b2=None))
     found = await limits_of(cluster, 1)
-    assert (found.enforced, found.metadata_bytes) == (True, 1001)
+    assert (found.enforced, found.metadata_bytes, found.retention_ms) == (True, 1001, 60_000)
     with pytest.raises(ClusterAuthorizationFailedError):
         await limits_of(cluster, 2)
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_a_broker_that_may_not_be_asked_hides_no_other(silent: int) -> None:
+    """Whichever it is: the one that says that it enforces the limits is heard."""
+    brokers = {"b1": True, "b2": True, f"b{silent}": None}
+    with pytest.raises(ConfigurationError, match=f"broker {3 - silent} enforces the limit"):
+        await check(Cluster(**brokers), "g" * 250)
+
+
+async def test_the_preflight_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline with a name that a broker refuses has no plan; no topic is asked for."""
+    reached(monkeypatch, "app.cluster.preflight", Cluster(b1=True))
+    found = settings("g" * 250, limited=False)
+    with pytest.raises(ConfigurationError, match=r"^\[pipeline\.p\] group\.id: broker 1 enforces the limit"):
+        await plan_pipeline(found.client, found.pipelines[0])
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, module: str, cluster: Cluster) -> None:
+    """Lets a module reach this cluster."""
+
+    @asynccontextmanager
+    async def admin(_: object) -> AsyncIterator[Cluster]:
+        yield cluster
+
+    monkeypatch.setattr(f"{module}.admin", admin)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "size", "minutes"),
+    [
+        ({"b2": False, "b3": False}, 1002, 2),
+        ({"b1": None, "b3": False}, 1003, 3),
+        ({"b3": False, "b4": None}, 1003, 3),
+        ({"b1": None}, 4096, 7 * 24 * 60),
+        ({}, 4096, 7 * 24 * 60),
+    ],
+)
+async def test_what_all_brokers_take_of_commits(
+    brokers: dict[str, bool | None], size: int, minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The strictest one counts; Kafka's defaults count for those that may not be asked, and for no other."""
+    reached(monkeypatch, "app.cluster.enforced_limits", Cluster(**brokers))
+    found = await commit_limits(settings("g", limited=True).client)
+    assert found == CommitLimits(size, minutes * 60_000)
 
 
 @pytest.mark.parametrize(("failed", "status"), [(True, 1), (False, 0)])

@@ -395,6 +395,13 @@ def test_translated_says_whether_to_try_again(error: Exception, retriable: bool)
     assert "\n" not in str(ours)
 
 
+def test_an_error_that_is_newer_has_its_number() -> None:
+    """aiokafka does not tell it; a name over its limit may be meant, or anything else."""
+    told = [str(translated(kafka_errors.UnknownError(), "topic t", code)) for code in (None, 42, 150)]
+    assert told[0] == told[1] == "topic t: [Error -1] UnknownError"
+    assert told[2] == f"{told[0]}; the brokers answer error 150, which is newer than this client"
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -13,6 +13,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
+from app.cluster.enforced_limits import CommitLimits
 from app.commands.restorer import Restorer
 from app.config.settings import ClientSettings
 from app.deadletters.log import LetterLog
@@ -193,7 +194,7 @@ async def test_letters_around_a_batch_that_holds_too_much_are_read() -> None:
     """`dlq` gets all letters of a partition, and the batch as one."""
     async with consuming(bombed()) as consumer:
         topic = cast(Any, SimpleNamespace(name=PLACE.topic, partitions=1))
-        log = LetterLog(cast(Any, consumer), topic, "", 0)
+        log = LetterLog(cast(Any, consumer), topic, "", CommitLimits())
         found = [each async for records in log.records(0, 0, 7) for each in records]
     assert offsets(found) == [0, 3, 4, 5, 6]
 
