@@ -53,6 +53,7 @@ class PrivateName(NamedTuple):
 NAMES = (
     PrivateName("app.kafka.refusals", AIOKafkaAdminClient, "_client", "look at the errors in responses"),
     PrivateName("app.kafka.refusals", AIOKafkaConsumer, "_client", "look at the errors in responses"),
+    PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_client", "share the time of a start between addresses"),
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_send_request", "send requests that have no method"),
     PrivateName("app.kafka.batches.batch", BatchBuilder, "_buffer", "stamp a batch that is built already"),
     PrivateName("app.kafka.batches.batch", BatchBuilder, "_build", "count the tries to send a batch"),
