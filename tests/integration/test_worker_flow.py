@@ -305,6 +305,25 @@ async def test_flow_that_ends_while_it_waits_for_a_quota(make_line: MakeLine) ->
     assert asyncio.all_tasks() - before == set()
 
 
+@pytest.mark.parametrize(
+    ("quota", "rate"), [("producer_byte_rate", 8_000.0), ("consumer_byte_rate", 8_000.0), ("request_percentage", 0.1)]
+)
+async def test_quota_costs_an_exactly_once_flow_time_alone(make_line: MakeLine, quota: str, rate: float) -> None:
+    """It goes on for as long as the brokers let it wait, and each record is there once."""
+    # A broker looks at ten seconds, and lets wait who has had more bytes than it grants for these.
+    short = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 1_000}
+    line = make_line("offload", 1, **short, **{"consumer.max.partition.fetch.bytes": 20_000})
+    client = f"{line.settings.client.client_id}-{line.pipeline.name}"
+    await asyncio.to_thread(set_quotas, line.broker, client, **{quota: rate})
+    written = [(0, b"%d" % number, bytes(4_900), [], STAMP) for number in range(24)]
+    await asyncio.to_thread(send, line.broker, line.source, written, 16_000)
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == len(written))
+        await life.stop()
+    assert life.stats.throttled_s > 1
+    assert keys(await line.found()) == [*range(len(written))]
+
+
 def of_both(number: int, size: int) -> list[Sent]:
     """A record for each of two partitions."""
     return [(partition, b"%d" % number, b"x" * size, [], STAMP) for partition in (0, 1)]
