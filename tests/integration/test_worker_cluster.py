@@ -332,7 +332,7 @@ def test_worker_rights_come_and_go(cluster: Cluster, make_way: Callable[[], Way]
 
 @pytest.mark.chaos
 def test_worker_rolling_restart(cluster: Cluster, make_way: Callable[[], Way]) -> None:
-    """Each broker is restarted in turn, one after a kill, while records flow: no record is lost, no pipeline restarts."""
+    """Each broker is restarted in turn, one after a kill, while records flow: none is lost, and nothing restarts."""
     ways = {"offload": make_way(), "plain": make_way()}
     once = ways["offload"]
     keys = {"errors.retry.delay.max.ms": 500}
