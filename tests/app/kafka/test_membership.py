@@ -153,6 +153,7 @@ async def test_it_looks_for_a_coordinator_that_has_moved(known: int | None) -> N
     former, coordinator = Broker(2, error=NOT_COORDINATOR), Broker(2)
     async with joined(former, coordinator, known=known) as member:
         await member.leave()
+    assert FIND_COORDINATOR in former.asked + coordinator.asked
     assert coordinator.asked[-1] == LEAVE_GROUP
 
 
