@@ -483,6 +483,7 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
         b"%d" % n for n in range(10)
     ]
     assert log.count("grant Describe on topic __consumer_offsets") == (login != "certificate")
+    assert "left in time" not in log  # of the group
     assert PASSWORD not in log
     assert KEY_PASSWORD not in log
     with pytest.raises(ConfigurationError, match=told) as refused:
