@@ -135,8 +135,8 @@ CONSUMER_KEYS: Sequence[Key] = (
     _int32(
         "consumer.request.timeout.ms",
         40_000,
-        "How long to wait for a response. Longer than Kafka's 30,000: to join a group is one request, and it waits "
-        "while other members finish their records, for up to `task.shutdown.graceful.timeout.ms`.",
+        "How long to wait for a response. Longer than Kafka's 30,000, as aiokafka has it. Only to join a group takes "
+        "longer: up to `consumer.max.poll.interval.ms` and 5 s, as long as a rebalance may take.",
     ),
     _int32("consumer.retry.backoff.ms", 100, "The wait before a request is sent again.", minimum=0),
     _int32(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from copy import copy
+from itertools import chain, cycle
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import KafkaError, NoError, UnknownMemberIdError, for_code
+from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, UnknownMemberIdError, for_code
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 
 from app.kafka.watched_client import Send, watch_sends
@@ -20,9 +23,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0  # Java's consumer waits so much longer for the answer to JoinGroup than a rebalance may take
 _LEAVE_S = 2.0
-# The name of a connection of its own: brokers answer the requests of a connection in order, and so a member would have
-# to wait for its requests to join and to fetch, or for a quota.
-_LEAVING = "leaving"
+_PATIENCE_S = 0.5  # so long a broker is asked alone
 
 
 def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
@@ -64,25 +65,69 @@ async def leave(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s
 
     aiokafka does not try if the coordinator counts as dead, or the first rebalance is not over. The group would wait
     for the end of the session, and the partitions of the member would not be read.
+
+    A machine that is gone refuses nothing, and answers nothing. So while one try waits, the next one asks another
+    broker which is the coordinator.
     """
     if not coordinator.member_id or coordinator._group_instance_id is not None:
         return
-    member_id, node = coordinator.member_id, coordinator.coordinator_id
-    while True:
-        try:
-            if node is None:
-                node = await client.coordinator_lookup(CoordinationType.GROUP, coordinator.group_id)
-            response = await client.send(node, LeaveGroupRequest(coordinator.group_id, member_id), group=_LEAVING)
-            error = for_code(response.error_code)
-            if error in (NoError, UnknownMemberIdError):
-                coordinator.member_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
-                return
-            if not error.retriable:
-                log.warning("group %s could not be left: %s", coordinator.group_id, error.__name__)
-                return
-        except KafkaError as exc:
-            if not exc.retriable:
-                log.warning("group %s could not be left: %s", coordinator.group_id, exc)
-                return
-        node = None  # it may have moved; any broker knows
-        await asyncio.sleep(backoff_s)
+    group, member_id, known = coordinator.group_id, coordinator.member_id, coordinator.coordinator_id
+    nodes = sorted((each.nodeId for each in client.cluster.brokers()), key=lambda node: bool(node == known))
+    first = [] if known is None else [(known, True)]
+    tries: set[asyncio.Task[bool]] = set()
+    try:
+        for node, coordinates in chain(first, ((each, False) for each in cycle(nodes))):
+            tries.add(asyncio.create_task(_left(client, group, member_id, node, coordinates=coordinates)))
+            done, tries = await asyncio.wait(tries, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if any(each.result() for each in done):
+                break
+            if done:
+                await asyncio.sleep(backoff_s)
+    finally:
+        for each in tries:
+            each.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+    coordinator.member_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
+
+
+async def _left(client: AIOKafkaClient, group: str, member_id: str, node: int, *, coordinates: bool) -> bool:
+    """Tells the coordinator of a group that a member leaves, on connections of its own.
+
+    Brokers answer the requests of a connection in order. So a member would have to wait for its requests to join and
+    to fetch, or for a quota. And a client connects to one broker at a time, which takes long if its machine is gone.
+
+    Args:
+        client: of the member.
+        group: its id.
+        member_id: of the member.
+        node: a broker.
+        coordinates: whether it is the coordinator; if not, it is asked which one is.
+
+    Returns:
+        False if another try may help.
+    """
+    apart, connections = copy(client), object()
+    apart._get_conn_lock_value = None
+
+    async def answer(at: int, request: Any) -> Any:
+        connection = await AIOKafkaClient._get_conn(apart, at, group=connections)  # past what watches the client's own
+        if connection is None:
+            raise NodeNotReadyError(at)
+        response = await connection.send(request)
+        error = for_code(response.error_code)
+        if error is not NoError:
+            raise error
+        return response
+
+    try:
+        if not coordinates:
+            node = (await answer(node, FindCoordinatorRequest(group, CoordinationType.GROUP))).coordinator_id
+        await answer(node, LeaveGroupRequest(group, member_id))
+    except TimeoutError:
+        return False
+    except KafkaError as exc:
+        if exc.retriable:
+            return False
+        if not isinstance(exc, UnknownMemberIdError):
+            log.warning("group %s could not be left: %s", group, exc)
+    return True

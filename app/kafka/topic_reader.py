@@ -61,7 +61,7 @@ class Selection:
         partition: only this one; None for all.
         start: `earliest`, `latest`, an offset, or how many records before the end (below 0).
         group: the consumer group; its committed offsets go before `start`, and new ones are committed.
-        until_end: stop at the end that the log has now.
+        until_end: stop at the end that the log has now; what a partition has that is added later does not count.
         max_messages: stop after so many.
         timeout_ms: stop if none has come for so long.
     """
@@ -200,7 +200,7 @@ class Reader:
         if not assigned:
             return False
         try:
-            reached = all([await self._consumer.position(each) >= self._ends[each] for each in assigned])
+            reached = all([await self._consumer.position(each) >= self._ends.get(each, 0) for each in assigned])
         except IllegalStateError:
             if self._reader.held:
                 raise

@@ -307,6 +307,26 @@ async def test_flow_that_ends_while_it_waits_for_a_quota(make_line: MakeLine) ->
     assert asyncio.all_tasks() - before == set()
 
 
+@pytest.mark.parametrize(
+    ("quota", "rate"), [("producer_byte_rate", 5_000.0), ("consumer_byte_rate", 8_000.0), ("request_percentage", 0.01)]
+)
+async def test_quota_costs_an_exactly_once_flow_time_alone(make_line: MakeLine, quota: str, rate: float) -> None:
+    """Nothing fails while brokers let it wait, and each record is there once when the quota has been raised."""
+    line = make_line("offload", 1, **{"producer.batch.size": 15_000, "consumer.max.partition.fetch.bytes": 15_000})
+    client = f"{line.settings.client.client_id}-{line.pipeline.name}"
+    await asyncio.to_thread(set_quotas, line.broker, client, **{quota: rate})
+    written: list[Sent] = [(0, b"%d" % number, bytes(4_900), [], STAMP) for number in range(30)]
+    # A broker counts the bytes of ten seconds, and these are more.
+    await asyncio.to_thread(send, line.broker, line.source, written[:24], 15_000)
+    async with line.life() as life:
+        await life.until(lambda: life.stats.throttled_s > 1)
+        await line.send(written[24:])
+        await asyncio.to_thread(set_quotas, line.broker, client, **{quota: 1_000_000.0})
+        await life.until(lambda: life.stats.records_out == len(written))
+        await life.stop()
+    assert keys(await line.found()) == [*range(len(written))]
+
+
 def of_both(number: int, size: int) -> list[Sent]:
     """A record for each of two partitions."""
     return [(partition, b"%d" % number, b"x" * size, [], STAMP) for partition in (0, 1)]

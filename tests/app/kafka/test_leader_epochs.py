@@ -534,10 +534,12 @@ async def test_commits_carry_epochs(request_: Any, versions: Any, sent: tuple[in
         await offsets(leader)
         seen = []
 
-        async def send() -> None:
-            seen.append(request_.prepare(versions))
+        async def send(_: int, request: Any) -> None:
+            seen.append(request.prepare(versions))
 
-        await leader.epochs._commit("b", request_, send)
+        producer: Any = SimpleNamespace(send=send, cluster=leader.client.cluster)
+        leader.epochs.carry(producer)
+        await producer.send(0, request_)
         (struct_,) = seen
         assert (struct_.API_VERSION, [getattr(struct_, name) for name in struct_.SCHEMA.names]) == sent
         assert struct_.encode()

@@ -75,6 +75,8 @@ NAMES = (
     PrivateName("app.kafka.membership", GroupCoordinator, "_group_instance_id", "leave unless it is static"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
     PrivateName("app.kafka.membership", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
+    PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn", "leave on connections of its own"),
+    PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn_lock_value", "leave beside a client that connects"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -18,6 +19,7 @@ from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
 from app.pipeline import transaction as module
 from app.pipeline.budget import Budget, Share
+from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
@@ -36,6 +38,16 @@ def without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerControls, "begin_transaction", lambda _: None)
 
 
+def destination_of(boundary: str = "poll") -> Destination:
+    """Where a pipeline writes."""
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
+    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
+    settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
+    plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
+    brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
+    return Destination(settings.client, settings.pipelines[0], plan, brokers, PipelineStats(), termination)
+
+
 @asynccontextmanager
 async def made(
     boundary: str = "poll",
@@ -44,12 +56,7 @@ async def made(
     caught_up: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> AsyncIterator[tuple[Transaction, Lane]]:
     """The transaction of a lane that no broker hears of."""
-    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
-    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
-    settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
-    plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
-    brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
-    destination = Destination(settings.client, settings.pipelines[0], plan, brokers, PipelineStats(), termination)
+    destination = destination_of(boundary)
     share = Share(Budget(100_000))
     lanes = Lanes(share, None)
     lanes.open(TopicPartition("raw", 0), 0)
@@ -131,3 +138,26 @@ async def test_it_waits_for_its_turn_and_looks_again() -> None:
             lane.read = False
             transaction.flush()
         assert len(ended) == 1
+
+
+async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer's epochs go with what the producer of each lane commits, from its start on."""
+    carried: list[object] = []
+    started: list[object] = []
+
+    async def start(transaction: Transaction) -> None:
+        assert transaction.client in carried
+        started.append(transaction.client)
+
+    monkeypatch.setattr(Transaction, "start", start)
+    consumer: Any = SimpleNamespace(carry_epochs=carried.append, caught_up=lambda _: True)
+    share = Share(Budget(100_000))
+    lanes = Lanes(share, None)
+    for number in range(2):
+        lanes.open(TopicPartition("raw", number), 0)
+    delivery = ExactlyOnce(destination_of(), share, lanes, consumer)
+    try:
+        await delivery.assign([*lanes])
+        assert len(started) == 2
+    finally:
+        await delivery.stop()

@@ -1,0 +1,173 @@
+"""Leaving a group, at brokers of which some do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.metadata import MetadataResponse_v5
+
+from app.kafka import membership
+from app.kafka.membership import leave_in_any_case
+
+FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
+EVERYTHING = (FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS)
+NOT_COORDINATOR, UNKNOWN_MEMBER, NOT_ALLOWED = 16, 25, 30
+
+
+class Broker:
+    """Answers what a member asks that leaves its group.
+
+    Args:
+        coordinator: the broker that it calls the coordinator.
+        swallows: the keys of requests that it never answers, as if its machine was gone.
+        error: with which it answers a member that leaves.
+
+    Attributes:
+        asked: the keys of all requests.
+        reached: set with the first of them.
+        serving: a task for each connection.
+    """
+
+    def __init__(self, coordinator: int, *, swallows: Collection[int] = (), error: int = 0) -> None:
+        self._answers: Mapping[int, bytes] = {
+            FIND_COORDINATOR: struct.pack(">hihi", 0, coordinator, 0, 0),
+            LEAVE_GROUP: struct.pack(">h", error),
+            API_VERSIONS: struct.pack(">hi6h", 0, 2, FIND_COORDINATOR, 0, 0, LEAVE_GROUP, 0, 0),
+        }
+        self._swallows = swallows
+        self.asked: list[int] = []
+        self.reached = asyncio.Event()
+        self.serving: list[asyncio.Task[Any] | None] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one connection, to its end."""
+        self.serving.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                key, _, number = struct.unpack_from(">hhi", await reader.readexactly(size))
+                self.asked.append(key)
+                self.reached.set()
+                if key not in self._swallows:
+                    writer.write(struct.pack(">ii", 4 + len(self._answers[key]), number) + self._answers[key])
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+class Member:
+    """What leaving needs of aiokafka's coordinator.
+
+    Args:
+        client: of the member.
+        known: the broker that it takes for the coordinator; None for none.
+        instance_id: if it is static.
+    """
+
+    def __init__(self, client: AIOKafkaClient, known: int | None, instance_id: str | None) -> None:
+        self.client = client
+        self.group_id, self.member_id, self.coordinator_id = "g", "m", known
+        self._group_instance_id = instance_id
+
+    def reset_generation(self) -> None:
+        """See aiokafka."""
+        self.member_id = ""
+
+    async def leave(self) -> None:
+        """As at the end of a consumer."""
+        coordinator: Any = self
+        leave_in_any_case(coordinator, self.client, 0.001)
+        await coordinator._maybe_leave_group()
+        assert self.member_id == ""
+
+
+@asynccontextmanager
+async def joined(*brokers: Broker, known: int | None = 1, instance_id: str | None = None) -> AsyncIterator[Member]:
+    """A member of a group; brokers have the numbers 1, 2 and so on."""
+    client = AIOKafkaClient()
+    servers = [await asyncio.start_server(broker.serve, "127.0.0.1", 0) for broker in brokers]
+    try:
+        places = [(number, *server.sockets[0].getsockname(), None) for number, server in enumerate(servers, 1)]
+        client.cluster.update_metadata(MetadataResponse_v5(0, places, None, 1, []))
+        yield Member(client, known, instance_id)
+    finally:
+        await client.close()
+        for server in servers:
+            server.close()
+        await asyncio.gather(*(task for broker in brokers for task in broker.serving if task is not None))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon asks another broker as well."""
+    monkeypatch.setattr(membership, "_PATIENCE_S", 0.05)
+
+
+async def test_it_leaves_beside_a_client_that_connects() -> None:
+    """aiokafka connects to one broker at a time, and waits up to `request.timeout.ms` for one whose machine is gone."""
+    gone, coordinator = Broker(2, swallows=EVERYTHING), Broker(2)
+    async with joined(gone, coordinator, known=2) as member:
+        fetching = asyncio.create_task(member.client.ready(1))
+        await gone.reached.wait()
+        await member.leave()
+        assert not fetching.done()
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+    assert LEAVE_GROUP in coordinator.asked
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("swallows", [EVERYTHING, (LEAVE_GROUP,)], ids=["connects no more", "answers no more"])
+async def test_it_leaves_where_the_coordinator_is_gone(swallows: Collection[int]) -> None:
+    """Others are asked meanwhile which broker is the coordinator now, though one of them is gone as well."""
+    gone, also_gone, coordinator = Broker(1, swallows=swallows), Broker(1, swallows=EVERYTHING), Broker(3)
+    async with joined(gone, also_gone, coordinator) as member:
+        await member.leave()
+    assert gone.reached.is_set()
+    assert coordinator.asked[-1] == LEAVE_GROUP
+
+
+@pytest.mark.parametrize("error", [0, UNKNOWN_MEMBER, NOT_ALLOWED])
+async def test_it_asks_once_where_it_has_left_or_may_not(
+    error: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says what it may not."""
+    monkeypatch.setattr(membership, "_PATIENCE_S", 60)
+    coordinator = Broker(1, error=error)
+    async with joined(coordinator) as member:
+        await member.leave()
+    assert coordinator.asked == [API_VERSIONS, LEAVE_GROUP]
+    assert ("group g could not be left" in caplog.text) == (error == NOT_ALLOWED)
+
+
+@pytest.mark.parametrize("known", [1, None])
+async def test_it_looks_for_a_coordinator_that_has_moved(known: int | None) -> None:
+    """Or that it does not know."""
+    former, coordinator = Broker(2, error=NOT_COORDINATOR), Broker(2)
+    async with joined(former, coordinator, known=known) as member:
+        await member.leave()
+    assert FIND_COORDINATOR in former.asked + coordinator.asked
+    assert coordinator.asked[-1] == LEAVE_GROUP
+
+
+async def test_it_gives_up_in_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A stop is quick, also where no broker answers."""
+    monkeypatch.setattr(membership, "_LEAVE_S", 0.2)
+    async with joined(Broker(1, swallows=EVERYTHING)) as member, asyncio.timeout(5):
+        await member.leave()
+    assert "group g has not been left in time" in caplog.text
+
+
+async def test_a_static_member_stays() -> None:
+    """It comes back within its session, and gets the same partitions."""
+    coordinator = Broker(1)
+    async with joined(coordinator, instance_id="pod-0") as member:
+        await member.leave()
+    assert coordinator.asked == []
