@@ -167,6 +167,8 @@ class Chain:
                 (made,) = records
                 if not stage.wants(made):
                     continue
+                if isinstance(stage, InflateStage):
+                    stage.check(made, record)  # what is refused waits neither for the store nor for room
                 before_bytes, reserve_bytes = reserve_bytes, max(reserve_bytes, stage.reserve_bytes(made))
                 blocks = stage.blocks(made)
                 # A wrapper comes off here even if it is long: else nobody knows what `inflate` behind it needs.
