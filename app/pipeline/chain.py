@@ -27,7 +27,7 @@ from transforms.chunk import Chunking
 from transforms.claims import claim
 from transforms.errors import KeyMissingError, RecordTooLargeError, ReferenceClaimedError
 from transforms.formats import FORMATS
-from transforms.inflate import Inflate
+from transforms.inflate import Inflate, MeasuredRecord
 from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
@@ -73,6 +73,11 @@ class Work:
     lacks_size: bool = False
     least_bytes: int = 0
     chain: Chain | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the store was asked how long a payload is: no more of it is read."""
+        return isinstance(self.records[0], MeasuredRecord)
 
 
 class Chain:
