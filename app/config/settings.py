@@ -163,8 +163,8 @@ class PipelineSettings:
         "errors.retry.timeout",
         "int",
         "How long, in milliseconds, the store is asked again for one record for which it fails though it is up. Then "
-        "`errors.tolerance` decides. -1: without end. While the store is down, no record is given up. Connect's "
-        "default is 0.",
+        "`errors.tolerance` decides. -1: without end. While the store is down, no record is given up. A call that "
+        "never ends is not bounded by this. Connect's default is 0.",
         default=-1,
         minimum=-1,
     )

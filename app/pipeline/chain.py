@@ -27,7 +27,7 @@ from transforms.chunk import Chunking
 from transforms.claims import claim
 from transforms.errors import KeyMissingError, RecordTooLargeError, ReferenceClaimedError
 from transforms.formats import FORMATS
-from transforms.inflate import Inflate
+from transforms.inflate import Inflate, MeasuredRecord
 from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
@@ -73,6 +73,11 @@ class Work:
     lacks_size: bool = False
     least_bytes: int = 0
     chain: Chain | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the store was asked how long a payload is: no more of it is read."""
+        return isinstance(self.records[0], MeasuredRecord)
 
 
 class Chain:
@@ -167,6 +172,8 @@ class Chain:
                 (made,) = records
                 if not stage.wants(made):
                     continue
+                if isinstance(stage, InflateStage):
+                    stage.check(made, record)  # what is refused waits neither for the store nor for room
                 before_bytes, reserve_bytes = reserve_bytes, max(reserve_bytes, stage.reserve_bytes(made))
                 blocks = stage.blocks(made)
                 # A wrapper comes off here even if it is long: else nobody knows what `inflate` behind it needs.

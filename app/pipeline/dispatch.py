@@ -20,8 +20,9 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.termination import Termination
 from transforms.assembly import Discarded
+from transforms.errors import PayloadTooLargeError
 from transforms.letter import Cause
-from transforms.record import SourceRecord
+from transforms.record import RecordLike, SourceRecord
 from transforms.retention import LONGEST_HOLD_S, duration_text
 
 __all__ = ["Dispatcher", "PayloadAgedError"]
@@ -168,13 +169,33 @@ class Dispatcher:
 
     async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
         with self._error_policy.of(slot):
-            results = await self._retries.apply(lane, slot.source, work)
+            results = await self._results(lane, slot, work)
             self._share.give_work(slot.finish(results))
             slot.stored_s = time.monotonic() if self._publishes else None
         if slot.cause is not None:
             await self._bury(lane, slot)
         else:
             self.release(lane)
+
+    async def _results(self, lane: Lane, slot: Slot, work: Work) -> Sequence[RecordLike]:
+        """What the work makes of the record; raises what `Retries.apply` raises.
+
+        A payload that was measured may be replaced by a longer one before it is read. Then it is measured again. The
+        slot takes the bytes that it needs in addition at once: records behind it may hold the room that it would need.
+        """
+        while True:
+            try:
+                return await self._retries.apply(lane, slot.source, work)
+            except PayloadTooLargeError:
+                if not work.is_measured:
+                    raise
+                again = await self._retries.measure(lane, slot.source, work)
+                if again.records == work.records:
+                    raise  # it is as long as before
+                more = max(0, again.reserve_bytes - work.reserve_bytes)
+                slot.held += more
+                self._share.take_work(more)
+                work = again
 
     def release(self, lane: Lane) -> None:
         """Delivers the results at the front of the lane, up to the first record that is not finished."""

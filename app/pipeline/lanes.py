@@ -84,6 +84,9 @@ class Lanes:
     def begin_again(self, lane: Lane, offset: int) -> None:
         """Takes in that a lane begins at an offset, whatever was delivered before; before its first record."""
         lane.delivered, lane.noted, lane.committed = 0, "", offset
+        if lane.measuring is not None:  # another record may have that offset
+            lane.measuring[1].cancel()
+            lane.measuring = None
         if self._assembler is not None:
             self._assembler.clear(lane.partition)
 

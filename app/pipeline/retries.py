@@ -41,7 +41,8 @@ class _Trial:
         lane: of its partition.
         record: as it was read.
         began_s: when the trial began, by the monotonic clock.
-        called_s: when the call that is under way began; None if none is. The only field that a thread writes.
+        called_s: when the call that is under way began; None if none is. A thread writes it, and `last_s`.
+        last_s: when the last call began.
         tries: how often the store has failed.
         failed_s: when the store failed last; 0 before that.
         alone_s: since when it fails for this record while it is up; None if it does not.
@@ -53,6 +54,7 @@ class _Trial:
     record: SourceRecord
     began_s: float
     called_s: float | None = None
+    last_s: float = 0.0
     tries: int = 0
     failed_s: float = 0.0
     alone_s: float | None = None
@@ -94,6 +96,7 @@ class Retries:
         self._reasons: dict[_Trial, str] = {}
         self._fallen_back: str | None = None
         self._answered_at = 0.0
+        self._up_at = 0.0  # when a call began that the store has answered: the latest of them
         self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
         self._log = StoreLog(settings.name, self._waiting)
@@ -166,7 +169,7 @@ class Retries:
             PayloadUnavailableError: it has.
         """
         failed_s, trial.failed_s = trial.failed_s, time.monotonic()
-        if not (self._answered_at > (failed_s or trial.began_s) or await self._asked_whether_up()):
+        if not (self._up_at > (failed_s or trial.began_s) or await self._asked_whether_up()):
             trial.alone_s = None
         elif trial.alone_s is None:
             trial.alone_s = trial.failed_s
@@ -235,7 +238,8 @@ class Retries:
             result = await self._try_in_turn(trial, asking)
         if result is not None:
             self._answered_at = time.monotonic()
-            if not self._chain.falls_back:
+            if not self._chain.falls_back:  # else the record may have gone on without the store
+                self._up_at = max(self._up_at, trial.last_s)
                 self._answered(trial)
         return result
 
@@ -263,7 +267,7 @@ class Retries:
             return result
 
     def _call(self, trial: _Trial, asking: Callable[[], _T]) -> _T:
-        trial.called_s = time.monotonic()
+        trial.called_s = trial.last_s = time.monotonic()
         try:
             return asking()
         finally:

@@ -11,10 +11,10 @@ from app.config.reference_scope import ReferenceScope
 from app.kafka.topics import Topic
 from app.pipeline.stats import PipelineStats
 from stores.payload import download, measure, publish
-from stores.store import PayloadStore, Stat
+from stores.store import PayloadStore, Stat, Store
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordUnfitError
-from transforms.inflate import Inflate, MeasuredRecord, has_large_key
+from transforms.inflate import Inflate, Inflation, MeasuredRecord, has_large_key
 from transforms.keyring import Keyring
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
@@ -256,10 +256,35 @@ class InflateStage(_NoLimit):
         """The record with the sizes of its payloads, for `reserve_bytes` and `apply`; raises what `apply` raises."""
         return self._inflate.measured(record, lambda path: self._stored_bytes(path, source))
 
-    def _stored_bytes(self, path: str, source: RecordLike) -> int | None:
-        """None if the store does not tell, and will not: a download may still succeed."""
+    def check(self, record: RecordLike, source: RecordLike) -> None:
+        """Raises what `apply` raises for references that are refused before the store is asked. Takes no time."""
+        self._begun(record, source)
+
+    def _begun(self, record: RecordLike, source: RecordLike) -> tuple[Reference | None, RecordLike, Inflation | None]:
+        """The reference of the key; the record without its headers; and what is begun for the value.
+
+        None for a key, or a value, that is no reference.
+        """
+        key: Reference | None = None
+        if has_large_key(record):
+            key, headers = self._inflate.begin_key(record)
+            self._check_path(key.path, source)
+            record = Record(record.key, record.value, headers, record.timestamp)
+        if not self._inflate.format.refers(record):
+            return key, record, None
+        inflation = self._inflate.begin(record)
+        self._check_path(inflation.reference.path, source)
+        return key, record, inflation
+
+    def _check_path(self, path: str, source: RecordLike) -> None:
         if self._reference_scope is not None:
             self._reference_scope.check(path, source)
+        elif isinstance(self._store, Store):
+            self._store.root.check_readable(path)
+
+    def _stored_bytes(self, path: str, source: RecordLike) -> int | None:
+        """None if the store does not tell, and will not: a download may still succeed."""
+        self._check_path(path, source)
         assert isinstance(self._store, Stat)
         try:
             return measure(self._store, path)
@@ -272,20 +297,17 @@ class InflateStage(_NoLimit):
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         inflate = self._inflate
         measured = record if isinstance(record, MeasuredRecord) else None
-        if has_large_key(record):
-            reference, headers = inflate.begin_key(record)
+        reference, record, inflation = self._begun(record, source)
+        if reference is not None:
             found = None if measured is None else measured.key_bytes
-            key = inflate.restore(reference, self._downloaded(reference, source, found))
-            record = Record(key, record.value, headers, record.timestamp)
-        if inflate.format.refers(record):
-            inflation = inflate.begin(record)
+            key = inflate.restore(reference, self._downloaded(reference, found))
+            record = Record(key, record.value, record.headers, record.timestamp)
+        if inflation is not None:
             found = None if measured is None else measured.value_bytes
-            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, source, found)),)
+            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, found)),)
         return (inflate.format.read_inline(record) if inflate.format.wants(record) else record,)
 
-    def _downloaded(self, reference: Reference, source: RecordLike, measured_bytes: int | None) -> bytes:
-        if self._reference_scope is not None:
-            self._reference_scope.check(reference.path, source)
+    def _downloaded(self, reference: Reference, measured_bytes: int | None) -> bytes:
         with self._stats.store_call("download"):
             return download(self._store, reference, self._inflate, self._keyring, measured_bytes=measured_bytes)
 

@@ -19,6 +19,7 @@ from app.pipeline.lane import Lane, PlacedRecord, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
+from tests.app.pipeline.chains import begun, chain_of, memory
 from tests.built_batches import built, changed, record, repacked
 from transforms.errors import PayloadTooLargeError
 from transforms.record import Record, SourceRecord
@@ -443,13 +444,35 @@ async def test_a_record_that_is_too_large_fails_before_anything_is_reserved() ->
     assert not let.holds(0)
 
 
-async def test_work_that_takes_no_time_does_not_wait_behind_a_store() -> None:
-    """A reference that is refused needs no store, and goes on while records of other partitions take all the room."""
+async def test_a_reference_that_is_refused_does_not_wait_behind_a_store() -> None:
+    """It needs no store, and goes on while records of other partitions take all the room."""
     let = Let(100_000)
-    let.works = {b"sized": _waits_for_store(85_000), b"brief": replace(_waits_for_store(0), blocks=False)}
+    forged = Record(b"forged", b"file:///etc/passwd", (("large-message", b"true"), ("large-message.size", b"90000")))
+    refused = begun(chain_of(["inflate"], memory()), forged)
+    let.works = {b"sized": _waits_for_store(85_000), b"forged": refused}
     let.add(0, (0, b"sized", 500), (1, b"sized", 500))
-    let.add(1, (0, b"brief", 500))
+    let.add(1, (0, b"forged", 500))
     assert let.worked == [(0, 0), (1, 0)]
+
+
+async def test_what_was_measured_is_not_used_for_another_record() -> None:
+    """A log that was cut may have another record at that offset, which must not get the value of the first one."""
+    let = Let(100_000)
+    let.works = {b"first": _waits_for_store(100_000, lacks_size=True), b"other": _waits_for_store(9, lacks_size=True)}
+    let.add(0, (7, b"first", 500))
+    let.answer = _waits_for_store(5_000)
+    await let.measured()
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    let.admission.let_go(lane)
+    let.lanes.begin_again(lane, 7)
+    let.answer = None
+    let.add(0, (7, b"other", 500))
+    assert let.worked == []
+    let.answer = _waits_for_store(6_000)
+    await let.measured()
+    let.admission.admit()
+    assert (let.worked, let.share.work) == ([(0, 7)], 500 + 6_000)
 
 
 async def test_each_partition_has_its_part_while_another_is_stuck() -> None:

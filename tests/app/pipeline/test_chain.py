@@ -33,6 +33,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     RecordTooLargeError,
     ReferenceRefusedError,
+    SignatureError,
     ValueTooLargeError,
 )
 from transforms.formats import FORMATS, FormatName
@@ -163,7 +164,7 @@ def test_reserve_for_inflate(more: tuple[Header, ...], reserved: int) -> None:
     Nothing for a reference that is refused before anything is read.
     """
     record = Record(b"k", b"memory://x/orders/1", (REFERENCE, *more))
-    chain = chain_of(["inflate"], memory(), large_message_max_bytes=7_000)
+    chain = chain_of(["inflate"], memory(memory_name="x"), large_message_max_bytes=7_000)
     assert begun(chain, record).reserve_bytes == reserved
 
 
@@ -362,6 +363,47 @@ def test_reference_that_leads_elsewhere() -> None:
         apply(chain, Record(None, b"file:///etc/passwd", (REFERENCE,)))
     with pytest.raises(MalformedReferenceError):
         apply(chain, Record(None, b"", (REFERENCE,)))
+
+
+ELSEWHERE = b"file:///etc/passwd"
+SIZE: Header = ("large-message.size", b"5000")
+LARGE_KEY: Header = ("large-message-key", b"true")
+
+
+@pytest.mark.parametrize(
+    ("record", "keys", "error"),
+    [
+        (Record(b"k", b"", (REFERENCE, SIZE)), {}, MalformedReferenceError),
+        (Record(b"k", b"memory://x/orders/1", (REFERENCE, ("large-message.size", b"-1"))), {}, MalformedReferenceError),
+        (
+            Record(b"k", b"memory://x/orders/1", (REFERENCE, SIZE)),
+            {"large_message_signing_key": "s" * 32},
+            SignatureError,
+        ),
+        (Record(b"k", b"memory://x/orders/1", (REFERENCE, ("large-message.size", b"7001"))), {}, PayloadTooLargeError),
+        (Record(b"k", ELSEWHERE, (REFERENCE, SIZE)), {}, ReferenceRefusedError),
+        (Record(b"k", ELSEWHERE, (REFERENCE,)), {}, ReferenceRefusedError),
+        (
+            Record(b"k", b"memory://x/salaries/1", (REFERENCE, SIZE)),
+            {"large_message_root": "topic"},
+            ReferenceRefusedError,
+        ),
+        (Record(ELSEWHERE, b"v", (LARGE_KEY,)), {}, ReferenceRefusedError),
+        (Record(b"memory://x/orders/1", ELSEWHERE, (LARGE_KEY, REFERENCE)), {}, ReferenceRefusedError),
+    ],
+)
+def test_reference_that_is_refused_waits_for_nothing(
+    record: Record, keys: dict[str, Any], error: type[Exception]
+) -> None:
+    """It needs no thread, no store and no room: nothing is asked for it, not even for the half of it that is right."""
+    stats = PipelineStats()
+    settings = settings_of(["inflate"], large_message_max_bytes=7_000, **keys)
+    chain = build(settings, memory(memory_name="x"), ROOMY, stats)
+    work = begun(chain, record)
+    assert (work.blocks, work.asks_store, work.lacks_size, work.reserve_bytes) == (False, False, False, 0)
+    with pytest.raises(error):
+        chain.finish(work)
+    assert sum(stats.download.counts) == 0
 
 
 # --- formats of others -----------------------------------------------------------------------------------------------

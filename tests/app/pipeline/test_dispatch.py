@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,12 +16,17 @@ from aiokafka import TopicPartition
 from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
+from app.pipeline.chain import Chain, Work
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Lane, Slot
+from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
+from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
+from stores.memory import MemoryStore
+from stores.store import PayloadInfo
+from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
@@ -52,7 +60,7 @@ class Bench:
     """A dispatcher with all that it needs, and one lane."""
 
     def __init__(self, limit: int) -> None:
-        share = Share(Budget(10_000_000))
+        self.share = share = Share(Budget(10_000_000))
         self.lanes = Lanes(share, None)
         self.lanes.open(PARTITION, 0)
         self.output = Output()
@@ -67,6 +75,12 @@ class Bench:
             error_policy=ErrorPolicy(pipeline, letters, share, stats=self.stats, termination=self.termination),
             delivery=cast(Any, self.output),
             termination=self.termination,
+        )
+
+    def begin(self, chain: Chain, threads: Executor) -> None:
+        """From now on the work of this chain is done, on these threads."""
+        self.dispatcher._retries = Retries(
+            chain, threads, settings_of(["inflate"]), stats=self.stats, unstalled=lambda: None
         )
 
     @property
@@ -173,6 +187,61 @@ async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
     bench.dispatcher.give_up(event(3))
     assert bench.termination.error is not None
     assert lane.held_back(lane.tracked(0).safe()) == 0
+
+
+async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
+    """Its letter is written at once, while every thread that may ask the store hangs."""
+    bench, chain, release = Bench(1_000_000), chain_of(["inflate"], memory()), threading.Event()
+    record = Read(value=b"file:///etc/passwd", headers=(("large-message", b"true"),))
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(release.wait, 30)
+        try:
+            bench.begin(chain, threads)
+            bench.dispatcher.enter(bench.lane, record, chain.begin(record), held_bytes(record))
+            written = [*bench.output.values]
+        finally:
+            release.set()
+    assert (written, bench.stats.failed) == ([b"file:///etc/passwd"], {"reference-refused": 1})
+
+
+class Short(MemoryStore):
+    """A store whose `stat` says less than there is, whenever it is asked."""
+
+    def stat(self, full_path: str) -> PayloadInfo:
+        """See `Stat`."""
+        return replace(super().stat(full_path), size=600)
+
+
+def measured(store: MemoryStore) -> tuple[Chain, Read, Work]:
+    """A reference without a size, to a payload that the store has measured with 600 bytes, and which has 700 now."""
+    store.configure({"memory.name": type(store).__name__})
+    chain = chain_of(["inflate"], store)
+    record = Read(value=store.put("orders", "1", bytes(600)).encode(), headers=(("large-message", b"true"),))
+    work = chain.measured(begun(chain, record))
+    store.put("orders", "1", bytes(700))
+    return chain, record, work
+
+
+async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
+    """It is delivered, and holds what it is large by then."""
+    bench, (chain, record, work) = Bench(1_000_000), measured(MemoryStore())
+    held = held_bytes(record) + work.reserve_bytes
+    with ThreadPoolExecutor(1) as threads:
+        bench.begin(chain, threads)
+        bench.dispatcher.enter(bench.lane, record, work, held)
+        await asyncio.gather(*bench.lane.tasks)
+    assert (bench.output.values, bench.stats.failed, bench.termination.error) == ([bytes(700)], {}, None)
+    assert (bench.share.budget.peak, bench.share.work) == (held + 100, 0)
+
+
+async def test_a_payload_that_a_store_measures_wrongly_is_not_asked_for_without_end() -> None:
+    """It fails, as any that is longer than it may be."""
+    bench, (chain, record, work) = Bench(1_000_000), measured(Short())
+    with ThreadPoolExecutor(1) as threads:
+        bench.begin(chain, threads)
+        bench.dispatcher.enter(bench.lane, record, work, held_bytes(record) + work.reserve_bytes)
+        await asyncio.wait_for(asyncio.gather(*bench.lane.tasks), 10)
+    assert bench.stats.failed == {"payload-too-large": 1}
 
 
 async def test_a_size_that_nobody_waits_for_any_more() -> None:

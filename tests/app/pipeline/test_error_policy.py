@@ -26,6 +26,7 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    PayloadUnavailableError,
     PayloadUnfitError,
     ReferenceRefusedError,
 )
@@ -72,7 +73,15 @@ class Bench:
         return slot
 
 
-@pytest.mark.parametrize("error", [ChunkError(5, 3, "so"), PayloadNotFoundError("s3://b/t/id"), PayloadUnfitError("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChunkError(5, 3, "so"),
+        PayloadNotFoundError("s3://b/t/id"),
+        PayloadUnfitError("x"),
+        PayloadUnavailableError(3, 9.0, "EIO"),
+    ],
+)
 def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> None:
     """It becomes a dead letter, which holds what it is large; the flow goes on."""
     bench = Bench(LETTERS)

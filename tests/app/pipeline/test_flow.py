@@ -21,6 +21,7 @@ from app.pipeline.flow import Flow
 from app.pipeline.stats import PipelineStats
 from app.pipeline.topic_watcher import TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
+from tests.app.pipeline.chains import memory
 
 
 class Waiting:
@@ -58,6 +59,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
             dataclasses.replace(plan, sink=dataclasses.replace(plan.sink, max_message_bytes=3_999)),
             lambda limit_bytes: Chain([], pipeline.output_topic, limit_bytes),
             found=plan,
+            store=memory(),
             budget=Budget(1_000_000),
             executor=executor,
             stats=PipelineStats(),
@@ -84,6 +86,13 @@ async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.Mon
     await asyncio.sleep(0)  # the poll is on its way out
     flow.stop()
     await asyncio.wait_for(running, 20)
+
+
+async def test_a_flow_asks_its_store_whether_it_is_up(flow: Flow) -> None:
+    """Only so can a record be told for which the store fails alone."""
+    assert await flow._retries._asked_whether_up()
+    flow.stop()
+    await asyncio.wait_for(flow.run(), 20)
 
 
 async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 from aiokafka import TopicPartition
 
 from app.pipeline.budget import Budget, Share
@@ -45,6 +48,18 @@ def test_lanes_do_not_hold_one_that_was_discarded() -> None:
     without = lanes.holds(old)
     lanes.open(FIRST, 0)
     assert (without, lanes.holds(old)) == (False, False)
+
+
+async def test_a_lane_that_begins_again_forgets_what_is_measured() -> None:
+    """The log may have another record there; nor is the store asked any longer for the one that was there."""
+    lanes = opened(Share(Budget(100)))
+    lane = lanes.get(FIRST)
+    assert lane is not None
+    asking = asyncio.create_task(asyncio.Event().wait())
+    lane.measuring = cast(Any, (5, asking))
+    lanes.begin_again(lane, 5)
+    assert (lane.measuring, asking.cancelling()) == (None, 1)
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 def test_lanes_may_change_while_they_are_gone_through() -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -245,6 +245,54 @@ async def test_retries_end_for_one_record_while_the_store_is_up(executor: Execut
     assert caught.value.tries >= 3 + 2  # while it is down for all, and the first and last behind that
     assert time.monotonic() - began_s > 0.05
     assert retries.degraded is None
+
+
+@dataclass
+class Slow(Storing):
+    """Three records take long; another one fails three times, and each time one of them has just ended."""
+
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    release: list[threading.Event] = field(default_factory=lambda: [threading.Event() for _ in range(3)])
+    ended: list[threading.Event] = field(default_factory=lambda: [threading.Event() for _ in range(3)])
+    failed: int = 0
+
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+        """See `Storing`."""
+        assert isinstance(record, Read)
+        if record.offset < 3:
+            self.begun.release()
+            self.release[record.offset].wait(30)
+        elif self.failed < 3:
+            self.release[self.failed].set()
+            self.ended[self.failed].wait(30)
+            self.failed += 1
+            raise DOWN
+        return (record,)
+
+
+async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> None:
+    """A long download that ends while the store fails does not say that it is up."""
+    stats, lane, loop = PipelineStats(), Lane(TopicPartition("raw", 3), 3), asyncio.get_running_loop()
+    pipeline, slow = replace(settings(), retry_timeout_ms=0), Slow([])
+    store = cast(PayloadStore, Checked(*[DOWN] * 100))
+
+    async def download(offset: int) -> None:
+        await retries.apply(lane, Read(offset), work(Read(offset)))
+        slow.ended[offset].set()
+
+    with ThreadPoolExecutor(4) as threads:
+        chain = Chain([slow], "orders", 1_000_000)
+        retries = Retries(chain, threads, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        downloads = [asyncio.create_task(download(offset)) for offset in range(3)]
+        try:
+            for _ in downloads:
+                assert await loop.run_in_executor(None, slow.begun.acquire, True, 10)
+            await asyncio.wait_for(retries.apply(lane, Read(7), work(Read(7))), 10)
+        finally:
+            for release in slow.release:
+                release.set()
+        await asyncio.gather(*downloads)
+    assert stats.retries == 3
 
 
 async def test_retries_go_on_while_the_store_is_down_for_all(executor: Executor) -> None:

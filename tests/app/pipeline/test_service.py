@@ -23,6 +23,7 @@ from app.pipeline.chain import Chain
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.service import Pipeline
+from stores.memory import MemoryStore
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from transforms.errors import RecordUnfitError, WideloadError
 
@@ -89,6 +90,16 @@ class _SecureFlow(_FailingFlow):
         super().__init__(client, *rest, **more)
         first, second = (security_arguments(client)["ssl_context"] for _ in range(2))
         self.contexts.append((first, second))
+
+
+class _AskingFlow(_FailingFlow):
+    """A flow that asks its store whether it is up."""
+
+    stores: ClassVar[list[object]] = []
+
+    def __init__(self, *rest: Any, store: object = None, **more: Any) -> None:
+        super().__init__(*rest, **more)
+        self.stores.append(store)
 
 
 @asynccontextmanager
@@ -166,6 +177,13 @@ async def test_the_last_line_tells_what_the_last_flow_in_the_group_has_left(
         monkeypatch.setattr(_FailingFlow, "left", {})
     assert pipeline.flow is not first
     assert "not committed, and read again: 3 from topic raw, partition 0, offset 7 on" in caplog.text
+
+
+async def test_a_flow_has_the_store_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks it whether it is up: else `errors.retry.timeout` would end for no record that fails alone."""
+    monkeypatch.setattr(_AskingFlow, "stores", [])
+    async with running(monkeypatch, [], _AskingFlow):
+        assert [type(store) for store in _AskingFlow.stores] == [MemoryStore]
 
 
 async def _next_flow(pipeline: Pipeline, end: Callable[[], None]) -> None:

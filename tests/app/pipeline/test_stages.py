@@ -69,6 +69,8 @@ def test_a_reference_without_a_size_is_measured() -> None:
     cast(Any, store).put("orders", path.rpartition("/")[2], bytes(700))
     with pytest.raises(PayloadTooLargeError, match="700 bytes, the limit is 600"):
         chain.finish(measured)
+    again = chain.measured(measured)  # as the dispatcher does it
+    assert (again.is_measured, again.reserve_bytes, chain.finish(again)[0][0].value) == (True, 700, bytes(700))
 
 
 def test_a_payload_is_measured_before_it_is_refused() -> None:
