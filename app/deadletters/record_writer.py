@@ -90,6 +90,7 @@ class _ExactlyOnce:
     def __init__(self, producer: AIOKafkaProducer, log: LetterLog, partition: int, timeout_ms: int) -> None:
         self._producer = producer
         self._controls = ProducerControls(producer)
+        self._controls.hear_failures()  # one error is told; the event loop would log the others
         self._log = log
         self._partition = partition
         self._timeout_s = timeout_ms / 1000
