@@ -124,9 +124,7 @@ class Replay:
             partition: await self.log.replayed(partition, first, end, stable=False)
             for partition, (first, end) in ranges.items()
         }
-        forgotten = self.log.forgotten
-        if open_writer is not None and forgotten is not None:
-            self.warn(forgotten)
+        forgotten = told = self.log.forgotten
         for partition, (first, end) in ranges.items():
             if self._limit_reached:
                 return
@@ -135,6 +133,9 @@ class Replay:
                 await self._replay_partition(None, partition, replayed, end)
             elif replayed.offset < end or (forgotten is not None and replayed.offset > first):
                 async with open_writer(partition) as writer:  # before the offsets are read: nobody changes them then
+                    if told is not None:
+                        self.warn(told)
+                        told = None
                     replayed = await self.log.replayed(partition, first, end, stable=True)
                     found, self._committed = deepcopy(replayed), False
                     await self._replay_partition(writer, partition, replayed, end)
