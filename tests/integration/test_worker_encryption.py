@@ -77,14 +77,18 @@ def test_worker_encrypts(make_way: Callable[..., Way]) -> None:
 def test_worker_published_before_a_crash(make_way: Callable[..., Way]) -> None:
     """Killed with -9 and begun again with another key a worker publishes again; each reference in the sink inflates."""
     way = make_way(partitions=1)
-    values = {b"%d" % number: os.urandom(THRESHOLD + 1) for number in range(20)}
-    send(way.broker, way.raw, [(0, key, value, [], 5) for key, value in values.items()])
-    never = {"offset.flush.interval.ms": 600_000}
-    with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(KEY, "one"), **never)) as worker:
-        until(lambda: end_offsets(way.broker, way.orders).get(0, 0) > 0, "references are written, and not committed")
+    group = way.group("offload")
+    values = {b"%d" % number: os.urandom(THRESHOLD + 1) for number in range(21)}
+    first, *others = [(0, key, value, [], 5) for key, value in values.items()]
+    once = {"offset.flush.interval.ms": 600_000}
+    send(way.broker, way.raw, [first])
+    with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(KEY, "one"), **once)) as worker:
+        until(lambda: committed(way.broker, group, way.raw) == {0: 1}, "the first is committed, as soon as it can be")
+        send(way.broker, way.raw, others)
+        until(lambda: end_offsets(way.broker, way.orders).get(0, 0) > 1, "references are written, and not committed")
         worker.kill()
     with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(NEW, "two"))) as worker:
-        source, group = end_offsets(way.broker, way.raw), way.group("offload")
+        source = end_offsets(way.broker, way.raw)
         until(lambda: committed(way.broker, group, way.raw) == source, "all are published again")
         assert worker.terminate() == 0
     count = end_offsets(way.broker, way.orders)[0]
@@ -93,7 +97,7 @@ def test_worker_published_before_a_crash(make_way: Callable[..., Way]) -> None:
         until(lambda: way.arrived(count), "all are inflated")
         assert worker.terminate() == 0
     found = read_all(way.broker, way.inflated)[0]
-    assert len(found) == count > 20
+    assert len(found) == count > 21
     assert all(record.value == values[record.key or b""] for record in found)
 
 
