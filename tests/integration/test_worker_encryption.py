@@ -79,12 +79,12 @@ def test_worker_published_before_a_crash(make_way: Callable[..., Way]) -> None:
     way = make_way(partitions=1)
     group = way.group("offload")
     values = {b"%d" % number: os.urandom(THRESHOLD + 1) for number in range(21)}
-    first, *others = [(0, key, value, [], 5) for key, value in values.items()]
+    sent: list[Sent] = [(0, key, value, [], 5) for key, value in values.items()]
     once = {"offset.flush.interval.ms": 600_000}
-    send(way.broker, way.raw, [first])
+    send(way.broker, way.raw, sent[:1])
     with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(KEY, "one"), **once)) as worker:
         until(lambda: committed(way.broker, group, way.raw) == {0: 1}, "the first is committed, as soon as it can be")
-        send(way.broker, way.raw, others)
+        send(way.broker, way.raw, sent[1:])
         until(lambda: end_offsets(way.broker, way.orders).get(0, 0) > 1, "references are written, and not committed")
         worker.kill()
     with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(NEW, "two"))) as worker:
