@@ -49,12 +49,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: none for one file; three more than the cores where tests wait for servers."""
+    """What `-n auto` means: none for one file; two more than the cores where tests wait for servers."""
     files = {argument.partition("::")[0] for argument in config.args}
     if len(files) == 1 and files.pop().endswith(".py"):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores if config.getoption("markexpr").startswith("unit") else cores + 3, _MOST_WORKERS)
+    return min(cores if config.getoption("markexpr").startswith("unit") else cores + 2, _MOST_WORKERS)
 
 
 @pytest.hookimpl(trylast=True)
