@@ -29,7 +29,7 @@ from app.config.settings import ClientSettings
 from app.deadletters.log import Commit, LetterLog, ReplayTakenOverError
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError, admin, describe, translated, writing_producer
-from app.kafka.producer import ProducerControls
+from app.kafka.producer import ProducerControls, heard
 from app.kafka.sender import BATCH_BYTES
 from app.kafka.topics import Topic
 from app.kafka.transaction_requests import TransactionRequests
@@ -131,7 +131,7 @@ async def _send(
         await asyncio.gather(*futures)
     except BaseException:
         for each in futures:  # one error is told; the event loop would log the others
-            each.add_done_callback(lambda done: done.cancelled() or done.exception())
+            each.add_done_callback(heard)
         raise
 
 

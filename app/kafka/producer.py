@@ -14,7 +14,7 @@ from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER
 
 from transforms.record_batch import Stamp
 
-__all__ = ["UNLIMITED_BYTES", "ProducerControls"]
+__all__ = ["UNLIMITED_BYTES", "ProducerControls", "heard"]
 
 UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 
@@ -195,11 +195,12 @@ class ProducerControls:
     def _hear_batches(self) -> None:
         held = self._producer._message_accumulator
         for batch in [*held._pending_batches, *(batch for batches in held._batches.values() for batch in batches)]:
-            batch.future.add_done_callback(_hear)
-            batch._drain_waiter.add_done_callback(_hear)
+            batch.future.add_done_callback(heard)
+            batch._drain_waiter.add_done_callback(heard)
 
 
-def _hear(done: asyncio.Future[Any]) -> None:
+def heard(done: asyncio.Future[Any]) -> None:
+    """Looks at the error of a future that is done: the event loop would log one that nobody has looked at."""
     if not done.cancelled():
         done.exception()
 

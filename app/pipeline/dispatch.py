@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from aiokafka import TopicPartition
 
 from app.kafka.clients import ClusterError
+from app.kafka.producer import heard
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
@@ -106,7 +107,7 @@ class Dispatcher:
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
         # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(heard)
         task.add_done_callback(lambda _: self._share.budget.wake())
 
     def fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
