@@ -3,11 +3,16 @@
 bakdata's serializer compresses as Kafka compresses its batches, and stores the whole buffer: the frame, and zeros after
 it. So a reader must find the end of the frame, and a bound for its content, before it decompresses anything.
 
-    gzip     RFC 1952: one member; zlib finds its end
+    gzip     RFC 1952: members, one behind the other; zlib finds the end of each
     snappy   xerial's stream, of snappy-java: a head of 16 bytes, then blocks of int32 length, big-endian, and as many
-             bytes of a raw snappy block; no end mark, but no block is empty
-    lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0
-    zstd     RFC 8878 frame, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last
+             bytes of a raw snappy block; no end mark, but no block is empty; a head in the place of a length begins
+             another stream
+    lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0; one frame only
+    zstd     RFC 8878 frames, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last;
+             and skippable frames, magic 0x184D2A50 to 0x184D2A5F, uint32 length, little-endian
+
+The readers of Kafka's Java client read on in the same way: GZIPInputStream, SnappyInputStream, ZstdInputStream; of LZ4,
+KafkaLZ4BlockInputStream reads one frame.
 
 Before anything is allocated, every length is checked against the bytes that exist, and every sum against the limit. So
 is the number of blocks: a core would look for seconds at tiny blocks with nothing in them.
@@ -26,6 +31,8 @@ from transforms.compression import Codec, CompressionError, compress, sized_buff
 __all__ = ["MOST_SNAPPY_RATIO", "XERIAL_MAGIC", "OversizeError", "compress_frame", "decompress_frame", "most_bytes"]
 
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
+_GZIP_MAGIC = b"\x1f\x8b\x08"  # and the only method
+_GZIP_READ_BYTES = 4_096  # at once, of members behind the first: what is left of it is copied for each member
 _MOST_GZIP_RATIO = 1032  # zlib.net, "Maximum Compression Factor"
 
 XERIAL_MAGIC = b"\x82SNAPPY\0"
@@ -39,6 +46,7 @@ _LZ4_MOST_RATIO = 255  # each byte of a match's length stands for 255 bytes
 _LZ4_LEVEL = 1  # as transforms/compression.py
 
 _ZSTD_MAGIC = 0xFD2FB528
+_SKIPPABLE_MAGIC, _SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
 _ZSTD_LARGEST_BLOCK = 128 * 1024
 
 # Compressors make a block of some 10 KB or more, before compression. Those that are flushed for each record make more.
@@ -59,7 +67,7 @@ class OversizeError(CompressionError):
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """The end of a frame, and the most bytes that it can hold."""
+    """The end of the frames, and the most bytes that they can hold."""
 
     end: int
     most_bytes: int
@@ -78,7 +86,7 @@ def compress_frame(codec: Codec, data: bytes) -> bytes:
 
 
 def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
-    """The content of the frame at the beginning of `data`; bytes after the frame are ignored.
+    """The content of the frame at the beginning of `data`, and of those that follow it; other bytes are ignored.
 
     Only snappy's frame has no end: there only zeros may follow, and a missing whole block is not noticed.
 
@@ -95,7 +103,7 @@ def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
 
 
 def most_bytes(codec: Codec, data: bytes) -> int:
-    """The most bytes that the frame at the beginning of `data` can hold; it decompresses nothing.
+    """The most bytes that the frames at the beginning of `data` can hold; it decompresses nothing.
 
     Raises:
         CompressionError: the frame is of an unknown kind, or cut off.
@@ -108,16 +116,35 @@ def most_bytes(codec: Codec, data: bytes) -> int:
 
 
 def _gzip(data: bytes, limit: int) -> bytes:
-    decoder = zlib.decompressobj(_GZIP)
-    try:
-        value = decoder.decompress(data, limit + 1)
-    except zlib.error as exc:
-        raise CompressionError(f"not a gzip member: {exc}") from exc
-    if len(value) > limit:
-        raise OversizeError(limit)
-    if not decoder.eof:
-        raise CompressionError("a gzip member that is cut off")
-    return value
+    first, at = _gzip_member(data, 0, len(data), limit)
+    if data[at : at + len(_GZIP_MAGIC)] != _GZIP_MAGIC:
+        return first
+    value, count = bytearray(first), _Count(len(data))
+    while data[at : at + len(_GZIP_MAGIC)] == _GZIP_MAGIC:
+        count.block()
+        member, at = _gzip_member(data, at, _GZIP_READ_BYTES, limit - len(value))
+        value += member
+    return bytes(value)
+
+
+def _gzip_member(data: bytes, at: int, step: int, limit: int) -> tuple[bytes, int]:
+    """The content of the member at index `at`, and the index of its end; it reads `step` bytes at once."""
+    decoder, view = zlib.decompressobj(_GZIP), memoryview(data)
+    pieces: list[bytes] = []
+    while not decoder.eof:
+        if at == len(data):
+            raise CompressionError("a gzip member that is cut off")
+        read = view[at : at + step]
+        try:
+            piece = decoder.decompress(read, limit + 1)
+        except zlib.error as exc:
+            raise CompressionError(f"not a gzip member: {exc}") from exc
+        if len(piece) > limit:
+            raise OversizeError(limit)
+        pieces.append(piece)
+        limit -= len(piece)
+        at += len(read) - len(decoder.unused_data)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces), at
 
 
 def _compress_xerial(data: bytes) -> bytes:
@@ -154,6 +181,9 @@ def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
     count = _Count(len(data))
     while at < len(data):
         count.block()
+        if data.startswith(XERIAL_MAGIC, at):
+            at += len(_XERIAL_HEAD)
+            continue
         length = int.from_bytes(view[at : at + 4])
         if length == 0:  # the zeros of the buffer; there may be fewer than four
             if data.count(0, at) != len(data) - at:
@@ -207,8 +237,24 @@ def _lz4_extent(data: bytes) -> _Extent:
 
 def _zstd_extent(data: bytes) -> _Extent:
     reader = _Reader(data, "zstd")
-    if reader.number(4) != _ZSTD_MAGIC:
+    most_bytes, end = 0, 0
+    while len(data) - reader.position >= 4:  # noqa: PLR2004  # bytes of a magic
+        magic = reader.number(4)
+        if magic & _SKIPPABLE_MASK == _SKIPPABLE_MAGIC:
+            reader.count.block()
+            reader.skip(reader.number(4))
+        elif magic == _ZSTD_MAGIC:
+            most_bytes += _zstd_frame(reader)
+            end = reader.position
+        else:
+            break
+    if not end:
         raise CompressionError("not a zstd frame: its magic is another one")
+    return _Extent(end, most_bytes)
+
+
+def _zstd_frame(reader: _Reader) -> int:
+    """Skips a frame behind its magic; returns the most bytes that it can hold."""
     descriptor = reader.number(1)
     single_segment = descriptor & 0x20
     reader.skip((0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3])  # the window, and the dictionary's id
@@ -224,11 +270,11 @@ def _zstd_extent(data: bytes) -> _Extent:
         most_bytes += length if kind == 0 else min(length, _ZSTD_LARGEST_BLOCK) if kind == 1 else _ZSTD_LARGEST_BLOCK
         reader.skip(1 if kind == 1 else length)
     reader.skip(4 if descriptor & 4 else 0)  # the checksum
-    if promised is not None:
-        if promised > most_bytes:
-            raise CompressionError(f"a zstd frame that promises {promised} bytes and has room for {most_bytes}")
-        most_bytes = promised
-    return _Extent(reader.position, most_bytes)
+    if promised is None:
+        return most_bytes
+    if promised > most_bytes:
+        raise CompressionError(f"a zstd frame that promises {promised} bytes and has room for {most_bytes}")
+    return promised
 
 
 class _Count:
@@ -268,7 +314,7 @@ class _Reader:
 def _framed(
     extent: Callable[[bytes], _Extent], decompress_into: Callable[[memoryview, memoryview], int]
 ) -> Callable[[bytes, int], bytes]:
-    """A decoder that gets exactly one frame, and a buffer with room for its content."""
+    """A decoder that gets exactly the frames, and a buffer with room for their content."""
 
     def decompress(data: bytes, limit: int) -> bytes:
         found = extent(data)

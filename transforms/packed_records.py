@@ -1,7 +1,9 @@
-"""The records of a batch as they are after compression: a frame of `transforms/frames.py`, or one raw block of snappy.
+"""The records of a batch as they are after compression: frames of `transforms/frames.py`, or one raw block of snappy.
 
 Kafka's own reader of snappy (snappy-java's `SnappyInputStream`) takes what does not begin with xerial's magic for one
 raw block, format_description.txt. librdkafka writes all its batches so, and with it most clients that are not in Java.
+Its reader of LZ4 (`KafkaLZ4BlockInputStream`) compares neither the content size nor the content checksum; and clients of
+message format 0 made the check byte of the head from the magic too (KAFKA-3160).
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from transforms.compression import Codec, CompressionError, decompress
 
 __all__ = ["most_bytes", "unpacked"]
 
+_LZ4_HEAD_BYTES = 7  # magic, flags, descriptor, check byte
+_LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x08, 0x04  # flags
+
 
 def unpacked(codec: Codec, data: bytes, limit: int) -> bytes:
     """The records before compression; see `frames.decompress_frame`.
@@ -22,7 +27,14 @@ def unpacked(codec: Codec, data: bytes, limit: int) -> bytes:
         CompressionError: the bytes are damaged, or cut off.
     """
     if not _is_raw(codec, data):
-        return frames.decompress_frame(codec, data, limit)
+        try:
+            return frames.decompress_frame(codec, data, limit)
+        except frames.OversizeError:
+            raise
+        except CompressionError:
+            if codec != "lz4" or len(data) < _LZ4_HEAD_BYTES:
+                raise
+            return frames.decompress_frame(codec, _unchecked(data), limit)
     size = most_bytes(codec, data)
     if size > limit:
         raise frames.OversizeError(limit)
@@ -44,6 +56,26 @@ def most_bytes(codec: Codec, data: bytes) -> int:
     if not 0 < size <= frames.MOST_SNAPPY_RATIO * len(data):
         raise CompressionError(f"a snappy block of {len(data)} bytes that promises {size}")
     return size
+
+
+def _unchecked(data: bytes) -> bytes:
+    """An LZ4 frame without content size and content checksum, and with the right check byte of its head."""
+    flags, descriptor = data[4], data[5]
+    head = bytes((flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), descriptor))
+    begin = _LZ4_HEAD_BYTES + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+    return data[:4] + head + bytes((_xxh32_of_two(head) >> 8 & 0xFF,)) + data[begin:]
+
+
+def _xxh32_of_two(data: bytes) -> int:
+    """XXH32 of two bytes with the seed 0; xxHash's specification, "XXH32 Algorithm Description", steps 1, 5 and 6."""
+    prime_1, prime_2, prime_3, prime_5, mask = 2654435761, 2246822519, 3266489917, 374761393, 2**32 - 1
+    found = prime_5 + len(data)
+    for octet in data:
+        found = found + octet * prime_5 & mask
+        found = (found << 11 | found >> 21) * prime_1 & mask
+    found = (found ^ found >> 15) * prime_2 & mask
+    found = (found ^ found >> 13) * prime_3 & mask
+    return found ^ found >> 16
 
 
 def _is_raw(codec: Codec, data: bytes) -> bool:

@@ -79,6 +79,37 @@ def test_frame_with_all_that_it_may_have(codec: Codec, frame: bytes) -> None:
         decompress_frame(codec, frame[:-1] + b"\0", 100)
 
 
+SKIPPABLE = b"\x5f\x2a\x4d\x18\x04\0\0\0note"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "zstd"])
+@pytest.mark.parametrize("behind", [b"", b"\0\0\0"])
+def test_frames_that_follow_each_other(codec: Codec, behind: bytes) -> None:
+    """All frames are read, as Java's clients read them, within one limit; a later one that is cut off is an error."""
+    parts = [b"one " * 3, b"", bytes(range(256)) * 50, b"three"]
+    frames, whole = b"".join(compress_frame(codec, part) for part in parts), b"".join(parts)
+    assert decompress_frame(codec, frames + behind, len(whole)) == whole
+    assert most_bytes(codec, frames + behind) >= len(whole)
+    with pytest.raises(OversizeError):
+        decompress_frame(codec, frames + behind, len(whole) - 1)
+    with pytest.raises(CompressionError):
+        decompress_frame(codec, frames[:-1], len(whole))
+
+
+def test_frames_that_are_skipped() -> None:
+    """Frames of zstd that hold no data are passed over, before and between those that do."""
+    frame = compress_frame("zstd", b"abc")
+    assert decompress_frame("zstd", SKIPPABLE + frame + SKIPPABLE * 2 + frame + SKIPPABLE, 6) == b"abcabc"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "zstd"])
+def test_frames_without_number(codec: Codec) -> None:
+    """So many frames that it would take seconds to look at them are refused."""
+    frame = {"zstd": SKIPPABLE[:4] + bytes(4), "snappy": XERIAL}.get(codec) or compress_frame(codec, b"")
+    with pytest.raises(CompressionError, match="more than"):
+        decompress_frame(codec, frame * 80_000, 100)
+
+
 def test_frames_as_their_reader_needs_them() -> None:
     """Snappy is in xerial's stream; LZ4's blocks do not depend on each other, which Kafka's reader insists on."""
     assert compress_frame("snappy", b"abc") == XERIAL + b"\0\0\0\x05" + b"\x03\x08abc"
