@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from transforms.frames import compress_frame
 from transforms.record import Record, RecordLike
 from transforms.record_batch import CODECS, Stamp, restamp
 
-__all__ = ["NUMBERS", "PACKERS", "built", "changed", "record", "repacked", "rows_of"]
+__all__ = ["NUMBERS", "PACKERS", "built", "changed", "message", "record", "repacked", "rows_of", "wrapped"]
 
 HEADER_BYTES = 61
 NUMBERS: Mapping[str, int] = {codec or "none": number for number, codec in enumerate(CODECS)}
@@ -71,3 +72,21 @@ def rows_of(data: bytes | bytearray | memoryview) -> list[tuple[int, Record]]:
     """Offsets and records, as aiokafka reads them."""
     rows: list[Any] = list(DefaultRecordBatch(bytes(data)))
     return [(row.offset, Record(row.key, row.value, tuple(row.headers), row.timestamp)) for row in rows]
+
+
+def message(
+    magic: int, offset: int, key: bytes | None, value: bytes | None, timestamp: int = 0, attributes: int = 0
+) -> bytes:
+    """A message of the format 0 or 1."""
+    body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
+    for data in (key, value):
+        body += struct.pack(">i", -1) if data is None else struct.pack(">i", len(data)) + data
+    return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
+
+
+def wrapped(magic: int, packer: str, records: Mapping[int, Record], timestamp: int = 0, attributes: int = 0) -> bytes:
+    """Records by their offsets, compressed together in one message of the format 0 or 1."""
+    number, pack = PACKERS[packer]
+    first = min(records) if magic else 0
+    inner = b"".join(message(magic, n - first, r.key, r.value, r.timestamp) for n, r in records.items())
+    return message(magic, max(records), None, pack(inner), timestamp, number | attributes)

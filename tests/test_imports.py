@@ -24,7 +24,7 @@ EVERYTHING = "*"
 # What each folder may import of ours, beside its own modules.
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "app": ("transforms", "stores"),
-    "jobs": ("transforms", "stores"),
+    "jobs": ("app.config", "app.kafka", "transforms", "stores"),
     "stores": ("transforms",),
     "transforms": (),
     "wideload": ("app", "jobs", "stores", "transforms"),

@@ -2,8 +2,8 @@
 
 Kafka's own reader of snappy (snappy-java's `SnappyInputStream`) takes what does not begin with xerial's magic for one
 raw block, format_description.txt. librdkafka writes all its batches so, and with it most clients that are not in Java.
-Its reader of LZ4 (`KafkaLZ4BlockInputStream`) compares neither the content size nor the content checksum; and clients of
-message format 0 made the check byte of the head from the magic too (KAFKA-3160).
+Its reader of LZ4 (`KafkaLZ4BlockInputStream`) compares neither the content size nor the content checksum; and clients
+of message format 0 made the check byte of the head from the magic too (KAFKA-3160).
 """
 
 from __future__ import annotations

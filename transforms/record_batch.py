@@ -42,7 +42,9 @@ __all__ = [
     "NO_STAMP",
     "RecordBatch",
     "Stamp",
+    "is_intact",
     "is_old",
+    "offsets_of",
     "pack",
     "rebuilt",
     "restamp",
@@ -186,8 +188,7 @@ class RecordBatch:
     @property
     def intact(self) -> bool:
         """True if the checksum is right."""
-        expected: int = _CRC.unpack_from(self.data, _CRC_AT)[0]
-        return crc32c(self.data[_ATTRIBUTES_AT:]) == expected
+        return is_intact(self.data)
 
     @property
     def timely(self) -> bool:
@@ -407,6 +408,20 @@ def split(data: memoryview) -> Iterator[memoryview]:
             return
         yield data[at:end]
         at = end
+
+
+def is_intact(data: memoryview) -> bool:
+    """True if what `split` has found is of version 2, and its checksum is right, whatever it covers."""
+    if len(data) < BATCH_OVERHEAD_BYTES or data[_MAGIC_AT] != _MAGIC:
+        return False
+    expected: int = _CRC.unpack_from(data, _CRC_AT)[0]
+    return crc32c(data[_ATTRIBUTES_AT:]) == expected
+
+
+def offsets_of(data: memoryview) -> tuple[int, int]:
+    """The offsets of the first and the last record by the word of a batch that is `is_intact`; they may be any."""
+    base, *_, delta = _HEADER.unpack_from(data)[:7]
+    return base, base + delta
 
 
 def is_old(data: memoryview) -> bool:

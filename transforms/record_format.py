@@ -10,9 +10,9 @@
         Name         => varint length, bytes; should be UTF-8
         Value        => varint length, bytes; -1 for null
 
-Varints are zigzag. The reader accepts what brokers accept: any negative length is a null, and a varint has 64 bits. A
-header name that is not UTF-8 is decoded by `surrogateescape`, as Python does with file names, so that it is written
-again byte for byte.
+Varints are zigzag. The reader accepts what brokers accept: any negative length is a null, a varint has 64 bits, and
+bytes behind the last header are ignored, as librdkafka ignores them. A header name that is not UTF-8 is decoded by
+`surrogateescape`, as Python does with file names, so that it is written again byte for byte.
 Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82; Kafka's `DefaultRecord` and `ByteUtils`.
 """
 
@@ -148,8 +148,6 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
             raise MalformedError("name of a header", "null", "bytes")
         content, at = _bytes(data, at, end)
         headers.append((name.decode(errors=_ESCAPE), content))
-    if at != end:
-        raise MalformedError("record", f"{end - at:,} bytes more than it says", "no more")
     return Record(key, value, tuple(headers), timestamp), offset, end
 
 

@@ -10,25 +10,26 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.record.memory_records import MemoryRecords
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_responses import viewed
-from app.kafka.source_batch import SourceBatch, decoded
+from app.kafka.old_batch import OldBatch
+from app.kafka.source_batch import SourceBatch, Unopened, decoded
 from app.kafka.watched_client import Send, watch_requests
 from transforms.errors import MalformedError
+from transforms.message_set import Message
 from transforms.record import Record
-from transforms.record_batch import RecordBatch, is_old, pack, split
+from transforms.record_batch import RecordBatch, is_intact, is_old, offsets_of, pack, split
 
 __all__ = ["FetchedBatches", "ReadAhead", "Unlimited"]
 
 _NONE = 0
+_MOST_OFFSET = 2**63 - 1
 _WHOLE = struct.Struct(">qi")  # offset and length of a batch
 _NO_RECORDS = bytes(pack([Record(None, None)]))
 _ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
@@ -149,6 +150,7 @@ class _Reader:
         aborted: Sequence[tuple[int, int]] = own._aborted_transactions if own._isolation_level else ()
         self._aborted = deque(aborted)
         self._aborting: set[int] = set()
+        self._epoch: int | None = None
         self._batches = self._read(data)
 
     def __iter__(self) -> Iterator[SourceBatch]:
@@ -158,45 +160,63 @@ class _Reader:
         return next(self._batches)
 
     def _read(self, data: bytes | memoryview) -> Iterator[SourceBatch]:
-        given, epoch = False, None
+        # It and its iterator hold each other, and the bytes, which would stay until cycles are collected.
+        self._own._records_iterator = None
+        given = False
         try:
-            pieces, broken = _pieces(data)
-            old = list(takewhile(is_old, pieces))
-            if old:
-                # aiokafka takes all that is in one response for the format of its first batch.
-                self._own._records = MemoryRecords(b"".join(old))
-                records = list(self._own)
-                self.next_fetch_offset = self._own.next_fetch_offset
-                if records:
-                    yield SourceBatch(self._partition, records[0].offset, None, records)
-                return  # what is behind them is fetched again
-            # It and its iterator hold each other, and the bytes, which would stay until cycles are collected.
-            self._own._records_iterator = None
-            for piece in pieces:
-                if is_old(piece):
-                    return
-                batch = self._checked(piece)
-                if batch.leader_epoch != epoch:
-                    epoch = batch.leader_epoch
-                    self._tell(self._partition, batch.base_offset, epoch)
-                begin, end = self.next_fetch_offset, batch.last_offset + 1
-                wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
-                self.next_fetch_offset = max(begin, end)
-                if wanted:
-                    yield SourceBatch(self._partition, max(begin, batch.base_offset), batch)
+            for piece in split(memoryview(data)):
+                batch = self._old(piece) if is_old(piece) else self._new(piece)
+                if batch is not None:
+                    yield batch
                     given = True
-            if broken is not None:
-                raise broken
         except (MalformedError, CorruptRecordException) as exc:
             # What was given is polled; the next fetch begins with the batch that is damaged.
             if not given:
                 raise CorruptRecordException(f"{self._partition}, offset {self.next_fetch_offset}: {exc}") from exc
 
-    def _checked(self, piece: memoryview) -> RecordBatch:
-        batch = RecordBatch.read(piece)
+    def _old(self, piece: memoryview) -> SourceBatch | None:
+        """A message of the formats 0 and 1; a partition may have all three, in any order."""
+        begin = self.next_fetch_offset
+        try:
+            message = Message.read(piece)
+        except MalformedError as exc:
+            if not Message.is_intact(piece):
+                raise
+            return self._refused(piece, (begin, Message.offset_of(piece)), exc)
+        if self._verifies and not message.intact:
+            raise CorruptRecordException("the checksum of the message is wrong")
+        self.next_fetch_offset = max(begin, message.offset + 1)
+        return OldBatch(self._partition, begin, message) if message.offset >= begin else None
+
+    def _new(self, piece: memoryview) -> SourceBatch | None:
+        try:
+            batch = RecordBatch.read(piece)
+        except MalformedError as exc:
+            if not is_intact(piece):
+                raise
+            return self._refused(piece, offsets_of(piece), exc)
         if self._verifies and not batch.intact:
             raise CorruptRecordException("the checksum of the batch is wrong")
-        return batch
+        if batch.leader_epoch != self._epoch:
+            self._epoch = batch.leader_epoch
+            self._tell(self._partition, batch.base_offset, batch.leader_epoch)
+        begin, end = self.next_fetch_offset, batch.last_offset + 1
+        wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
+        self.next_fetch_offset = max(begin, end)
+        return SourceBatch(self._partition, max(begin, batch.base_offset), batch) if wanted else None
+
+    def _refused(self, piece: memoryview, offsets: tuple[int, int], error: MalformedError) -> SourceBatch | None:
+        """What stands in the place of a batch whose header a broker has taken, and which says what cannot be."""
+        first, last = offsets[0], max(offsets)
+        if not 0 <= first <= last < _MOST_OFFSET:
+            raise error  # no checksum covers the first one
+        if last < self.next_fetch_offset:
+            return None
+        first = max(first, self.next_fetch_offset)
+        self.next_fetch_offset = last + 1
+        topic, number = self._partition.topic, self._partition.partition
+        failed = Unopened(topic, number, last, -1, bytes(piece), error, first, last - first + 1)
+        return SourceBatch(self._partition, first, None, (failed,))
 
     def _committed(self, batch: RecordBatch) -> bool:
         """False if the batch is part of a transaction that was aborted.
@@ -222,14 +242,3 @@ def _stand_in(data: memoryview) -> bytes:
     """What aiokafka's own reader gets: it takes bytes only, and looks whether the first batch is whole."""
     complete = len(data) > _WHOLE.size and _WHOLE.size + _WHOLE.unpack_from(data)[1] <= len(data)
     return _NO_RECORDS if complete else bytes(data)
-
-
-def _pieces(data: bytes | memoryview) -> tuple[Sequence[memoryview], MalformedError | None]:
-    """The batches of a response, up to its end or an error."""
-    pieces: list[memoryview] = []
-    try:
-        for piece in split(memoryview(data)):
-            pieces.append(piece)  # noqa: PERF402  # those before an error stay
-    except MalformedError as exc:
-        return pieces, exc
-    return pieces, None

@@ -1,9 +1,12 @@
-"""Batches as they were read, and the records in them."""
+"""Batches as they were read, and the records in them.
+
+What brokers have taken and nobody can decode is a failed record (`Unopened`), which the error policy decides on. Only a
+batch whose checksum is wrong is an error of the reader: the next fetch may bring it undamaged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -58,7 +61,7 @@ class ReadRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """Records that would fill the memory, as a `SourceRecord`: its value is the batch of Kafka's that has them.
+    """Records that would fill the memory, or cannot be decoded, as a `SourceRecord`: its value is their batch.
 
     Attributes:
         offset: of the last one.
@@ -87,7 +90,7 @@ class SourceBatch:
     Args:
         partition: the source partition.
         offset: of the first record that is wanted; those before it in the batch were read before.
-        batch: checked, its checksum too; None if the records come in another way.
+        batch: its header is checked; None if the records come in another way.
         records: these, if there is no batch.
 
     Attributes:
@@ -150,6 +153,11 @@ class SourceBatch:
         return self.batch.latest_timestamp if self.batch.broker_time else self.batch.first_timestamp
 
     @property
+    def timestamp_type(self) -> int:
+        """0 if the timestamps are those of producers, 1 if they are the broker's, -1 if the format has none."""
+        return int(self.batch is not None and self.batch.broker_time)
+
+    @property
     def worth_a_request(self) -> bool:
         """True if to send the batch by itself costs less than to merge it with others."""
         if self.batch is None:
@@ -173,16 +181,14 @@ class SourceBatch:
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the batch before compression.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
+        """Bytes of the batch before compression; as it was read, if it cannot be decompressed."""
         if self.batch is None:
             return self.size
         if self._plain_bytes is None:
-            with _refused(self.partition, self.batch.base_offset):
+            try:
                 self._plain_bytes = self.batch.plain_bytes
+            except MalformedError:
+                self._plain_bytes = self.size
         return self._plain_bytes
 
     def most_plain_bytes(self, limit: int) -> int:
@@ -200,11 +206,10 @@ class SourceBatch:
         Its `codec` is still theirs.
 
         Raises:
-            CorruptRecordException: a batch cannot be read.
+            MalformedError: a batch cannot be decoded, or they cannot be one.
         """
-        partition, first = batches[0].partition, batches[0].offset
-        with _refused(partition, first):
-            whole = cls(partition, first, merge([each.batch.plain() for each in batches if each.batch is not None]))
+        merged = merge([each.batch.plain() for each in batches if each.batch is not None])
+        whole = cls(batches[0].partition, batches[0].offset, merged)
         whole.merged_from, whole.codec = len(batches), batches[0].codec
         begin, end = batches[0].offsets[0], batches[-1].offsets[-1] + 1
         gapless = sum(len(each.offsets) for each in batches) == end - begin
@@ -220,25 +225,25 @@ class SourceBatch:
         return kept
 
     def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
-        """All its records, if they take more than `limit` bytes before compression; else None.
+        """All its records, if they take more than `limit` bytes before compression, or are damaged; else None.
 
         Args:
             limit: the most bytes.
             allowed: what `limit` is, for people.
 
         Raises:
-            CorruptRecordException: the batch cannot be read.
+            CorruptRecordException: the checksum of the batch is wrong.
         """
         batch = self.batch
         if batch is None:
             return None
-        with _refused(self.partition, batch.base_offset):
+        try:
             if batch.opens_within(limit):
                 return None
+        except MalformedError as exc:
+            return self._undecoded(batch, self.offset, exc)
         error = BatchTooLargeError(self.offset, batch.last_offset, limit, allowed)
-        topic, number = self.partition.topic, self.partition.partition
-        data, latest_ms = bytes(batch.data), batch.latest_timestamp
-        return Unopened(topic, number, batch.last_offset, latest_ms, data, error, self.offset, batch.count)
+        return self._all(batch, self.offset, error, batch.count)
 
     @property
     def plain(self) -> bool:
@@ -246,14 +251,11 @@ class SourceBatch:
 
         False if it does not read one, as where the name of a header is not UTF-8; if a record is `Unopened`; or if the
         headers would take much more memory than their bytes.
-
-        Raises:
-            CorruptRecordException: the compressed records are damaged.
         """
         if self.batch is None:
             return True
         try:
-            data = self._uncompressed(self.batch)
+            data = self.batch.uncompressed()
             self._plain_bytes = len(data)
             if len(data) > _COUNTED_LATE_BYTES and is_crowded(
                 memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count
@@ -265,13 +267,9 @@ class SourceBatch:
             if not _sound(rows, self.batch, _HEADERS_FOR_BYTES * len(data) + _HEADERS_BYTES):
                 self._rows = None
                 return False
-        except _UNREAD:
+        except (MalformedError, *_UNREAD):
             return False
         return True
-
-    def _uncompressed(self, batch: RecordBatch) -> bytes | memoryview:
-        with _refused(self.partition, batch.base_offset):
-            return batch.uncompressed()
 
     def forget(self) -> None:
         """Lets go of what was kept of the uncompressed records: a batch that waits takes its own bytes alone."""
@@ -280,87 +278,91 @@ class SourceBatch:
             self.batch.forget()
 
     def rows(self) -> Sequence[SourceRecord]:
-        """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
+        """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition."""
         if self.batch is None:
             return self._records
-        rows: list[Any] = self._rows or list(DefaultRecordBatch(self._uncompressed(self.batch)))
+        rows: list[Any] = self._rows or list(DefaultRecordBatch(self.batch.uncompressed()))
         if self.offset > self.batch.base_offset:
             rows = [row for row in rows if row.offset >= self.offset]
         return rows
 
     def records(self) -> Iterator[SourceRecord]:
-        """The records that are wanted, each made when it is asked for. One with too many headers is `Unopened`.
+        """The records that are wanted, each made when it is asked for.
+
+        One with too many headers is `Unopened`, as are all from the first that cannot be decoded.
 
         Raises:
-            CorruptRecordException: the batch cannot be read.
+            CorruptRecordException: the checksum of the batch is wrong, and so a record cannot be decoded.
         """
         if self.batch is None:
             yield from self._records
             return
         batch, read, before = self.batch, 0, self.batch.base_offset - 1
-        for record in self._quickly(batch):
-            read, before = read + 1, record.offset
-            if before >= self.offset:
-                yield record
-        for record in islice(self._decoded(batch), read, None) if read < batch.count else ():
-            if not before < record.offset <= batch.last_offset:
-                yield self._misplaced(batch, before + 1, record.offset)
-                return
-            before = record.offset
-            if before >= self.offset:
-                yield record
+        try:
+            for record in self._quickly(batch):
+                read, before = read + 1, record.offset
+                if before >= self.offset:
+                    yield record
+            for record in islice(self._decoded(batch), read, None) if read < batch.count else ():
+                read += 1
+                last = batch.last_offset - (batch.count - read)  # each record behind it has an offset, too
+                if not before < record.offset <= last:
+                    raise MalformedError("offset of a record", str(record.offset), f"{before + 1} to {last}")  # noqa: TRY301  # as where a record is decoded
+                before = record.offset
+                if before >= self.offset:
+                    yield record
+        except MalformedError as exc:
+            yield self._undecoded(batch, before + 1, exc)
 
     def _quickly(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records as aiokafka reads them, up to the first that it does not read, or must not."""
         topic, number = self.partition.topic, self.partition.partition
-        read, before, last = 0, batch.base_offset - 1, batch.last_offset
-        data = self._uncompressed(batch)
+        before, last = batch.base_offset - 1, batch.last_offset - batch.count
+        data = batch.uncompressed()
         if len(data) > _COUNTED_LATE_BYTES and is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], batch.count):
             return
+        held: ReadRecord | None = None  # the last one of all is whole only if nothing is behind it
         try:
             for row in DefaultRecordBatch(data):
-                read, offset = read + 1, row.offset
+                if held is not None:
+                    yield held
+                last, offset = last + 1, row.offset
                 if len(row.headers) > MAX_HEADERS or not before < offset <= last:
                     return
                 before = offset
-                yield ReadRecord(topic, number, offset, row.timestamp, row.key, row.value, row.headers)
+                held = ReadRecord(topic, number, offset, row.timestamp, row.key, row.value, row.headers)
         except _UNREAD:
-            if read == batch.count:
-                raise  # there are bytes behind the last record
+            return
+        if held is not None:
+            yield held
 
-    def _misplaced(self, batch: RecordBatch, first: int, found: int) -> Unopened:
-        """The rest of a batch, in which a record has an offset that it cannot have: to commit it would lose others."""
-        error = MalformedError("offset of a record", str(found), f"{first} to {batch.last_offset}, in order")
-        topic, number, data = self.partition.topic, self.partition.partition, bytes(batch.data)
+    def _undecoded(self, batch: RecordBatch, first: int, error: MalformedError) -> Unopened:
+        """The records from offset `first` on: to commit what is behind them would lose them.
+
+        Raises:
+            CorruptRecordException: the checksum of the batch is wrong.
+        """
         first = max(first, self.offset)
-        count = batch.last_offset - first + 1
-        return Unopened(topic, number, batch.last_offset, batch.latest_timestamp, data, error, first, count)
+        if not batch.intact:
+            raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
+        return self._all(batch, first, error, batch.last_offset - first + 1)
+
+    def _all(self, batch: RecordBatch, first: int, error: TransformError, count: int) -> Unopened:
+        topic, number = self.partition.topic, self.partition.partition
+        data, latest_ms = bytes(batch.data), batch.latest_timestamp
+        return Unopened(topic, number, batch.last_offset, latest_ms, data, error, first, count)
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, as Python reads them: a name that is not UTF-8 has its bytes by `surrogateescape`."""
         topic, number = self.partition.topic, self.partition.partition
-        with _refused(self.partition, batch.base_offset):
-            for offset, record in _entries(batch):
-                if isinstance(record, _Crowded):
-                    value = single(batch, record.data, offset)
-                    yield Unopened(topic, number, offset, record.timestamp, value, record.error, offset)
-                else:
-                    yield ReadRecord(
-                        topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
-                    )
-
-
-@contextmanager
-def _refused(partition: TopicPartition, offset: int) -> Iterator[None]:
-    """Tells where the bytes are that break the format, as an error of aiokafka's."""
-    try:
-        yield
-    except MalformedError as exc:
-        raise CorruptRecordException(f"{partition}, offset {offset}: {exc}") from exc
+        for offset, record in _entries(batch):
+            if isinstance(record, _Crowded):
+                value = single(batch, record.data, offset)
+                yield Unopened(topic, number, offset, record.timestamp, value, record.error, offset)
+            else:
+                yield ReadRecord(
+                    topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
+                )
 
 
 def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
@@ -399,18 +401,21 @@ class _Crowded:
 
 def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
     records, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
-    for _ in range(batch.count):
+    for left in range(batch.count - 1, -1, -1):
         begin = at
+        found: Record | _Crowded
         try:
             record, delta, at = record_format.read(records, at)
         except TooManyHeadersError as exc:
             later_ms, delta, at = record_format.place(records, begin)
-            yield batch.base_offset + delta, _Crowded(records[begin:at], _time(batch, later_ms), exc)
+            found = _Crowded(records[begin:at], _time(batch, later_ms), exc)
         else:
-            timestamp = _time(batch, record.timestamp)
-            yield batch.base_offset + delta, Record(record.key, record.value, record.headers, timestamp)
-    if at != len(records):
-        raise MalformedError("records of a batch", f"{len(records) - at:,} bytes more", f"{batch.count:,} records")
+            found = Record(record.key, record.value, record.headers, _time(batch, record.timestamp))
+        if not left and at != len(records):  # they may be records: the last one is not given without them
+            raise MalformedError(
+                "records of a batch", f"{len(records) - at:,} bytes more", f"those of {batch.count:,} records"
+            )
+        yield batch.base_offset + delta, found
 
 
 def _time(batch: RecordBatch, delta: int) -> int:

@@ -16,9 +16,10 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 __all__ = ["main", "write"]
 
 _BEFORE_OURS = (__package__ or "").removesuffix("app.local")  # empty in a checkout
-_PACKAGES = ("wideload",) if _BEFORE_OURS else ("jobs", "stores", "transforms", "wideload")
+_PACKAGES = ("wideload",) if _BEFORE_OURS else ("app", "jobs", "stores", "transforms", "wideload")
 _ROOT = Path(__file__).resolve().parents[2 + _BEFORE_OURS.count(".")]
-_LEFT_OUT = f"{_BEFORE_OURS.replace('.', '/')}app/"  # the worker: no job needs it
+_APP = f"{_BEFORE_OURS.replace('.', '/')}app/"
+_OF_APP = (f"{_APP}__init__.py", f"{_APP}kafka/", f"{_APP}config/")  # the rooms that jobs read with
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 _MODE = 0o100644 << 16
 _UNIX = 3
@@ -32,7 +33,8 @@ def write(file: Path) -> int:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     found = sorted(module for package in _PACKAGES for module in (_ROOT / package).rglob("*.py"))
-    modules = {name: path for path in found if not (name := path.relative_to(_ROOT).as_posix()).startswith(_LEFT_OUT)}
+    named = {path.relative_to(_ROOT).as_posix(): path for path in found}
+    modules = {name: path for name, path in named.items() if not name.startswith(_APP) or name.startswith(_OF_APP)}
     with ZipFile(file, "w", ZIP_STORED) as archive:  # each version of zlib compresses to different bytes
         for name, module in modules.items():
             entry = ZipInfo(name, _EPOCH)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from aiokafka import TopicPartition
-from aiokafka.errors import CorruptRecordException
 
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
@@ -28,6 +27,7 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
 from app.pipeline.waiting_read import WaitingRead
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.errors import MalformedError
 from transforms.record import SourceRecord
 from transforms.record_batch import RecordBatch
 
@@ -450,6 +450,6 @@ class Admission:
 def _together(batches: Sequence[SourceBatch]) -> SourceBatch:
     """One batch of several; the first alone if they cannot be merged."""
     if len(batches) > 1:
-        with contextlib.suppress(CorruptRecordException):
+        with contextlib.suppress(MalformedError):
             return SourceBatch.merged(batches)
     return batches[0]

@@ -31,10 +31,13 @@ _NEAR = 4  # to read so many others takes less time than another request
 
 
 class TopicRecord(LoggedRecord, Protocol):
-    """A record with its offset, and whose clock its timestamp is from."""
+    """A record with its offset, and whose clock its timestamp is from; or the problem of those that cannot be read."""
 
     @property
     def timestamp_type(self) -> int: ...
+
+    @property
+    def problem(self) -> Problem | None: ...
 
 
 class Readable(Protocol):
@@ -47,14 +50,14 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole record with its offset, or a chunk that makes no message.
+    """A whole record with its offset, or a chunk that makes no message, or a batch that cannot be read.
 
     Attributes:
-        record: the whole record; if there is a problem, the chunk as it is in the log.
+        record: the whole record; if there is a problem, the chunk or the batch as it is in the log.
         offset: of the record, or of the message's last chunk.
         timestamp: in milliseconds; of the record, or of the message's first chunk.
-        timestamp_type: 0 if the producer set it, 1 if the broker did.
-        problem: why the chunk makes no message; None for a whole record.
+        timestamp_type: 0 if the producer set it, 1 if the broker did, -1 if there is none.
+        problem: why the chunk makes no message, or the batch cannot be read; None for a whole record.
         lost: whether Kafka has deleted the beginning of the message, or its problem was reported before.
     """
 
@@ -98,7 +101,7 @@ class Messages:
             if record.headers and is_chunk(record.headers):
                 yield from self._chunk(record)
             else:
-                yield Message(record, record.offset, record.timestamp, record.timestamp_type)
+                yield Message(record, record.offset, record.timestamp, record.timestamp_type, record.problem)
 
     def _chunk(self, record: TopicRecord) -> Iterator[Message]:
         chunk = None

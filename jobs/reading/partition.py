@@ -1,4 +1,4 @@
-"""One partition of a topic, read by a task with aiokafka, as in the worker.
+"""One partition of a topic, read by a task as the worker reads it: by aiokafka's fetcher, in batches.
 
 A Python data source cannot use Spark's own Kafka source. Calls block; a task has an event loop of its own, which stands
 still while Spark takes the records.
@@ -9,21 +9,50 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiokafka.errors as kafka_errors
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.fetched import FetchedBatches, Unlimited
+from app.kafka.source_batch import SourceBatch, Unopened
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
+from jobs.records.problems import Problem
+from transforms.record import Header
 
-__all__ = ["PartitionReader"]
+__all__ = ["PartitionReader", "PartitionRecord"]
 
 _POLL_MS = 1_000
-_POLL_RECORDS = 500
+_POLL_BATCHES = 500
 _SILENCE_S = 60.0
+_MOST_BYTES = 268_435_456  # of a batch before compression
+_ALLOWED = "256 MiB, where a task reads"
 
 Answer = TypeVar("Answer")
+
+
+class PartitionRecord(NamedTuple):
+    """A record of the partition.
+
+    Attributes:
+        offset: of the record.
+        timestamp: in milliseconds since 1970; -1 without.
+        timestamp_type: 0 if the producer set it, 1 if the broker did, -1 if the message format has none.
+        key: of the record.
+        value: of the record; if there is a problem, the whole batch as it is in the log.
+        headers: of the record.
+        problem: why nobody can read it; None of a record. It then stands for all up to its offset.
+    """
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    problem: Problem | None = None
 
 
 class PartitionReader:
@@ -62,8 +91,10 @@ class PartitionReader:
         found = self._run(self._consumer.beginning_offsets([self._place]))
         return int(found[self._place])
 
-    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[ConsumerRecord[Any, Any]]:
+    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[PartitionRecord]:
         """The records from offset `start` up to `end`, in order.
+
+        Each comes once, and none is passed over: one that cannot be read has a problem.
 
         Args:
             start: the first offset.
@@ -71,7 +102,7 @@ class PartitionReader:
             fail_on_loss: whether it is a failure if Kafka has deleted records; else they are left out.
 
         Raises:
-            JobFailedError: records are gone, no record comes, or a record cannot be read.
+            JobFailedError: records are gone, no record comes, or a batch comes with a wrong checksum.
         """
         assert self._consumer is not None
         reader, position, heard = object(), start, time.monotonic()
@@ -88,17 +119,11 @@ class PartitionReader:
                     raise self._lost(position, first) from exc
                 position, self._reader = first, None
                 continue
-            except UnicodeDecodeError as exc:
-                raise JobFailedError(
-                    f"{self._name}: at offset {position} or soon behind it is a record with a header name that is not "
-                    "UTF-8; Kafka demands UTF-8, and no client of Python but the worker reads the record: let a worker "
-                    "with errors.tolerance = all forward the topic, and read its output topic"
-                ) from exc
-            for record in polled:
-                if record.offset >= end:
+            for record in (record for batch in polled for record in _records(batch)):
+                if (record.first if isinstance(record, Unopened) else record.offset) >= end:
                     return
-                position = record.offset + 1
-                yield record
+                position = min(record.offset, end - 1) + 1
+                yield _unread(record, position - 1) if isinstance(record, Unopened) else record
             if self._reader is reader:
                 # Offsets without a record: marks of transactions, and records that compaction has removed.
                 position = max(position, self._run(self._consumer.position(self._place)))
@@ -124,9 +149,29 @@ class PartitionReader:
         self._consumer = self._client.open()  # binds to the running loop
         self._consumer.assign([self._place])
         await self._consumer.start()
+        FetchedBatches(ConsumerControls(self._consumer), Unlimited())
 
-    async def _poll(self) -> Sequence[ConsumerRecord[Any, Any]]:
+    async def _poll(self) -> Sequence[SourceBatch]:
         assert self._consumer is not None
-        polled = await self._consumer.getmany(self._place, timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
-        found: Sequence[ConsumerRecord[Any, Any]] = polled.get(self._place, [])
+        polled = await self._consumer.getmany(self._place, timeout_ms=_POLL_MS, max_records=_POLL_BATCHES)
+        found: Sequence[SourceBatch] = polled.get(self._place, [])
         return found
+
+
+def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
+    unopened = batch.unopened(_MOST_BYTES, _ALLOWED)
+    if unopened is not None:
+        yield unopened
+        return
+    kind = batch.timestamp_type
+    for record in batch.records():
+        if isinstance(record, Unopened):
+            yield record
+        else:
+            yield PartitionRecord(record.offset, record.timestamp, kind, record.key, record.value, record.headers)
+
+
+def _unread(unopened: Unopened, last: int) -> PartitionRecord:
+    """What is not read, up to the end of a range: the rest of it is a record of the next one."""
+    problem = Problem("value", "malformed", f"offsets {unopened.first} to {last}: {unopened.error}")
+    return PartitionRecord(last, unopened.timestamp, 0, None, unopened.value, (), problem)

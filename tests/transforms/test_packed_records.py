@@ -1,5 +1,7 @@
 """Compressed records as brokers take them, also where only Java's reader would."""
 
+import contextlib
+
 import cramjam
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ def lz4(*, checksum: bool = True, linked: bool = False) -> bytearray:
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_lz4_checksums_that_java_does_not_compare(linked: bool) -> None:
+def test_lz4_checksums_that_java_does_not_compare(*, linked: bool) -> None:
     """A wrong content checksum, and the check byte as clients of message format 0 made it, keep no record back."""
     for at in (-1, 6):
         frame = lz4(linked=linked)
@@ -42,7 +44,5 @@ def test_lz4_content_size_that_java_does_not_compare() -> None:
 @given(st.binary(max_size=40), st.integers(0, 30))
 def test_lz4_any_bytes(data: bytes, start: int) -> None:
     """Any bytes are an error, or a value within the limit."""
-    try:
+    with contextlib.suppress(CompressionError):
         assert len(unpacked("lz4", bytes(lz4()[:start]) + data, 100)) <= 100
-    except CompressionError:
-        pass

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import random
-import struct
-import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,10 +13,10 @@ import pytest
 from aiokafka.errors import CorruptRecordException
 
 from app.kafka.fetched import FetchedBatches
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import SourceBatch, Unopened
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
-from tests.built_batches import built, changed, record
-from transforms.record import Record
+from tests.built_batches import built, changed, message, record, repacked, wrapped
+from transforms.record import Record, SourceRecord
 
 Row = tuple[int, bytes | None, bytes | None, tuple[Any, ...], int]
 
@@ -144,8 +143,9 @@ def _flip(data: bytes) -> bytes:
 DAMAGES: list[tuple[Damage, str]] = [
     (_flip, "checksum"),
     (lambda data: changed(data, ">b", 16, 3), "magic of a batch"),
-    (lambda data: changed(data, ">i", 57, 99), "records of a batch"),
-    (lambda data: changed(data, ">h", 21, 6), "codec of a batch"),
+    (lambda data: changed(data, ">b", 16, 1), "message"),
+    (lambda data: changed(data, ">q", 0, -5), "offsets of a batch"),
+    (lambda data: changed(changed(data, ">i", 57, 99), ">I", 17, 1)[:17] + bytes(4) + data[21:], "checksum"),
     (lambda data: changed(data, ">i", 8, 3), "length of a batch"),
 ]
 
@@ -172,29 +172,121 @@ async def test_what_is_before_a_damaged_batch_comes_first(damage: Damage, why: s
         assert ahead.now == 0
 
 
-async def test_old_formats_are_read_by_aiokafka() -> None:
-    """Batches before format 2, before and between those of format 2, give their records, in order and once."""
+HEADERS: list[tuple[Damage, str, tuple[int, int]]] = [
+    (lambda data: changed(data, ">i", 57, 99), "records of a batch", (6, 8)),
+    (lambda data: changed(data, ">h", 21, 6), "codec of a batch", (6, 8)),
+    (lambda data: changed(data, ">i", 23, -2), "offsets of a batch", (6, 6)),
+]
+
+
+@pytest.mark.parametrize(("damage", "why", "place"), HEADERS)
+async def test_a_header_that_a_broker_has_taken(damage: Damage, why: str, place: tuple[int, int]) -> None:
+    """With a right checksum it never changes: a failed record is in its place, and the rest comes."""
     log = Log()
-    for n in range(3):
-        body = struct.pack(">bbqi4si2s", 1, 0, 1_000 + n, 4, b"old%d" % n, 2, b"vv")
-        log.put(struct.pack(">qiI", n, 4 + len(body), zlib.crc32(body)) + body, 1)
-    expected = await theirs(log, 0, "read_committed")
-    assert [row[0] for row in expected] == [0, 1, 2]
-    log.append(4, [record(7)], transactional=False)
-    log.put(struct.pack(">q", 4) + log.batches[0][8:], 1)
-    log.append(0, [record(8)], transactional=False)
-    for offset in range(6):
+    for number in range(4):
+        log.append(number, [record(10 * number + n) for n in range(3)], transactional=False)
+    log.batches[2] = damage(log.batches[2])
+    log.ends[2] = place[1] + 1
+    for offset in (0, place[1]):
         async with reading(log, offset) as (reader, ahead):
-            found = await reader.read()
-            read = rows(found)
-            assert [row[0] for row in read] == list(range(offset, 6))
-            assert read[:-3] == expected[offset:]
-            assert [(batch.batch is None, batch.whole, batch.codec) for batch in found[-3:]] == [
-                (False, True, 4),
-                (True, False, 0),
-                (False, True, 0),
-            ][-len(found) :]
+            found = [each for batch in await reader.read() for each in batch.records()]
+            assert [each.offset for each in found if each.offset not in place] == [*range(offset, 6), 9, 10, 11]
+            (failed,) = [each for each in found if isinstance(each, Unopened)]
+            assert (failed.first, failed.offset) == (max(offset, place[0]), place[1])
+            assert failed.value == log.batches[2]
+            assert why in str(failed.error)
             assert ahead.now == 0
+
+
+def old_logs() -> Iterator[tuple[str, Log, list[Row]]]:
+    """Logs with batches of all formats, in several orders, and what is in them."""
+    for order in ("000", "111", "0011", "1100", "0101", "1122", "0012", "0102", "2101", "2010"):
+        log, expected = Log(), list[Row]()
+        for number, magic in enumerate(map(int, order)):
+            for packer in ("none", "gzip", "snappy", "snappy-raw", "lz4"):
+                # Compaction has removed some of those that are compressed together.
+                taken = (0,) if packer == "none" else ((0, 1, 2), (0, 3), (2,))[number % 3]
+                new = [Record(b"%d" % n, (b"v", b"", None)[number % 3], (), 1_000 + n) for n in taken]
+                at = {log.end + n: each for n, each in zip(taken, new, strict=True)}
+                if magic == 2:
+                    log.put(repacked(built(0, new, base=log.end), packer), len(new))
+                    at = dict(enumerate(new, min(at) - taken[0]))
+                elif packer == "none":
+                    log.put(message(magic, log.end, new[0].key, new[0].value, new[0].timestamp), 1)
+                else:
+                    log.put(wrapped(magic, packer, at), max(taken) + 1)
+                expected += [(n, r.key, r.value, (), r.timestamp if magic else -1) for n, r in at.items()]
+        yield order, log, expected
+
+
+async def read_opened(reader: Reader) -> list[SourceRecord]:
+    """All records, as the pipeline and commands open batches."""
+    found: list[SourceRecord] = []
+    for batch in await reader.read():
+        unopened = batch.unopened(1 << 20)
+        found += batch.records() if unopened is None else (unopened,)
+    return found
+
+
+async def test_formats_in_any_order() -> None:
+    """Each record comes once, in order, from any offset on: a partition may begin with old segments, and have all."""
+    for order, log, expected in old_logs():
+        for offset in range(log.end):
+            async with reading(log, offset, most=(1, 200, 1 << 20)[offset % 3]) as (reader, ahead):
+                found = await read_opened(reader)
+                assert [(each.offset, each.key, each.value, tuple(each.headers), each.timestamp) for each in found] == [
+                    row for row in expected if row[0] >= offset
+                ], (order, offset)
+                assert ahead.now == 0
+
+
+async def test_old_messages_with_the_time_of_the_broker() -> None:
+    """It is that of all records that are compressed together."""
+    log = Log()
+    log.put(wrapped(1, "gzip", {0: record(0), 1: record(1)}, 4_711, 0x08), 2)
+    async with reading(log) as (reader, _):
+        assert [each.timestamp for each in await read_opened(reader)] == [4_711, 4_711]
+
+
+BROKEN: list[tuple[str, bytes]] = [
+    ("value of a message", message(1, 2, None, b"no gzip", 5, 1)),
+    ("value of a message", message(0, 2, None, None, 5, 1)),
+    ("compressed messages", message(1, 2, None, gzip.compress(b""), 5, 1)),
+    ("compressed messages", message(1, 2, None, gzip.compress(b"short"), 5, 1)),
+    ("compressed messages", message(1, 2, None, gzip.compress(message(0, 0, b"k", b"v")), 5, 1)),
+    ("compressed messages", message(1, 2, None, gzip.compress(message(1, 0, b"k", b"v", 5, 1)), 5, 1)),
+    ("size of a message", message(1, 2, None, gzip.compress(message(1, 0, b"k", b"v" * 99)[:60]), 5, 1)),
+    ("offset of a message", message(0, 2, None, gzip.compress(message(0, 7, b"k", b"v")), 5, 1)),
+    ("codec of a message", message(1, 2, b"k", b"v", 5, 4)),
+    ("holds more than", message(1, 2, None, gzip.compress(bytes(1 << 21)), 5, 1)),
+]
+
+
+@pytest.mark.parametrize(("why", "data"), BROKEN)
+async def test_old_messages_that_nobody_can_read(why: str, data: bytes) -> None:
+    """With a right checksum they are failed records in their place, and what is behind them is read."""
+    log = Log()
+    log.put(message(1, 0, b"first", b"v"), 1)
+    log.put(data, 2)
+    log.put(message(0, 3, b"last", b"v"), 1)
+    async with reading(log) as (reader, _):
+        first, failed, last = await read_opened(reader)
+        assert (first.key, last.key, last.offset) == (b"first", b"last", 3)
+        assert isinstance(failed, Unopened)
+        assert (failed.first, failed.offset, failed.value, failed.count) == (1, 2, data, 2)
+        assert why in str(failed.error)
+
+
+async def test_old_messages_with_a_wrong_checksum() -> None:
+    """They are asked for again, as batches are."""
+    log = Log()
+    log.put(message(1, 0, b"first", b"v"), 1)
+    log.put(message(0, 1, b"k", b"v")[:-1] + b"x", 1)
+    async with reading(log) as (reader, _):
+        found: list[SourceBatch] = []
+        with pytest.raises(CorruptRecordException, match=r"offset 1: .*checksum"):
+            await polling(reader, found)
+        assert [row[0] for row in rows(found)] == [0]
 
 
 async def test_gaps_that_compaction_has_left_are_passed() -> None:

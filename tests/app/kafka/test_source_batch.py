@@ -137,10 +137,10 @@ def test_offsets_that_records_cannot_have(deltas: list[int], packer: str) -> Non
     data = repacked(hand_made([(delta, record(n)) for n, delta in enumerate(deltas)]), packer)
     batch = source(data, 50)
     assert not batch.plain
-    *whole, rest = batch.records()
-    assert [each.offset for each in whole] == [50, *([52] if deltas[1] == 2 else [])]
+    first, rest = batch.records()
+    assert first.offset == 50
     assert isinstance(rest, Unopened)
-    assert (rest.first, rest.offset, rest.value) == (whole[-1].offset + 1, 52, data)
+    assert (rest.first, rest.offset, rest.value) == (51, 52, data)
     assert "offset of a record is" in str(rest.error)
 
 
@@ -230,22 +230,57 @@ def test_kept_has_bytes_of_its_own() -> None:
 
 @pytest.mark.parametrize("records", [RECORDS, ODD], ids=["text", "odd"])
 @pytest.mark.parametrize("packer", PACKERS)
-def test_damaged_records_are_an_error(records: list[Record], packer: str) -> None:
-    """Whichever way they are read, with the place; nothing of the batch is given."""
+def test_records_that_cannot_be_decoded(records: list[Record], packer: str) -> None:
+    """Whichever way they are read: those before them are given, the others are one failed record with their batch."""
     cut = bytes(pack(records))[:-3]
     data = repacked(changed(cut, ">i", 8, len(cut) - 12), packer)
-    with pytest.raises(CorruptRecordException):
-        list(source(data).records())
-    if packer != "none":
-        with pytest.raises(CorruptRecordException, match=r"topic='raw', partition=0.*offset 0: "):
-            list(source(_cut(repacked(bytes(pack(records)), packer))).records())
+    last = len(records) - 1
+    for offset in (0, last):
+        batch = source(data, offset)
+        assert not batch.plain
+        assert batch.unopened(1 << 20) is None
+        *whole, failed = batch.records()
+        assert [each.offset for each in whole] == list(range(offset, last))
+        assert isinstance(failed, Unopened)
+        assert (failed.first, failed.offset, failed.value, failed.count) == (last, last, data, 1)
 
 
-def test_bytes_behind_the_last_record_are_an_error() -> None:
-    """A batch whose header counts fewer records than there are is not taken for a whole one."""
-    data = changed(built(0, RECORDS), ">i", 57, 9)
-    with pytest.raises(CorruptRecordException):
-        list(source(data).records())
+@pytest.mark.parametrize("packer", [each for each in PACKERS if each != "none"])
+def test_records_that_cannot_be_decompressed(packer: str) -> None:
+    """They are one failed record; with a wrong checksum they are an error with the place, and are fetched again."""
+    data = _cut(repacked(bytes(pack(RECORDS)), packer))
+    batch = source(data, 2)
+    assert (batch.plain, batch.plain_bytes) == (False, len(data))
+    (failed,) = batch.records()
+    assert isinstance(failed, Unopened)
+    assert (failed.first, failed.offset, failed.value, failed.count) == (2, 9, data, 8)
+    assert "records of a batch is" in str(failed.error)
+    wrong = source(data[:17] + bytes(4) + data[21:], 2)
+    with pytest.raises(CorruptRecordException, match=r"topic='raw', partition=0.*offset 2: "):
+        list(wrong.records())
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_bytes_behind_the_last_record(packer: str) -> None:
+    """They may be records that the header does not count: the last one is not given without them."""
+    data = repacked(changed(built(0, RECORDS), ">i", 57, 9), packer)
+    batch = source(data)
+    assert not batch.plain
+    *whole, failed = batch.records()
+    assert [each.offset for each in whole] == list(range(8))
+    assert isinstance(failed, Unopened)
+    assert (failed.first, failed.offset) == (8, 9)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_bytes_behind_the_fields_of_a_record(packer: str) -> None:
+    """They are ignored, as librdkafka ignores them; brokers take such records if they are compressed."""
+    parts = [record_format.serialize(replace(each, timestamp=0), n) for n, each in enumerate(RECORDS)]
+    longer = [record_format.number_bytes(len(part) - 2 + 1) + part[2:] + b"x" for part in parts]
+    data = built(0, [replace(each, timestamp=0) for each in RECORDS])[:61] + b"".join(longer)
+    batch = source(repacked(changed(data, ">i", 8, len(data) - 12), packer))
+    assert not batch.plain
+    assert [each for _, each in found(batch)] == [replace(each, timestamp=0) for each in RECORDS]
 
 
 def _cut(data: bytes) -> bytes:

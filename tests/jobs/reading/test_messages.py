@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from jobs.reading.messages import Message, Messages
+from jobs.records.problems import Problem
 from transforms.chunk import Chunking
 from transforms.chunked_message import Limits
 from transforms.record import Header, Record
@@ -24,6 +25,7 @@ class Logged:
     timestamp: int
     offset: int
     timestamp_type: int = 0
+    problem: Problem | None = None
 
 
 @dataclass
