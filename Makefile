@@ -173,8 +173,9 @@ types: setup-demo ## Check types
 bench: setup-test ## Run the benchmark; writes build/bench.json
 	@$(RUN) -m benchmarks.run $(BENCH)
 
-fuzz: setup-demo ## Run each parser of untrusted bytes on a million mutated inputs
+fuzz: setup-test ## Run each parser of untrusted bytes on a million mutated inputs, and the worker on batches that a real broker takes
 	@$(RUN) -m tests.fuzz.run $(FUZZ)
+	@$(RUN) -m pytest -q -s --chaos=long $${SEED:+--seed "$$SEED"} tests/integration/test_worker_odd_batches.py
 
 chaos: setup-test ## Run the tests that kill workers and brokers with more traffic and more kills (SEED=N)
 	@$(RUN) -m pytest -m chaos --chaos=long -v -s $${SEED:+--seed "$$SEED"} $(CHAOS)

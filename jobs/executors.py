@@ -26,7 +26,7 @@ NEEDS: Mapping[str, Sequence[str]] = {
     "inflate": ("pyarrow", "cramjam"),
     "offload": ("pyarrow", "cramjam"),
     "references": ("cramjam",),
-    "wideload": ("pyarrow", "cramjam", "aiokafka"),
+    "wideload": ("pyarrow", "cramjam", "aiokafka", "crc32c"),
 }
 """What executors need beside the code of this project, by what the program uses; `wideload` is the source."""
 

@@ -20,7 +20,9 @@ from app.kafka.source_batch import SourceBatch, Unopened
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
 from jobs.records.problems import Problem
+from transforms.errors import HeaderNameError
 from transforms.record import Header
+from transforms.record_format import check_names, name_bytes
 
 __all__ = ["PartitionReader", "PartitionRecord"]
 
@@ -41,9 +43,9 @@ class PartitionRecord(NamedTuple):
         timestamp: in milliseconds since 1970; -1 without.
         timestamp_type: 0 if the producer set it, 1 if the broker did, -1 if the message format has none.
         key: of the record.
-        value: of the record; if there is a problem, the whole batch as it is in the log.
+        value: of the record; of records that cannot be decoded, their whole batch as it is in the log.
         headers: of the record.
-        problem: why nobody can read it; None of a record. It then stands for all up to its offset.
+        problem: why it cannot be had as it is; None if it can. It may stand for all records up to its offset.
     """
 
     offset: int
@@ -167,8 +169,18 @@ def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
     for record in batch.records():
         if isinstance(record, Unopened):
             yield record
-        else:
-            yield PartitionRecord(record.offset, record.timestamp, kind, record.key, record.value, record.headers)
+            continue
+        found = PartitionRecord(record.offset, record.timestamp, kind, record.key, record.value, record.headers)
+        if all(name.isascii() for name, _ in record.headers):
+            yield found
+            continue
+        try:
+            check_names(record)
+        except HeaderNameError as exc:
+            # As Java reads them: neither Arrow nor a producer can have such a name.
+            read = [(name_bytes(name).decode(errors="replace"), content) for name, content in record.headers]
+            found = found._replace(headers=read, problem=Problem("value", "malformed", str(exc)))
+        yield found
 
 
 def _unread(unopened: Unopened, last: int) -> PartitionRecord:

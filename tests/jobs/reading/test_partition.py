@@ -5,32 +5,45 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 from aiokafka import TopicPartition
 
+from app.kafka.source_batch import ReadRecord, SourceBatch
 from jobs.driver.failures import JobFailedError
 from jobs.reading import partition
 from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.partition import PartitionReader
 from stores.keys import read
+from tests.built_batches import built, changed
+from tests.integration.odd_batches import produce
 from tests.integration.topics import write_raw
 from transforms.record import Record
+from transforms.record_batch import pack
 
 
-def test_a_header_name_that_is_no_text_is_told(broker: str, make_topic: Callable[..., str]) -> None:
-    """A record that clients of Python cannot read ends the task with a sentence that says where it is."""
+def test_records_that_nobody_can_have_as_they_are(broker: str, make_topic: Callable[..., str]) -> None:
+    """A header name that is not UTF-8, and a batch that cannot be decoded, are problems in their place."""
     topic = make_topic(1)
-    asyncio.run(write_raw(broker, topic, [Record(b"k", b"v", (("\udcff", b""),))]))
-    with (
-        closing(PartitionReader(Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker})), topic, 0)) as log,
-        pytest.raises(JobFailedError) as told,
-    ):
-        list(log.records(0, 1))
-    assert str(told.value).startswith(
-        f"topic {topic} partition 0: at offset 0 or soon behind it is a record with a header"
-    )
+    asyncio.run(write_raw(broker, topic, [Record(b"k", b"v", (("h\udcff", b""), ("ä", b"x")))]))
+    records = b"\x10\0\0\0\2a\2b\0" + b"\x10\0\0\0\2c\2d\0"  # the second one has the offset of the first
+    broken = built(0, [Record(b"a", b"b")] * 2)[:61] + records
+    broken = changed(broken, ">i", 8, len(broken) - 12)
+    assert produce(broker, topic, [broken, bytes(pack([Record(b"last", b"v")]))]) == 2
+    found = []
+    with closing(PartitionReader(Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker})), topic, 0)) as log:
+        for start, end in ((0, 2), (2, 3), (3, 4)):
+            found += list(log.records(start, end))
+    name, first, failed, last = found
+    assert [each.offset for each in found] == [0, 1, 2, 3]
+    assert [*name.headers] == [("h\ufffd", b""), ("ä", b"x")]
+    assert name.problem is not None
+    assert name.problem.state == "malformed"
+    assert (first.key, first.problem, last.key, last.problem) == (b"a", None, b"last", None)
+    assert failed.problem is not None
+    assert "offsets 2 to 2: malformed record: offset of a record is '1'; allowed: 2 to 2" in failed.problem.detail
+    assert failed.value is not None
+    assert failed.value[61:] == broken[61:]
 
 
 class Clock:
@@ -70,12 +83,13 @@ class Consumer:
     def seek(self, _place: TopicPartition, offset: int) -> None:
         self._at = offset
 
-    async def getmany(self, place: TopicPartition, **_: int) -> dict[TopicPartition, list[SimpleNamespace]]:
+    async def getmany(self, place: TopicPartition, **_: int) -> dict[TopicPartition, list[SourceBatch]]:
         self._clock.now += self._poll_s
         if self._at >= len(self._answers):
             return {}
         self._at += 1
-        return {place: [SimpleNamespace(offset=self._at - 1)]} if self._answers[self._at - 1] else {}
+        read = ReadRecord("t", 0, self._at - 1, 0, b"k", b"v", ())
+        return {place: [SourceBatch(place, read.offset, None, [read])]} if self._answers[self._at - 1] else {}
 
     async def position(self, _place: TopicPartition) -> int:
         return self._at
@@ -83,6 +97,8 @@ class Consumer:
 
 def opened(monkeypatch: pytest.MonkeyPatch, clock: Clock, answers: list[bool], poll_s: float) -> PartitionReader:
     monkeypatch.setattr(partition, "time", clock)
+    monkeypatch.setattr(partition, "ConsumerControls", lambda _: None)
+    monkeypatch.setattr(partition, "FetchedBatches", lambda *_: None)
     monkeypatch.setattr(Client, "open", lambda _: Consumer(clock, answers, poll_s))
     return PartitionReader(Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": "b:1"})), "t", 0)
 
