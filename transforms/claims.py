@@ -29,24 +29,26 @@ Claim = Literal["value", "key", "chunk"]
 """What readers would take a record for: a reference in place of its value or key, or a chunk."""
 
 
-def claim(record: RecordLike, *, marked: bool = False) -> Claim | None:
+def claim(record: RecordLike, *, marked: bool = False, split: bool = False) -> Claim | None:
     """What readers take the record for: a reference in place of its value or key, or a chunk; None for neither.
 
     Args:
         record: whose headers are looked at.
         marked: whether it goes to a topic of one of bakdata's formats. There the mark behind a value says what it is,
             whatever the headers before it are; and bakdata's readers follow a key that has their own header.
+        split: whether it goes on as chunks. Readers put these together, and the record's own headers come back as they
+            were: so it is no chunk for them, but it may be a reference.
     """
     headers = record.headers
     prefix = _PREFIXES if marked else CLAIM_PREFIX
     for name, _ in headers:
         if name.startswith(prefix):
-            return _claim(record, headers, marked=marked)
+            return _claim(record, headers, marked=marked, split=split)
     return None
 
 
-def _claim(record: RecordLike, headers: Sequence[Header], *, marked: bool) -> Claim | None:
-    if is_chunk(headers):
+def _claim(record: RecordLike, headers: Sequence[Header], *, marked: bool, split: bool) -> Claim | None:
+    if not split and is_chunk(headers):
         return "chunk"
     if record.key is not None and (is_reference(headers, KEY) or (marked and refers_by_key(headers))):
         return "key"

@@ -389,13 +389,14 @@ def build(
         )
         topic = settings.output_topic
         stages.append(OffloadStage(offload, store, topic, stats, by_digest=by_digest, keyring=keyring))
-    elif chunks.splits and settings.on_reference != "pass":
-        stages.append(ClaimStage())
+    chunking = Chunking(chunks.limit_bytes(limit_bytes))
+    if chunks.splits and not settings.offloads and settings.on_reference != "pass":
+        # What is wrapped has no headers, and readers may look for a chunk's behind `unwrap`.
+        stages.append(ClaimStage((lambda _: False) if wrapper.wraps else chunking.wants))
     if wrapper.wraps:
         stages.append(wrap_stage(wrapper.wrap))
     if chunks.splits:
-        chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
-        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
+        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id, settings.on_reference))
     falls_back = settings.offloads and chunks.strategy == "auto"
     unwraps = settings.offloads and wrapper.wraps
     return Chain(

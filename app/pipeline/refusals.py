@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.kafka.topics import Topic
 from app.pipeline.stages import NoLimit
-from transforms.claims import claim, may_hold_claims
+from transforms.claims import Claim, claim, may_hold_claims
 from transforms.errors import RecordUnfitError, ReferenceClaimedError
 from transforms.record import RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
@@ -33,18 +33,27 @@ class ClaimStage(_Refusal):
     """Fails the records that claim to be references or chunks. Goes in the place of `offload` where nothing is stored.
 
     Then such a record cannot be stored as it is, so that readers would not follow it.
+
+    `splits` says of a record whether it goes on as chunks.
     """
 
     name = "claim"
+
+    def __init__(self, splits: Callable[[RecordLike], bool]) -> None:
+        self._splits = splits
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         return may_hold_claims(batch)
 
     def wants(self, record: RecordLike) -> bool:
-        return bool(record.headers) and claim(record) is not None
+        return bool(record.headers) and self._claimed(record) is not None
+
+    def _claimed(self, record: RecordLike) -> Claim | None:
+        claimed = claim(record)
+        return claim(record, split=True) if claimed == "chunk" and self._splits(record) else claimed
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
-        claimed = claim(record)
+        claimed = self._claimed(record)
         assert claimed is not None
         raise ReferenceClaimedError(claimed)
 

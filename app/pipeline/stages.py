@@ -10,8 +10,8 @@ from app.config.reference_scope import ReferenceScope
 from app.pipeline.stats import PipelineStats
 from stores.payload import download, measure, publish
 from stores.store import PayloadStore, Stat, Store
-from transforms.chunk import Chunking, checksum
-from transforms.claims import Claim
+from transforms.chunk import Chunking, checksum, is_chunk
+from transforms.claims import Claim, OnReference
 from transforms.errors import ChunkError, PayloadStoreError
 from transforms.inflate import Inflate, Inflation, MeasuredRecord, has_large_key
 from transforms.keyring import Keyring
@@ -280,22 +280,29 @@ class ChunkStage:
         message_limit_bytes: the largest value that is split.
         group_id: the consumer group. A source record that the group reads again gets the same uuid, so that readers
             can complete a message that a `kill -9` has cut short.
+        on_reference: unless this is `pass`, a record that has the headers of a chunk is split however well it
+            compresses: readers would take it for a chunk if it were whole.
     """
 
     name = "chunk"
 
-    def __init__(self, chunking: Chunking, message_limit_bytes: int, group_id: str) -> None:
+    def __init__(
+        self, chunking: Chunking, message_limit_bytes: int, group_id: str, on_reference: OnReference = "pass"
+    ) -> None:
         self.wants: Callable[[RecordLike], bool] = chunking.wants
         self.moves: Callable[[RecordLike], bool] = chunking.wants
         self.blocks: Callable[[RecordLike], bool] = chunking.wants
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
+        self._on_reference = on_reference
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         return self._chunking.wants_any(batch, whole=whole)
 
-    def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
+    def limit_for(self, record: RecordLike) -> int | None:
+        if self._on_reference != "pass" and record.headers and is_chunk(record.headers):
+            return None
         return self._chunking.limit_bytes
 
     def keep(self, record: RecordLike) -> RecordLike:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
+from app.kafka.source_batch import ReadRecord
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
@@ -21,7 +22,9 @@ from stores.memory import MemoryStore
 from stores.store import PayloadStore
 from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of
 from tests.app.pipeline.plain_store import PlainStore
+from transforms.assembly import Assembled, Assembler, Limits
 from transforms.batch_size import batch_of_one_bytes
+from transforms.chunked_message import ChunkMessageId
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     ChunkError,
@@ -579,21 +582,44 @@ def test_chunk_that_can_never_be(record: Record, reason: str) -> None:
         {"transforms": ["offload", "wrap"], "large_message_strategy": "chunk"},
     ],
 )
-@pytest.mark.parametrize(("claimed", "own"), [("value", REFERENCE), ("key", LARGE_KEY), ("chunk", PIECE)])
-def test_chunk_lets_no_claim_pass(keys: dict[str, Any], claimed: str, own: Header) -> None:
+@pytest.mark.parametrize(
+    ("claimed", "own"),
+    [
+        ("value", (REFERENCE,)),
+        ("key", (LARGE_KEY,)),
+        ("chunk", (PIECE,)),
+        ("(value|chunk)", (PIECE, REFERENCE)),
+        ("(key|chunk)", (LARGE_KEY, PIECE)),
+    ],
+)
+def test_chunk_lets_no_claim_pass(keys: dict[str, Any], claimed: str, own: tuple[Header, ...]) -> None:
     """A pipeline that stores nothing can only refuse what readers would follow, small or large, wrapped or not."""
     for size in (1, 5_000):
-        forged = Record(b"memory://x/salaries/1", b"v" * size, (own,))
+        forged = Record(b"memory://x/salaries/1", b"v" * size, own)
         for how in ("offload", "fail"):
             chain = storeless(limit=1_000, offload_on_reference=how, **keys)
             assert not chain.passes(forged)
             assert not chain.passes_whole(RecordBatch.read(memoryview(pack([forged]))), whole=True)
+            if own == (PIECE,) and size > 1_000 and "wrap" not in keys["transforms"]:
+                continue
             with pytest.raises(ReferenceClaimedError, match=claimed):
-                apply(chain, forged)
+                apply(chain, forged, 4)
     passing = storeless(limit=1_000, offload_on_reference="pass", **keys)
     assert len(apply(passing, forged)[0]) > 5
     plain = Record(b"k", b"v", (("h", b"1"),))
     assert passing.passes(plain) is chain.passes(plain) is ("wrap" not in keys["transforms"])
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_chunk_splits_what_looks_like_a_piece(codec: int) -> None:
+    """A large record with the headers of a chunk comes back as it was, and goes whole even if it compresses well."""
+    record = Record(b"k", b"v" * 5_000, (PIECE, ("h", b"1")), 7)
+    chunks, applied = apply(storeless(["chunk"], 1_000), record, codec)
+    assert (len(chunks) > 5, applied) == (True, ("chunk",))
+    assembler = Assembler(Limits())
+    read = [ReadRecord("t", 0, at, 7, each.key, each.value, list(each.headers)) for at, each in enumerate(chunks)]
+    (event,) = [event for each in read for event in assembler.add(0, each, 0)]
+    assert event == Assembled(record, ChunkMessageId(0, len(chunks) - 1))
 
 
 def test_chunk_does_not_help_tombstones() -> None:
