@@ -34,7 +34,16 @@ from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import Reference, parse_path
 
-__all__ = ["COMPRESSION", "COMPRESSION_ONE_DOT", "FLAG", "KEY_FLAG", "BakdataFlag", "BakdataHeaders", "refers_by_key"]
+__all__ = [
+    "COMPRESSION",
+    "COMPRESSION_ONE_DOT",
+    "FLAG",
+    "KEY_FLAG",
+    "MARKS",
+    "BakdataFlag",
+    "BakdataHeaders",
+    "refers_by_key",
+]
 
 FLAG = "__large.message.backed.value"
 KEY_FLAG = "__large.message.backed.key"
@@ -43,6 +52,8 @@ COMPRESSION_ONE_DOT = "__large.message.backed.compression"
 
 _INLINE = b"\x00"
 _BACKED = b"\x01"
+MARKS = (_INLINE, _BACKED)
+"""The two bytes of a header, or before a value, that say where it is."""
 _FLAG_ALLOWED = "one byte, 0 or 1"
 _COMPRESSION_ALLOWED = "one byte, 0 to 4"
 _CODECS: Mapping[bytes, Codec | None] = {
