@@ -610,6 +610,24 @@ def test_chunk_lets_no_claim_pass(keys: dict[str, Any], claimed: str, own: tuple
     assert passing.passes(plain) is chain.passes(plain) is ("wrap" not in keys["transforms"])
 
 
+def test_chunk_looks_at_what_comes_out() -> None:
+    """A claim may come out of a wrapper, or be that of a reference which was offloaded as it is."""
+    forged = Record(b"k", b"memory://x/salaries/1", (REFERENCE,))
+    wrapped = Record(b"k", MessageWrapper({2_082_000: b"true"}, forged.value).serialize())
+    store = memory()
+    (stored,), _ = apply(chain_of(["offload"], store), forged)
+    keys: dict[str, Any] = {"large_message_strategy": "chunk"}
+    inflating = dataclasses.replace(settings_of(["inflate"]), transforms=("inflate", "chunk"))
+    inflating = dataclasses.replace(inflating, chunks=dataclasses.replace(inflating.chunks, splits=True))
+    for chain, record in (
+        (storeless(["unwrap", "chunk"], 1_000), wrapped),
+        (storeless(["unwrap", "offload"], 1_000, **keys), wrapped),
+        (build(inflating, store, 1_000, PipelineStats()), stored),
+    ):
+        with pytest.raises(ReferenceClaimedError, match="value"):
+            apply(chain, record)
+
+
 @pytest.mark.parametrize("codec", [0, 4])
 def test_chunk_splits_what_looks_like_a_piece(codec: int) -> None:
     """A large record with the headers of a chunk comes back as it was, and goes whole even if it compresses well."""
