@@ -76,7 +76,7 @@ def offload(
         max_bytes: the most bytes of values that a task holds in Python, or one record if that alone is larger.
         threads: how many payloads a task uploads at a time.
         on_reference: what becomes of a row that has the headers of a reference already, as the worker's
-            `offload.on.reference`; with `fail`, and for a chunk, the job fails.
+            `offload.on.reference`; with `fail`, and for a chunk or a key that is a reference, the job fails.
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.

@@ -20,7 +20,7 @@ Source: com.bakdata.kafka:large-message-serde 2.9.1, 3.0.0 and 3.1.1 as publishe
 - Their writer puts zeros after frames of snappy and zstd, and their reader fails on them. Here zeros are accepted when
   read, and not written.
 
-Keys have the same formats, with `key` for `value`; they are passed unchanged.
+Keys have the same formats, with `key` for `value`; they are passed unchanged, or refused (`refers_by_key`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,26 @@ from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import Reference, parse_path
 
-__all__ = ["COMPRESSION", "COMPRESSION_ONE_DOT", "FLAG", "BakdataFlag", "BakdataHeaders"]
+__all__ = [
+    "COMPRESSION",
+    "COMPRESSION_ONE_DOT",
+    "FLAG",
+    "KEY_FLAG",
+    "MARKS",
+    "BakdataFlag",
+    "BakdataHeaders",
+    "refers_by_key",
+]
 
 FLAG = "__large.message.backed.value"
+KEY_FLAG = "__large.message.backed.key"
 COMPRESSION = "__large.message.backed..compression"
 COMPRESSION_ONE_DOT = "__large.message.backed.compression"
 
 _INLINE = b"\x00"
 _BACKED = b"\x01"
+MARKS = (_INLINE, _BACKED)
+"""The two bytes of a header, or before a value, that say where it is."""
 _FLAG_ALLOWED = "one byte, 0 or 1"
 _COMPRESSION_ALLOWED = "one byte, 0 to 4"
 _CODECS: Mapping[bytes, Codec | None] = {
@@ -146,6 +158,12 @@ class BakdataFlag(_Bakdata):
 
 
 _HEADERS = BakdataHeaders()
+
+
+def refers_by_key(headers: Sequence[Header]) -> bool:
+    """Whether bakdata's reader takes the key of a record with these headers for a reference, or for a malformed one."""
+    at = _last(headers, KEY_FLAG)
+    return at is not None and headers[at][1] != _INLINE
 
 
 def _last(headers: Sequence[Header], *names: str) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import MalformedError
 from transforms.record_batch import RecordBatch, rebuilt
-from transforms.record_format import number, number_bytes
+from transforms.record_format import number, number_bytes, wrapped
 
 __all__ = ["merge"]
 
@@ -18,6 +18,7 @@ _LEAST_CONTINUED = 0x80  # a byte of a varint from here on is followed by anothe
 _SHORT = [number_bytes(each) for each in range(1 << 14)]
 """The varints of small numbers, by the number: to look one up takes a tenth of the time."""
 _SHORT_ZIGZAGS = 2 * len(_SHORT)
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def merge(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -67,7 +68,8 @@ def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> No
                 stamp, rest = short[both] if both < most else number_bytes(both), begin + 3
             else:
                 since, rest = number(data, begin + 1, size)
-                stamp = number_bytes(since + shift)
+                both = since + shift
+                stamp = number_bytes(both if _LEAST <= both <= _MOST else wrapped(both))
             while data[rest] >= _LEAST_CONTINUED:  # the offset delta
                 rest += 1
             rest += 1

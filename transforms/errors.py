@@ -18,7 +18,7 @@ WideloadError
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   ├── RecordTooLargeError       the record is over the sink topic's `max.message.bytes`
 │   ├── RecordUnfitError          the sink topic refuses the record, for instance for its timestamp
-│   ├── ReferenceClaimedError     the record claims to be a reference or a chunk before `offload` has seen it
+│   ├── ReferenceClaimedError     the record claims to be a reference or a chunk, and its pipeline has not made it
 │   ├── SignatureError            the reference is not signed with a key that is known
 │   ├── ValueTooLargeError        the value is over `large.message.max.bytes`, and would not be read again
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
@@ -382,7 +382,7 @@ class RecordUnfitError(TransformError):
 
 @dataclass(eq=False, repr=False)
 class ReferenceClaimedError(TransformError):
-    """A record has the headers of a reference or a chunk before `offload` has seen it, so anybody may have made it.
+    """A record has the headers of a reference or a chunk, and its pipeline has not made it: anybody may have.
 
     Attributes:
         claim: what readers would take it for: a reference in place of its `value` or `key`, or a `chunk`.
@@ -393,7 +393,7 @@ class ReferenceClaimedError(TransformError):
     def __str__(self) -> str:
         what, before = f"a reference in place of its {self.claim}", ""
         if self.claim == "chunk":
-            what, before = "a chunk", 'put "assemble" before "offload", or '
+            what, before = "a chunk", 'put "assemble" first in transforms, or '
         return (
             f"the record has the headers of {what}, and this pipeline has not made it; if its writer may, "
             f'{before}set offload.on.reference = "pass"'

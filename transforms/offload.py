@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.claims import OnReference, claim, may_hold_claims
+from transforms.claims import Claim, OnReference, claim, may_hold_claims
 from transforms.compression import Codec
 from transforms.errors import ReferenceClaimedError, ValueTooLargeError
 from transforms.formats import WIDELOAD, Format
@@ -72,8 +72,8 @@ class Offload:
     on_reference: OnReference = "pass"
 
     def changes(self, record: RecordLike) -> bool:
-        """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
-        return record.value is not None if self.format.marks else self.wants(record)
+        """Whether the record changes: its value is offloaded, or gets the mark of a plain value; or it is refused."""
+        return (self.format.marks and record.value is not None) or self.wants(record)
 
     def wants_any(self, batch: RecordBatch, *, whole: bool = False) -> bool:
         """Whether `changes` may be true for a record of the batch; it looks at lengths, and for claims.
@@ -105,22 +105,20 @@ class Offload:
             return False  # nearly every record ends here, at a tenth of the cost of the exact size
         return batch_of_one_bytes(record) > limit
 
-    def claims(self, record: RecordLike) -> bool:
-        """Whether the record claims to be a reference or a chunk, and must not go on as it is."""
-        return self.on_reference != "pass" and not self.format.marks and claim(record) is not None
+    def claims(self, record: RecordLike) -> Claim | None:
+        """What the record claims to be, if it must not go on as it is: a reference or a chunk. None if it may."""
+        return None if self.on_reference == "pass" else claim(record, marked=self.format.marks)
 
     def check(self, record: RecordLike) -> None:
-        """Refuses a record that claims what it must not; `claims` is true for some that `check` lets be offloaded.
+        """Refuses a record that claims what it must not; `claims` finds some that `check` lets be offloaded.
 
         Raises:
-            ReferenceClaimedError: by `on_reference`; or the claim would stand beside the reference to its payload, or
+            ReferenceClaimedError: by `on_reference`; or the claim would stand next to the reference to its payload, or
                 both in a wrapper, which holds no header twice.
         """
-        if self.claims(record):
-            claimed = claim(record)
-            assert claimed is not None
-            if self.on_reference == "fail" or claimed != "value" or self.measure is not None:
-                raise ReferenceClaimedError(claimed)
+        claimed = self.claims(record)
+        if claimed and (self.on_reference == "fail" or claimed != "value" or self.measure is not None):
+            raise ReferenceClaimedError(claimed)
 
     def limit_for(self, record: RecordLike) -> int | None:
         """The limit that `wants` finds the record over if it is sent uncompressed; None if `wants` has another reason.

@@ -34,7 +34,7 @@ from transforms.errors import MalformedError
 from transforms.frames import OversizeError, compress_frame
 from transforms.packed_records import most_bytes, unpacked
 from transforms.record import RecordLike
-from transforms.record_format import serialized
+from transforms.record_format import serialized, wrapped
 from transforms.record_lengths import longer
 
 __all__ = [
@@ -365,7 +365,7 @@ def pack(records: Sequence[RecordLike]) -> bytearray:
     first = records[0].timestamp
     pieces = [bytes(BATCH_OVERHEAD_BYTES)]
     for offset, record in enumerate(records):
-        pieces += serialized(record, offset, record.timestamp - first)
+        pieces += serialized(record, offset, wrapped(record.timestamp - first))
     data = bytearray().join(pieces)
     latest = max(record.timestamp for record in records)
     _head(data, 0, len(records), first, latest)

@@ -3,7 +3,7 @@
     Record => Length Attributes TimestampDelta OffsetDelta Key Value Headers
       Length         => varint  bytes of the rest
       Attributes     => int8    0
-      TimestampDelta => varlong milliseconds since the batch's first timestamp; alone: since the epoch
+      TimestampDelta => varlong milliseconds since the batch's first timestamp, see `wrapped`; alone: since the epoch
       OffsetDelta    => varint  since the batch's first offset; alone: 0
       Key, Value     => varint length, bytes; -1 for null
       Headers        => varint count, [Name Value]
@@ -35,6 +35,7 @@ __all__ = [
     "read",
     "serialize",
     "serialized",
+    "wrapped",
 ]
 
 MAX_HEADERS = 65_536
@@ -191,6 +192,11 @@ def _check_count(count: int, at: int, end: int) -> None:
     most = (end - at) // LEAST_HEADER_BYTES
     if not 0 <= count <= most:
         raise MalformedError("headers", f"{count:,}", f"0 to {most:,}, for which there are bytes")
+
+
+def wrapped(timestamp: int) -> int:
+    """A sum or a distance of timestamps as an int64: brokers and clients let it overflow, and add it so again."""
+    return (timestamp + 2**63) % 2**64 - 2**63
 
 
 def number_bytes(value: int) -> bytes:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG
+from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG, KEY_FLAG
 from transforms.batch_size import headerless_batch_bytes
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError, MalformedWrapperError, WrapError
@@ -196,7 +196,7 @@ OWN_KEYS: Mapping[int, str] = {
     **_numbered(2_082_000, (VALUE.flag, *VALUE.details)),
     **_numbered(2_082_010, (KEY.flag, *KEY.details)),
     **_numbered(2_082_020, tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())),
-    **_numbered(2_082_030, (FLAG, "__large.message.backed.key", COMPRESSION, COMPRESSION_ONE_DOT)),
+    **_numbered(2_082_030, (FLAG, KEY_FLAG, COMPRESSION, COMPRESSION_ONE_DOT)),
 }
 """The int keys of the headers of this project and of bakdata's serializer; every table has them."""
 

@@ -35,6 +35,14 @@ def form_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[Configuration
             yield from _check_chunks(writer, reader)
         if writer.offloads and "inflate" in reader.transforms:
             yield from _check_references(writer, reader)
+        elif writer.offloads and _refuses_references(writer, reader):
+            yield _refusal(
+                writer,
+                reader,
+                "offload.on.reference",
+                f"found {reader.on_reference!r}",
+                "writes references, each of which would be refused. Set it to 'pass'",
+            )
 
 
 def root_errors(pipelines: Sequence[PipelineSettings], roots: Mapping[str, str]) -> Iterator[ConfigurationError]:
@@ -115,6 +123,15 @@ def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> Iterato
             f"found {reader.chunks.message_bytes:,}",
             f"splits values of up to {writer.chunks.message_bytes:,} bytes. Allowed is that or more",
         )
+
+
+def _refuses_references(writer: PipelineSettings, reader: PipelineSettings) -> bool:
+    """Whether a reader without `inflate` fails each reference that the writer makes."""
+    if writer.reference_format != "wideload" or ("wrap" in writer.transforms and "unwrap" not in reader.transforms):
+        return False  # there is no header that claims anything
+    if reader.offloads:
+        return reader.on_reference == "fail" and reader.reference_format == "wideload"
+    return reader.chunks.splits and reader.on_reference != "pass"
 
 
 def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Iterator[ConfigurationError]:

@@ -110,7 +110,9 @@ class PipelineSettings:
         "What `offload` does with a record that has the headers of a reference already. `offload`: it is offloaded, "
         "whatever its size, so that readers get it as it was written, and do not follow it. `fail`: it is an error "
         "of the record. `pass`: it goes on, and readers follow it: for topics whose writers make references "
-        "themselves. A chunk fails, unless this is `pass`.",
+        "themselves. A chunk, or a reference in place of the key, is an error unless this is `pass`. So is each "
+        "reference where large values are split and never stored: with the transform `chunk`, or with "
+        "`large.message.strategy` = `chunk`.",
         default="offload",
         allowed=ON_REFERENCE,
     )

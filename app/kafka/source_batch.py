@@ -419,9 +419,4 @@ def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
 
 
 def _time(batch: RecordBatch, delta: int) -> int:
-    return batch.latest_timestamp if batch.broker_time else _wrapped(batch.first_timestamp + delta)
-
-
-def _wrapped(number: int) -> int:
-    """As an int64: brokers let the sum of a batch's first timestamp and a record's overflow."""
-    return (number + 2**63) % 2**64 - 2**63
+    return batch.latest_timestamp if batch.broker_time else record_format.wrapped(batch.first_timestamp + delta)

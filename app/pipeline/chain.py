@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
 from app.kafka.batches.batch import sent_bytes
+from app.pipeline.refusals import ClaimStage, UnfitStage
 from app.pipeline.stages import (
     ChunkStage,
     InflateStage,
     OffloadStage,
     Stage,
-    UnfitStage,
     WrapperStage,
     unwrap_stage,
     wrap_stage,
@@ -172,10 +172,10 @@ class Chain:
                 (made,) = records
                 if not stage.wants(made):
                     continue
-                if isinstance(stage, InflateStage):
+                blocks = stage.blocks(made)
+                if blocks and isinstance(stage, InflateStage | OffloadStage):
                     stage.check(made, record)  # what is refused waits neither for the store nor for room
                 before_bytes, reserve_bytes = reserve_bytes, max(reserve_bytes, stage.reserve_bytes(made))
-                blocks = stage.blocks(made)
                 # A wrapper comes off here even if it is long: else nobody knows what `inflate` behind it needs.
                 if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
                     reserve_bytes = max(reserve_bytes, self._reserve_behind(position, made))
@@ -295,8 +295,8 @@ class Chain:
                 continue
             (record,) = records
             if not offloading and isinstance(stage, OffloadStage):
-                if stage.must_store(record):
-                    raise ReferenceClaimedError("value")
+                if claimed := stage.must_store(record):
+                    raise ReferenceClaimedError(claimed)
                 continue
             if work.codec and stage.moves(record) and (limit := stage.limit_for(record)) is not None:
                 size = self._sent_bytes(position, record, work, sent)
@@ -389,11 +389,14 @@ def build(
         )
         topic = settings.output_topic
         stages.append(OffloadStage(offload, store, topic, stats, by_digest=by_digest, keyring=keyring))
+    chunking = Chunking(chunks.limit_bytes(limit_bytes))
+    if chunks.splits and not settings.offloads and settings.on_reference != "pass":
+        # What is wrapped has no headers, and readers may look for a chunk's behind `unwrap`.
+        stages.append(ClaimStage((lambda _: False) if wrapper.wraps else chunking.wants))
     if wrapper.wraps:
         stages.append(wrap_stage(wrapper.wrap))
     if chunks.splits:
-        chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
-        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
+        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id, settings.on_reference))
     falls_back = settings.offloads and chunks.strategy == "auto"
     unwraps = settings.offloads and wrapper.wraps
     return Chain(

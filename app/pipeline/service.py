@@ -25,8 +25,8 @@ from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
+from app.pipeline.refusals import UnfitStage
 from app.pipeline.report import Target
-from app.pipeline.stages import UnfitStage
 from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.reference_scope import ReferenceScope
-from app.kafka.topics import Topic
 from app.pipeline.stats import PipelineStats
 from stores.payload import download, measure, publish
 from stores.store import PayloadStore, Stat, Store
-from transforms.chunk import Chunking, checksum
-from transforms.errors import ChunkError, PayloadStoreError, RecordUnfitError
+from transforms.chunk import Chunking, checksum, is_chunk
+from transforms.claims import Claim, OnReference
+from transforms.errors import ChunkError, PayloadStoreError
 from transforms.inflate import Inflate, Inflation, MeasuredRecord, has_large_key
 from transforms.keyring import Keyring
 from transforms.offload import Offload
@@ -25,9 +24,9 @@ from transforms.wrapper import Unwrap, Wrap
 __all__ = [
     "ChunkStage",
     "InflateStage",
+    "NoLimit",
     "OffloadStage",
     "Stage",
-    "UnfitStage",
     "WrapperStage",
     "unwrap_stage",
     "wrap_stage",
@@ -121,9 +120,13 @@ class OffloadStage:
     blocks = moves
     asks_store = moves
 
-    def must_store(self, record: RecordLike) -> bool:
-        """True if the record must not go on without the store, however small it is."""
+    def must_store(self, record: RecordLike) -> Claim | None:
+        """What a record claims to be that must not go on without the store, however small it is; None for others."""
         return self._offload.claims(record)
+
+    def check(self, record: RecordLike, _source: RecordLike) -> None:
+        """Raises what `apply` raises for claims that are refused before the store is asked. Takes no time."""
+        self._offload.check(record)
 
     def limit_for(self, record: RecordLike) -> int | None:
         return self._offload.limit_for(record)
@@ -157,7 +160,7 @@ class OffloadStage:
         return (self._offload.refer(record, reference),)
 
 
-class _NoLimit:
+class NoLimit:
     """A stage that moves no record for its size alone."""
 
     def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
@@ -167,50 +170,7 @@ class _NoLimit:
         return record
 
 
-class UnfitStage(_NoLimit):
-    """Fails the records that the sink has refused for what they are. Goes before all other stages.
-
-    Each refusal lets the pipeline begin again. So this stage fails other records beforehand: those with a timestamp
-    that the sink would refuse.
-
-    `refused` has the reasons, by topic, partition and offset.
-    """
-
-    name = "sink"
-
-    def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic) -> None:
-        self._refused = refused
-        self._sink = sink
-
-    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
-        # The header of a batch does not have the least timestamp.
-        if self._refused or self._sink.oldest_ms is not None:
-            return True
-        return not self._sink.takes_timestamp(batch.latest_timestamp, -CLOCKS_APART_MS)
-
-    def wants(self, record: RecordLike) -> bool:
-        return _place(record) in self._refused or not self._sink.takes_timestamp(record.timestamp, -CLOCKS_APART_MS)
-
-    def moves(self, record: RecordLike) -> bool:  # noqa: ARG002
-        return False
-
-    blocks = moves
-    asks_store = moves
-
-    def reserve_bytes(self, record: RecordLike) -> int:  # noqa: ARG002
-        return 0
-
-    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
-        error = self._refused.get(_place(record))
-        raise error or RecordUnfitError(self._sink.name, f"its timestamp is {record.timestamp}, as others it refused")
-
-
-def _place(record: RecordLike) -> tuple[str, int, int]:
-    source = cast(SourceRecord, record)  # no stage has changed it yet
-    return source.topic, source.partition, source.offset
-
-
-class InflateStage(_NoLimit):
+class InflateStage(NoLimit):
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
     `reference_scope` refuses paths that the store itself would take; None if there is no need. `keyring` opens
@@ -320,22 +280,29 @@ class ChunkStage:
         message_limit_bytes: the largest value that is split.
         group_id: the consumer group. A source record that the group reads again gets the same uuid, so that readers
             can complete a message that a `kill -9` has cut short.
+        on_reference: unless this is `pass`, a record that has the headers of a chunk is split however well it
+            compresses: readers would take it for a chunk if it were whole.
     """
 
     name = "chunk"
 
-    def __init__(self, chunking: Chunking, message_limit_bytes: int, group_id: str) -> None:
+    def __init__(
+        self, chunking: Chunking, message_limit_bytes: int, group_id: str, on_reference: OnReference = "pass"
+    ) -> None:
         self.wants: Callable[[RecordLike], bool] = chunking.wants
         self.moves: Callable[[RecordLike], bool] = chunking.wants
         self.blocks: Callable[[RecordLike], bool] = chunking.wants
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
+        self._on_reference = on_reference
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         return self._chunking.wants_any(batch, whole=whole)
 
-    def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
+    def limit_for(self, record: RecordLike) -> int | None:
+        if self._on_reference != "pass" and record.headers and is_chunk(record.headers):
+            return None
         return self._chunking.limit_bytes
 
     def keep(self, record: RecordLike) -> RecordLike:
@@ -363,7 +330,7 @@ class ChunkStage:
         return self._chunking.uuid(record, digest, origin)
 
 
-class WrapperStage(_NoLimit):
+class WrapperStage(NoLimit):
     """Wraps or unwraps. It asks no store, but the copy of a long value takes time."""
 
     def __init__(

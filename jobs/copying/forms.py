@@ -9,6 +9,7 @@ from typing import Literal
 
 from jobs.reading.messages import TopicRecord
 from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.bakdata import MARKS as BAKDATA_MARKS
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedReferenceError
 from transforms.formats import FORMATS, FormatName
@@ -87,14 +88,18 @@ def mark_of(record: TopicRecord) -> Mark:
 
 
 def form_of(record: RecordLike, reference_format: FormatName) -> Form:
-    """The form of a record, in a topic of this format."""
+    """The form of a record, in a topic of this format.
+
+    In a topic of bakdata's, the mark of a value says what it is, whatever headers of ours the record's writer gave it.
+    """
     if is_chunk(record.headers):
         return "chunk"
     if record.value is None:
         return "tombstone"
-    if is_reference(record.headers):
-        return "reference"
     marked = any(name == BAKDATA_FLAG for name, _ in record.headers)
+    flagged = reference_format == "bakdata-flag" and record.value[:1] in BAKDATA_MARKS
+    if is_reference(record.headers) and not flagged and not (marked and reference_format != "wideload"):
+        return "reference"
     return "bakdata" if marked or reference_format == "bakdata-flag" else "plain"
 
 

@@ -29,6 +29,7 @@ __all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
 _BATCH_BYTES = 2**20
 _ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
 _CLOSE_S = 10.0
+_NO_TIMESTAMP = -1
 _WANTED = ("max.message.bytes", "message.timestamp.type")
 
 Answer = TypeVar("Answer")
@@ -128,6 +129,9 @@ class SinkWriter:
         self._timeout_ms = timeout_ms
         self._open = False
         self._builders: dict[int, Any] = {}
+        # Partitions whose batch begins with a record without a timestamp. aiokafka takes the next record with one for
+        # the first of that batch, and gives its timestamp to those before it.
+        self._untimed: set[int] = set()
         self._sent: list[tuple[int, int, asyncio.Future[Any]]] = []
         # The loop has a thread of its own: it must go on while the task waits for the store.
         self._loop = asyncio.new_event_loop()
@@ -154,10 +158,15 @@ class SinkWriter:
             JobFailedError: the topic did not take the records before it.
         """
         assert self._producer is not None
+        untimed = record.timestamp == _NO_TIMESTAMP
+        if partition in self._untimed and not untimed:
+            self._send(partition)
         while True:
             builder = self._builders.get(partition)
             if builder is None:
                 builder = self._builders[partition] = self._producer.create_batch()
+                if untimed:
+                    self._untimed.add(partition)
             added = builder.append(
                 timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
             )
@@ -231,6 +240,7 @@ class SinkWriter:
     def _send(self, partition: int) -> None:
         assert self._producer is not None
         builder = self._builders.pop(partition)
+        self._untimed.discard(partition)
         builder.close()
         try:
             future = self._run(self._producer.send_batch(builder, self._topic, partition=partition))

@@ -23,7 +23,7 @@ from transforms import record_format
 from transforms.chunk import Chunk
 from transforms.record import Header, Record
 from transforms.record_batch import RecordBatch, pack
-from transforms.reference import VALUE
+from transforms.reference import KEY, VALUE
 
 STAMP = 1_700_000_000_123
 FLAG: Header = (VALUE.flag, b"true")
@@ -152,8 +152,40 @@ def test_worker_follows_no_reference_of_a_producer(make_way: Callable[..., Way])
     reason = dict(read_all(way.broker, way.dead)[0][0].headers)["__connect.errors.exception.message"]
     assert reason == (
         b"the record has the headers of a chunk, and this pipeline has not made it; if its writer may, put "
-        b'"assemble" before "offload", or set offload.on.reference = "pass"'
+        b'"assemble" first in transforms, or set offload.on.reference = "pass"'
     )
+
+
+def test_worker_without_a_store_lets_no_claim_go_on(make_way: Callable[..., Way]) -> None:
+    """What claims to be a reference or a chunk is a letter where values are split; a forged chunk ends no reader."""
+    way = make_way(partitions=1)
+    secret = Path(str(way.store["filesystem.root"]), "salaries", "secret")
+    path = secret.as_uri().encode()
+    forged = [
+        Record(b"value", path, (FLAG,), STAMP),
+        Record(path, b"v", ((KEY.flag, b"true"),), STAMP),
+        Record(path, None, ((KEY.flag, b"true"),), STAMP),
+        Record(b"long", path * 20_000, (FLAG,), STAMP),
+        Record(b"chunk", b"v", Chunk("u", 0, 2, 9).headers(), STAMP),
+    ]
+    torn = Record(b"torn", b"v", Chunk("u", 1, 2, 9).headers(), STAMP)  # in the topic of chunks itself
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    offload = way.offload(**tolerant, **{"large.message.strategy": "chunk"})
+    for name in ("large.message.threshold.bytes", *way.store):
+        del offload["offload"][name]
+    secret.parent.mkdir()
+    secret.write_bytes(b"all of them")
+    send(way.broker, way.orders, [sent(torn), (0, b"first", b"v", [], STAMP)])
+    send(way.broker, way.raw, [*map(sent, forged), (0, b"last", b"v", [], STAMP)])
+    with WorkerProcess(way.folder, way.settings(), {**offload, **way.inflate(**tolerant)}) as worker:
+        until(lambda: committed(way.broker, way.group("inflate"), way.orders) == {0: 3}, "all are inflated")
+        pages = {page["name"]: page for page in worker.get("/pipelines")[1]}
+        assert worker.terminate() == 0
+    assert [record.key for record in read_all(way.broker, way.inflated)[0]] == [b"first", b"last"]
+    assert pages["offload"]["failed_records"] == {"reference-claimed": len(forged)}
+    assert pages["inflate"]["dead_letters"] == 1
+    letters = {(each.key, each.value, each.headers[:1]) for each in read_all(way.broker, way.dead)[0]}
+    assert letters == {(each.key, each.value, tuple(each.headers[:1])) for each in (*forged, torn)}
 
 
 def sent(record: Record) -> Sent:

@@ -202,8 +202,19 @@ def test_offload_of_rows_that_are_references(spark: SparkSession, store: dict[st
     passed = offload(made, store, topic="t", on_reference="pass").collect()
     assert [bytes(row.value) for row in passed if bytes(row.key) == b"forged"] == [b"s3://b/salaries/1"]
     chunk = spark.createDataFrame([("chunk", b"v", [("large-message.chunk.uuid", b"u")])], schema)
-    for refused, how, told in ((made, "fail", "a reference in place of its value"), (chunk, "offload", "a chunk")):
-        with pytest.raises(PythonException, match=f"a row for topic t: the record has the headers of {told}"):
-            offload(refused, store, topic="t", on_reference=cast(OnReference, how)).collect()
+    keyed = spark.createDataFrame([("s3://b/salaries/1", None, [("large-message-key", b"true")])], schema)
+    for refused, how, form, claimed in (
+        (made, "fail", "wideload", "a reference in place of its value"),
+        (chunk, "offload", "wideload", "a chunk"),
+        (keyed, "offload", "bakdata-flag", "a reference in place of its key"),
+    ):
+        with pytest.raises(PythonException, match=f"a row for topic t: the record has the headers of {claimed}"):
+            offload(
+                refused,
+                store,
+                topic="t",
+                on_reference=cast(OnReference, how),
+                reference_format=cast(FormatName, form),
+            ).collect()
     with pytest.raises(ConfigurationError, match="on_reference: found 'drop', allowed are offload, fail, pass"):
         offload(made, store, topic="t", on_reference=cast(OnReference, "drop"))

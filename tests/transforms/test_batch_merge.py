@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.kafka.source_batch import decoded
-from tests.built_batches import built
+from tests.built_batches import built, rows_of
 from transforms.batch_merge import merge
 from transforms.errors import MalformedError
 from transforms.record import Record
-from transforms.record_batch import RecordBatch
+from transforms.record_batch import RecordBatch, pack
 
 FIRST = 1_700_000_000_000
 # Deltas around the lengths of their varints, and around what is looked up.
@@ -47,6 +47,19 @@ def test_merged_records_are_those_of_all(
     assert list(decoded(merged)) == list(enumerate(expected, batches[0].base_offset))
     assert merged.latest_timestamp == max(each.latest_timestamp for each in batches)
     assert merged.appendable
+
+
+TIMES = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), -1, FIRST, FIRST - 2**63, 2**63 - 1]))
+
+
+@given(st.lists(st.lists(TIMES, min_size=1, max_size=3), min_size=1, max_size=4))
+@example([[2**61], [FIRST], [FIRST - 2**63 + 1], [FIRST]])
+def test_merged_records_keep_times_that_are_far_apart(times: list[list[int]]) -> None:
+    """Whatever time a producer has given its record, the others keep theirs, for every reader."""
+    records = [[Record(b"k", b"v", (), time_ms) for time_ms in each] for each in times]
+    merged = merge([RecordBatch.read(memoryview(bytes(pack(each)))) for each in records])
+    expected = list(enumerate(record for each in records for record in each))
+    assert list(decoded(merged)) == rows_of(bytes(merged.data)) == expected
 
 
 def test_many_records_are_merged() -> None:

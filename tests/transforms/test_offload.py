@@ -15,7 +15,7 @@ from transforms.chunk import Chunk
 from transforms.claims import claim
 from transforms.compression import CODECS, Codec, compress, decompress
 from transforms.errors import MalformedReferenceError, ReferenceClaimedError
-from transforms.formats import FORMATS
+from transforms.formats import FORMATS, FormatName
 from transforms.inflate import Inflate
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload, Payload
 from transforms.record import Header, Record
@@ -139,10 +139,37 @@ def test_offload_of_records_that_claim_to_be_ours(record: Record, claimed: str |
         if claimed is not None:  # a wrapper behind `offload` has no header twice
             with pytest.raises(ReferenceClaimedError):
                 replace(offload, measure=lambda _: 0).check(record)
-        for name in ("bakdata-headers", "bakdata-flag"):
-            marked = replace(offload, format=FORMATS[name])  # readers of these formats know other headers
-            assert not marked.wants(record)
-            marked.check(record)
+
+
+THEIR_KEY: Header = ("__large.message.backed.key", b"\1")
+
+
+@pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
+@pytest.mark.parametrize(
+    ("record", "claimed"),
+    [
+        *((record, None if claimed == "value" else claimed) for record, claimed in CLAIMS),
+        (Record(b"s3://b/keys/id", b"v", (THEIR_KEY, OWN)), "key"),
+        (Record(b"s3://b/keys/id", None, (THEIR_KEY,)), "key"),
+        (Record(b"k", b"v", (("__large.message.backed.key", b"\0"),)), None),
+        (Record(b"k", b"v", (THEIR_KEY, ("__large.message.backed.key", b"\0"))), None),
+        (Record(None, b"v", (THEIR_KEY,)), None),
+    ],
+)
+def test_offload_of_claims_in_bakdatas_formats(name: FormatName, record: Record, claimed: str | None) -> None:
+    """Readers take the mark of a value for what it is; but chunks and keys they would take as in every topic."""
+    for on_reference in ("offload", "fail", "pass"):
+        offload = Offload(sink_limit_bytes=1_000, format=FORMATS[name], on_reference=on_reference)
+        refuses = claimed is not None and on_reference != "pass"
+        assert offload.wants(record) is refuses
+        assert offload.changes(record) is (refuses or record.value is not None)
+        assert not offload.changes(record) or offload.wants_any(RecordBatch.read(memoryview(pack([record]))))
+        if not refuses:
+            offload.check(record)
+            continue
+        assert offload.limit_for(record) is None
+        with pytest.raises(ReferenceClaimedError, match=f"of a.* {claimed}.* offload.on.reference"):
+            offload.check(record)
 
 
 @pytest.mark.parametrize("value", [b"s3://b/p/t/secret", b""])

@@ -14,6 +14,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from app.kafka.source_batch import decoded
 from tests.built_batches import NUMBERS, PACKERS, built, changed, record, repacked, rows_of
 from tests.strategies import records as any_records
 from tests.transforms.peak import allocated_at_most
@@ -36,6 +37,7 @@ from transforms.reference import VALUE
 RECORDS = [record(number) for number in range(20)]
 STAMP = Stamp(77, 3, 1_000)
 LIMIT = 64 * 1_048_576
+TIMES = st.integers(-(2**63), 2**63 - 1)
 
 
 def read(data: bytes | bytearray) -> RecordBatch:
@@ -402,6 +404,16 @@ def test_pack_is_what_the_builder_makes(records: Sequence[Record]) -> None:
     assume(all(each.timestamp >= 0 for each in records))  # its builder has other rules for records without one
     theirs = changed(changed(built(0, records), ">q", 0, 0), ">i", 12, -1)
     assert data == theirs
+
+
+@given(st.lists(st.one_of(st.sampled_from([-(2**63), -1, 0, 2**62, 2**63 - 1]), TIMES), min_size=1, max_size=5))
+def test_pack_keeps_times_that_are_far_apart(times: list[int]) -> None:
+    """A distance that is no int64 overflows, as in Java's writer and aiokafka's, and so readers find the same time."""
+    records = [Record(b"k", b"v", (), time_ms) for time_ms in (1_700_000_000_000, *times)]
+    data = pack(records)
+    assert rows_of(data) == list(enumerate(records))
+    assert [each for _, each in decoded(read(data))] == records
+    assert data == changed(changed(built(0, records), ">q", 0, 0), ">i", 12, -1)
 
 
 def test_pack_keeps_names_that_are_no_text() -> None:

@@ -48,6 +48,9 @@ def encrypting_by_kms(key: str) -> str:
         ("transforms = ['chunk']\n", "transforms = ['assemble', 'wrap']\n"),
         ("transforms = ['offload', 'wrap']\n", "transforms = ['unwrap', 'inflate']\n"),
         (OFFLOAD, "transforms = ['wrap']\n"),  # it carries the references on
+        (OFFLOAD, OFFLOAD),  # the references are offloaded
+        (OFFLOAD, "transforms = ['chunk']\noffload.on.reference = 'pass'\n"),
+        ("transforms = ['offload', 'wrap']\n", "transforms = ['chunk']\n"),  # no record has the headers
         (f"{OFFLOAD}large.message.signing.key = '{KEY}'\n", INFLATE),
         (
             f"{OFFLOAD}large.message.signing.key = '{KEY}'\n",
@@ -95,6 +98,19 @@ def test_rows_that_work(writer: str, reader: str) -> None:
             INFLATE,
             "transforms: found ['inflate']",
             "wraps its references; inflate would take them for values. Put unwrap before it",
+        ),
+        *(
+            (
+                OFFLOAD,
+                reader,
+                f"offload.on.reference: found '{found}'",
+                "writes references, each of which would be refused. Set it to 'pass'",
+            )
+            for reader, found in (
+                ("transforms = ['chunk']\n", "offload"),
+                (f"{OFFLOAD}large.message.strategy = 'chunk'\n", "offload"),
+                (f"{OFFLOAD}offload.on.reference = 'fail'\n", "fail"),
+            )
         ),
         (
             OFFLOAD + "large.message.max.bytes = 300_000_000\n",

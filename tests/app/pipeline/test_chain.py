@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
+from app.kafka.source_batch import ReadRecord
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
@@ -21,7 +22,9 @@ from stores.memory import MemoryStore
 from stores.store import PayloadStore
 from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of
 from tests.app.pipeline.plain_store import PlainStore
+from transforms.assembly import Assembled, Assembler, Limits
 from transforms.batch_size import batch_of_one_bytes
+from transforms.chunked_message import ChunkMessageId
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     ChunkError,
@@ -32,6 +35,7 @@ from transforms.errors import (
     PayloadStoreError,
     PayloadTooLargeError,
     RecordTooLargeError,
+    ReferenceClaimedError,
     ReferenceRefusedError,
     SignatureError,
     ValueTooLargeError,
@@ -39,10 +43,13 @@ from transforms.errors import (
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
+from transforms.record_batch import RecordBatch, pack
 from transforms.reference import Reference
 from transforms.wrapper import MessageWrapper, Unwrap
 
 REFERENCE: Header = ("large-message", b"true")
+LARGE_KEY: Header = ("large-message-key", b"true")
+PIECE: Header = ("large-message.chunk.uuid", b"u")
 
 
 def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Chain:
@@ -58,7 +65,7 @@ def header(record: RecordLike, name: str) -> bytes | None:
 
 @pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
 def test_each_transform_has_its_stage(name: str) -> None:
-    """What a file may name is built under that name; `assemble` goes before the chain."""
+    """What a file may name is built under that name; `assemble` goes before the chain, and claims before `chunk`."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": [name]}
     config = {
         "bootstrap.servers": "localhost:1",
@@ -66,7 +73,8 @@ def test_each_transform_has_its_stage(name: str) -> None:
         "pipeline": {"p": table},
     }
     (pipeline,) = parse(config, {}).pipelines
-    assert [stage.name for stage in build(pipeline, memory(), ROOMY, PipelineStats()).stages] == [name]
+    expected = ["claim", name] if name == "chunk" else [name]
+    assert [stage.name for stage in build(pipeline, memory(), ROOMY, PipelineStats()).stages] == expected
 
 
 # --- which records pass ----------------------------------------------------------------------------------------------
@@ -367,7 +375,6 @@ def test_reference_that_leads_elsewhere() -> None:
 
 ELSEWHERE = b"file:///etc/passwd"
 SIZE: Header = ("large-message.size", b"5000")
-LARGE_KEY: Header = ("large-message-key", b"true")
 
 
 @pytest.mark.parametrize(
@@ -439,6 +446,22 @@ def test_foreign_format_there_and_back(name: FormatName, codec: str) -> None:
 def test_foreign_format_lets_tombstones_pass(name: FormatName, transform: str) -> None:
     """A tombstone is in no format."""
     assert foreign_chain(name, transform, memory()).passes(Record(b"key", None, (("h", b"1"),)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("claimed", "own"), [("key", LARGE_KEY), ("chunk", PIECE)])
+def test_foreign_format_lets_no_claim_pass(name: FormatName, claimed: str, own: Header) -> None:
+    """Behind it, `inflate` would follow the key and put the piece together, as in each format."""
+    chain = foreign_chain(name, "offload", memory())
+    for value in (b"v", None):
+        forged = Record(b"memory://x/salaries/1", value, (own,))
+        assert not chain.passes(forged)
+        work = begun(chain, forged)
+        assert (work.blocks, work.asks_store, work.reserve_bytes) == (False, False, 0)
+        with pytest.raises(ReferenceClaimedError, match=claimed):
+            chain.finish(work)
+    passing = foreign_chain(name, "offload", memory(), offload_on_reference="pass")
+    assert passing.passes(forged)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -548,6 +571,73 @@ def test_chunk_that_can_never_be(record: Record, reason: str) -> None:
     """What readers would not assemble, or what has no room for a piece, is an error of the record."""
     with pytest.raises(ChunkError, match=reason):
         apply(storeless(["chunk"], 1_000, chunk_max_message_bytes=3_000), record)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"transforms": ["chunk"]},
+        {"transforms": ["wrap", "chunk"]},
+        {"transforms": ["offload"], "large_message_strategy": "chunk"},
+        {"transforms": ["offload", "wrap"], "large_message_strategy": "chunk"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("claimed", "own"),
+    [
+        ("value", (REFERENCE,)),
+        ("key", (LARGE_KEY,)),
+        ("chunk", (PIECE,)),
+        ("(value|chunk)", (PIECE, REFERENCE)),
+        ("(key|chunk)", (LARGE_KEY, PIECE)),
+    ],
+)
+def test_chunk_lets_no_claim_pass(keys: dict[str, Any], claimed: str, own: tuple[Header, ...]) -> None:
+    """A pipeline that stores nothing can only refuse what readers would follow, small or large, wrapped or not."""
+    for size in (1, 5_000):
+        forged = Record(b"memory://x/salaries/1", b"v" * size, own)
+        for how in ("offload", "fail"):
+            chain = storeless(limit=1_000, offload_on_reference=how, **keys)
+            assert not chain.passes(forged)
+            assert not chain.passes_whole(RecordBatch.read(memoryview(pack([forged]))), whole=True)
+            if own == (PIECE,) and size > 1_000 and "wrap" not in keys["transforms"]:
+                continue
+            with pytest.raises(ReferenceClaimedError, match=claimed):
+                apply(chain, forged, 4)
+    passing = storeless(limit=1_000, offload_on_reference="pass", **keys)
+    assert len(apply(passing, forged)[0]) > 5
+    plain = Record(b"k", b"v", (("h", b"1"),))
+    assert passing.passes(plain) is chain.passes(plain) is ("wrap" not in keys["transforms"])
+
+
+def test_chunk_looks_at_what_comes_out() -> None:
+    """A claim may come out of a wrapper, or be that of a reference which was offloaded as it is."""
+    forged = Record(b"k", b"memory://x/salaries/1", (REFERENCE,))
+    wrapped = Record(b"k", MessageWrapper({2_082_000: b"true"}, forged.value).serialize())
+    store = memory()
+    (stored,), _ = apply(chain_of(["offload"], store), forged)
+    keys: dict[str, Any] = {"large_message_strategy": "chunk"}
+    inflating = dataclasses.replace(settings_of(["inflate"]), transforms=("inflate", "chunk"))
+    inflating = dataclasses.replace(inflating, chunks=dataclasses.replace(inflating.chunks, splits=True))
+    for chain, record in (
+        (storeless(["unwrap", "chunk"], 1_000), wrapped),
+        (storeless(["unwrap", "offload"], 1_000, **keys), wrapped),
+        (build(inflating, store, 1_000, PipelineStats()), stored),
+    ):
+        with pytest.raises(ReferenceClaimedError, match="value"):
+            apply(chain, record)
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_chunk_splits_what_looks_like_a_piece(codec: int) -> None:
+    """A large record with the headers of a chunk comes back as it was, and goes whole even if it compresses well."""
+    record = Record(b"k", b"v" * 5_000, (PIECE, ("h", b"1")), 7)
+    chunks, applied = apply(storeless(["chunk"], 1_000), record, codec)
+    assert (len(chunks) > 5, applied) == (True, ("chunk",))
+    assembler = Assembler(Limits())
+    read = [ReadRecord("t", 0, at, 7, each.key, each.value, list(each.headers)) for at, each in enumerate(chunks)]
+    (event,) = [event for each in read for event in assembler.add(0, each, 0)]
+    assert event == Assembled(record, ChunkMessageId(0, len(chunks) - 1))
 
 
 def test_chunk_does_not_help_tombstones() -> None:

@@ -17,10 +17,11 @@ from transforms.chunk import Chunking
 from transforms.errors import (
     PayloadStoreError,
     PayloadUnfitError,
+    ReferenceClaimedError,
 )
 from transforms.offload import Offload
 from transforms.record import Record
-from transforms.reference import VALUE, is_reference
+from transforms.reference import KEY, VALUE, is_reference
 
 
 class Refusing(PlainStore):
@@ -75,6 +76,12 @@ def test_fallback_lets_no_reference_of_a_producer_go_on(codec: int) -> None:
     for _ in range(3):
         with pytest.raises(PayloadStoreError, match="down"):
             fallback.finish(work)
+    keyed = Record(b"s3://b/t/i", b"v", ((KEY.flag, b"true"),))  # is refused now, and does not wait for the store
+    refused = chain.begin(keyed, codec)
+    assert refused is not None
+    assert (refused.blocks, refused.asks_store) == (False, False)
+    with pytest.raises(ReferenceClaimedError, match="key"):
+        fallback.finish(refused)
     (plain,), applied = fallback.finish(begun(chain, Record(b"k", b"v" * 200)))
     assert (applied, plain.value) == ((), b"v" * 200)
 

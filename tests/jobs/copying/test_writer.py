@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -43,3 +44,16 @@ def test_writer_that_was_given_up(broker: str, make_topic: Callable[..., str]) -
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
     with closing(PartitionReader(client, topic, 0)) as log:
         assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
+
+
+def test_writer_keeps_timestamps(broker: str, make_topic: Callable[..., str]) -> None:
+    """Each record keeps its own, also one without, and one so far from another that their distance is no int64."""
+    topic = make_topic(1, **{"retention.ms": "-1"})
+    client = Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    now = int(time.time() * 1000)
+    times = [-1, -1, now, now - 5, -1, now - 2**63 + 600_000, now, -1]
+    with closing(SinkWriter(client, sink_topic(client, topic), f"{topic}-0", 60_000)) as writer:
+        for time_ms in times:
+            writer.write(0, Record(b"k", b"v", (), time_ms))
+        writer.commit(topic, 0, Receipt("all", 0, len(times)))
+    assert [found.timestamp for found in read_all(broker, topic, "read_committed")[0]] == times
