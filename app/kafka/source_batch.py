@@ -42,9 +42,9 @@ _HEADER_BYTES = 64  # of one as an object, at least
 _HEADERS_BYTES, _HEADERS_FOR_BYTES = 8_388_608, 4
 
 
-# What aiokafka raises for a record that it does not read. Python's reader, which is slower, then tells whether it is
-# damaged, or one that brokers take.
-_UNREAD = (UnicodeDecodeError, CorruptRecordException)
+# What aiokafka raises for a record that it does not read; the last three for lengths about the ends of an int64. Python's
+# reader, which is slower, then tells whether it is damaged, or one that brokers take.
+_UNREAD = (UnicodeDecodeError, CorruptRecordException, OverflowError, MemoryError, SystemError)
 
 
 class ReadRecord(NamedTuple):

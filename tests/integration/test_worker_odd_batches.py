@@ -12,7 +12,7 @@ from tests.integration.topics import end_offsets
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
 
-_BATCHES = {"short": 300, "long": 20_000}
+_BATCHES = {"short": 300, "long": 40_000}
 
 
 def test_worker_comes_to_the_end_of_odd_batches(
@@ -28,13 +28,18 @@ def test_worker_comes_to_the_end_of_odd_batches(
     assert taken > _BATCHES[chaos] // 10, seed
     with WorkerProcess(way.folder, way.settings(), way.offload(**tolerant)) as worker:
         worker.wait_ready()
-        until(lambda: committed(way.broker, way.group("offload"), way.raw) == end, "all are committed", 600)
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == end, "all are committed", 250)
         page = worker.get("/pipelines")[1][0]
         assert (page["state"], page["restarts"], page["records_in"]) == ("RUNNING", 0, end[0])
         assert worker.terminate() == 0
     assert end_offsets(way.broker, way.orders)[0] > taken // 4
-    for topic in (way.raw, way.dead):
-        done = wideload("consume", topic, "--from-beginning", "--until-end", "--json", "-b", way.broker)
-        assert done.returncode == 0, done.stderr[-2_000:]
-    done = wideload("dlq", "list", "-c", str(worker.config), "--json")
-    assert done.returncode == 0, done.stderr[-2_000:]
+    reading = ("--from-beginning", "--until-end", "--json", "-b", way.broker)
+    for command in (
+        ("consume", way.raw, *reading),
+        ("consume", way.dead, *reading),
+        ("dlq", "list", "-c", worker.config),
+    ):
+        done = wideload(*map(str, command))
+        assert done.returncode in {0, 1}, done.stderr[-2_000:]  # 1 if records cannot be read: they are counted
+        assert "Traceback" not in done.stderr
+        assert done.stdout.count("\n") > page["dead_letters"] // 2

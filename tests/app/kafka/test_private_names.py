@@ -91,7 +91,6 @@ NAMES = (
     PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
-    PrivateName("app.kafka.fetched", PartitionRecords, "_records", "read batches of old formats by themselves"),
     PrivateName("app.kafka.offset_fetches", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_closed", "refuse a record before it is split"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_compression_type", "the producer's settings"),
