@@ -282,7 +282,7 @@ def command(
     is not whole, so that records behind it may come again. So may the last records when another consumer joins the
     group or leaves it. With --unwrap, a value that is no wrapper is an error, unless unwrap.on.plain.value in -c is
     pass; references in wrappers, and chunks of them, need --inflate, too. The status is 1 if a value could not be given
-    whole, or records are not read, as they would fill the memory.
+    whole, or records cannot be read, as they are too large or malformed.
 
     \b
     Examples:

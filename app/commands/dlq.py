@@ -166,7 +166,7 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
 
     With --pipeline these are the letters of that pipeline. Without it, they are those of all pipelines; these must have
     one dead-letter topic. A letter has the timestamp of its record. The status is 1 if a letter cannot be read, for
-    instance for a missing payload, or because its batch would fill the memory.
+    instance for a missing payload, or because its batch is too large or malformed.
 
     \b
     Examples:

@@ -162,7 +162,7 @@ class _Printer:
             f" to {bytes_text(totals.referred_bytes)}" + (f": {states}" if states else "")
         )
         if totals.unread:
-            click.echo(f"{topic}: {totals.unread:,} records that are not read, as they would fill the memory")
+            click.echo(f"{topic}: {totals.unread:,} records that cannot be read: they are too large, or malformed")
         if totals.wrappers:
             click.echo(f"{topic}: {totals.wrappers:,} wrappers")
         if totals.chunks:
@@ -360,10 +360,10 @@ def command(
 
     The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
     if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
-    the store's root, or could not be looked up; if chunks make no message; or if records are not read, as they would
-    fill the memory. A message of chunks is whole, broken, or
-    pending: its last chunks were not read. Of a wrapper, the version, the number of headers and the size of the value
-    are shown, and references in wrappers are looked up as others are.
+    the store's root, or could not be looked up; if chunks make no message; or if records cannot be read, as they are
+    too large or malformed. A message of chunks is whole, broken, or pending: its last chunks were not read. Of a
+    wrapper, the version, the number of headers and the size of the value are shown, and references in wrappers are
+    looked up as others are.
 
     \b
     Examples:

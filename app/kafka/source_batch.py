@@ -42,8 +42,8 @@ _HEADER_BYTES = 64  # of one as an object, at least
 _HEADERS_BYTES, _HEADERS_FOR_BYTES = 8_388_608, 4
 
 
-# What aiokafka raises for a record that it does not read; the last three for lengths about the ends of an int64. Python's
-# reader, which is slower, then tells whether it is damaged, or one that brokers take.
+# What aiokafka raises for a record that it does not read; the last three for lengths near the ends of an int64.
+# Python's reader, which is slower, then finds out whether it is damaged, or one that brokers take.
 _UNREAD = (UnicodeDecodeError, CorruptRecordException, OverflowError, MemoryError, SystemError)
 
 
