@@ -28,7 +28,7 @@ from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
-from jobs.ingesting.checkpoint import bind, bind_topics, read_start
+from jobs.ingesting.checkpoint import TopicWatch, bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
@@ -70,8 +70,10 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         ConfigurationError: the user can set it right; the output is not in doubt.
         JobFailedError: any other failure.
     """
+    watch = TopicWatch(spark, settings)
 
     def show(now: Tally) -> None:
+        watch.look(now.batches)
         if screen is not None:
             repaint(screen, line(now))
 

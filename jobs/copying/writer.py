@@ -21,6 +21,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client
+from jobs.reading.topic_metadata import client_of, creating_nothing, described
 from transforms.errors import ConfigurationError
 from transforms.record import RecordLike
 
@@ -67,13 +68,17 @@ def sink_topic(client: Client, name: str) -> SinkTopic:
 
 async def _sink_topic(client: Client, name: str) -> SinkTopic:
     async with AsyncExitStack() as stack:
+        consumer = client.open(isolation_level="read_uncommitted")
+        stack.push_async_callback(consumer.stop)
+        await consumer.start()
+        topic = (await described(client_of(consumer), [name]))[name]
+        if topic.error is not None:
+            raise ConfigurationError(
+                "--sink", f"topic {name} cannot be written to: {topic.error.__name__}; create it first"
+            )
         admin = AIOKafkaAdminClient(**client.connection())
         stack.push_async_callback(admin.close)
         await admin.start()
-        (topic,) = await admin.describe_topics([name])
-        if topic["error_code"]:
-            reason = kafka_errors.for_code(topic["error_code"]).__name__
-            raise ConfigurationError("--sink", f"topic {name} cannot be written to: {reason}; create it first")
         resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(_WANTED))
         (response,) = await admin.describe_configs([resource])
         (found,) = response.to_object()["resources"]
@@ -81,11 +86,8 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
             reason = kafka_errors.for_code(found["error_code"]).__name__
             raise ConfigurationError("--sink", f"the configuration of topic {name} cannot be read: {reason}")
         configs = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
-        places = [TopicPartition(name, each["partition"]) for each in topic["partitions"]]
-        consumer = AIOKafkaConsumer(**client.connection(), group_id=None, enable_auto_commit=False)
+        places = [TopicPartition(name, number) for number in topic.partitions]
         consumer.assign(places)
-        stack.push_async_callback(consumer.stop)
-        await consumer.start()
         ends = await consumer.end_offsets(places)
         return SinkTopic(
             name,
@@ -292,6 +294,7 @@ class SinkWriter:
             transaction_timeout_ms=self._timeout_ms,
             max_batch_size=batch_bytes,
         )
+        creating_nothing(producer.client)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await producer.start()

@@ -94,7 +94,8 @@ def follow(
 ) -> None:
     """Waits until `query` ends, or ends it when `stop` is set; `tally` counts every micro-batch, whatever happens.
 
-    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang.
+    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang. If that raises,
+    the query ends.
 
     Raises:
         pyspark.errors.StreamingQueryException: the query failed.
@@ -115,6 +116,7 @@ def follow(
             on_look(tally)
     except BaseException:
         take_in()
+        query.stop()
         raise
 
 

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
+from jobs.reading.topic_metadata import Described, client_of, described
 
 __all__ = ["PartitionReader"]
 
@@ -107,6 +108,20 @@ class PartitionReader:
             if time.monotonic() - heard > _SILENCE_S:
                 raise JobFailedError(f"{self._name} has no record at offset {position} for {_SILENCE_S:g} s")
 
+    def require_topic(self, topic_id: str) -> None:
+        """Makes sure that what was read is of the topic with this id; with an empty one, nothing is compared.
+
+        Raises:
+            JobFailedError: the topic was deleted and created again; records of both may have been read.
+        """
+        if not topic_id:
+            return
+        found = self._run(self._described()).id
+        if found not in (None, topic_id):
+            raise JobFailedError(
+                f"{self._name}: the topic was deleted and created again while it was read; run the query again"
+            )
+
     @property
     def _name(self) -> str:
         return f"topic {self._place.topic} partition {self._place.partition}"
@@ -124,6 +139,10 @@ class PartitionReader:
         self._consumer = self._client.open()  # binds to the running loop
         self._consumer.assign([self._place])
         await self._consumer.start()
+
+    async def _described(self) -> Described:
+        assert self._consumer is not None
+        return (await described(client_of(self._consumer), [self._place.topic]))[self._place.topic]
 
     async def _poll(self) -> Sequence[ConsumerRecord[Any, Any]]:
         assert self._consumer is not None

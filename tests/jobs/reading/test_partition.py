@@ -12,9 +12,10 @@ from aiokafka import TopicPartition
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading import partition
-from jobs.reading.client import KAFKA_KEYS, Client
+from jobs.reading.client import KAFKA_KEYS, Client, look
 from jobs.reading.partition import PartitionReader
 from stores.keys import read
+from tests.integration.operations import Operations
 from tests.integration.topics import write_raw
 from transforms.record import Record
 
@@ -31,6 +32,20 @@ def test_a_header_name_that_is_no_text_is_told(broker: str, make_topic: Callable
     assert str(told.value).startswith(
         f"topic {topic} partition 0: at offset 0 or soon behind it is a record with a header"
     )
+
+
+def test_a_topic_that_was_created_again_while_it_was_read(broker: str, make_topic: Callable[..., str]) -> None:
+    """At the end of a range it is the topic that it was at the beginning, or the task fails."""
+    topic = make_topic(1)
+    client = Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    before = look(client, [topic]).ids[topic]
+    with closing(PartitionReader(client, topic, 0)) as log:
+        log.require_topic(before)
+        Operations(broker).remove_topic(topic)
+        make_topic(1, named=topic)
+        log.require_topic("")
+        with pytest.raises(JobFailedError, match=f"topic {topic} partition 0: the topic was deleted and created again"):
+            log.require_topic(before)
 
 
 class Clock:
