@@ -42,10 +42,11 @@ from jobs.reading.ranges import (
     without,
 )
 from jobs.reading.source_options import SourceSettings, settings_of
-from jobs.records.arrow import Gathering, binary, headers, problems
+from jobs.records.arrow import Gathering, binary, headers, problems, timestamps
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
 from jobs.records.schemas import HEADERS, columns
+from jobs.records.timestamps import bad_timestamp, given, holds
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
@@ -281,6 +282,17 @@ class _Rows:
         if rows:
             yield from self._gathering.add(self._batch(rows))
 
+    def _timestamps(self, messages: Sequence[Message]) -> pa.Array:
+        millis = [given(message.timestamp) for message in messages]
+        found = timestamps(millis, self._schema.field("timestamp").type)
+        if found.null_count and not self._settings.keep_bad_timestamps:
+            bad, timestamp_ms = next(pair for pair in zip(messages, millis, strict=True) if not holds(pair[1]))
+            raise JobFailedError(
+                f"topic {self._range.topic} partition {self._range.partition} offset {bad.offset}: "
+                f"{bad_timestamp(timestamp_ms)}; onBadTimestamp=null keeps such records with a null timestamp"
+            )
+        return found
+
     def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
         found = {
             "key": binary([record.key for _, record, _ in rows]),
@@ -288,10 +300,8 @@ class _Rows:
             "topic": pa.array([self._range.topic] * len(rows)),
             "partition": pa.array([self._range.partition] * len(rows), pa.int32()),
             "offset": pa.array([message.offset for message, _, _ in rows], pa.int64()),
-            "timestamp": pa.array(
-                [message.timestamp * 1_000 for message, _, _ in rows], self._schema.field("timestamp").type
-            ),
-            "timestampType": pa.array([message.timestamp_type for message, _, _ in rows], pa.int32()),
+            "timestamp": self._timestamps([message for message, _, _ in rows]),
+            "timestampType": pa.array([given(message.timestamp_type) for message, _, _ in rows], pa.int32()),
             ERROR_COLUMN: problems([problem for _, _, problem in rows]),
         }
         if self._settings.include_headers:

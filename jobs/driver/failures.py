@@ -20,6 +20,7 @@ __all__ = [
     "JobFailedError",
     "executor_error",
     "explained",
+    "overflowed",
     "records_lost",
     "require_broker",
 ]
@@ -115,6 +116,11 @@ def executor_error(text: str) -> ConfigurationError | None:
 def records_lost(error: Exception) -> bool:
     """Whether Spark could not read records because Kafka had deleted them."""
     return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
+
+
+def overflowed(error: Exception) -> bool:
+    """Whether Spark's Kafka source met a timestamp that Spark cannot hold; it does not say which."""
+    return "ArithmeticException: long overflow" in str(error)
 
 
 def explained(

@@ -22,12 +22,12 @@ from pyspark.sql import SparkSession
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
+from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, first_text, newest, text
 from jobs.reading.ranges import parse_offsets
-from jobs.reading.topics import Kafka, ids
+from jobs.reading.topics import ids
 from transforms.errors import ConfigurationError
 
-__all__ = ["TopicWatch", "bind", "bind_topics", "read_start", "write_start"]
+__all__ = ["TopicWatch", "bind", "bind_topics", "first_offsets", "read_start", "write_start"]
 
 _JOB = "ingest"
 _FILE = "wideload.json"
@@ -110,7 +110,7 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
         raise ConfigurationError(
             exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
         ) from exc
-    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    kafka = settings.kafka()
     there = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
     now = {name: found for name, found in there.items() if found}
     anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
@@ -179,6 +179,12 @@ def read_start(spark: SparkSession, checkpoint: str) -> str | None:
                 "says",
             ) from exc
     return found
+
+
+def first_offsets(spark: SparkSession, checkpoint: str) -> str | None:
+    """The offsets where Spark's Kafka source began, as it noted them itself; None if it did not."""
+    found = first_text(Files(spark), checkpoint)
+    return None if found is None or json.loads(found) == {} else found
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TextIO
@@ -19,13 +19,14 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, records_lost
 from jobs.driver.progress import Steps
 from jobs.driver.report import age
 from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME, Search, SearchSettings, search
 from jobs.payloads.references import HIDDEN, newest, references
+from jobs.reading.odd_timestamps import odd_in_topics
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
@@ -151,6 +152,7 @@ class Sweep:
         refusal: why nothing was deleted, or would be; None if there is no reason.
         quarantined: how many records of each quarantined topic cannot be read.
         search: the other topics whose records refer to the payloads.
+        notes: sentences on records that are not as they should be, and do not change the result.
         seconds: how long each step took.
     """
 
@@ -163,6 +165,7 @@ class Sweep:
     refusal: str | None = None
     quarantined: Mapping[str, int] = field(default_factory=dict)
     search: Search = field(default_factory=Search)
+    notes: list[str] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -211,7 +214,13 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
                 raise ConfigurationError(
                     "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.kafka.servers}; give --topic"
                 )
-            return _sweep(spark, settings, store, steps)
+            try:
+                return _sweep(spark, settings, store, steps)
+            except SPARK_ERRORS as error:
+                if not overflowed(error) or _DELETING in steps.seconds:
+                    raise
+                kafka = replace(settings.kafka, in_python=True)
+                return _sweep(spark, replace(settings, kafka=kafka), store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
             if _DELETING in steps.seconds:
@@ -269,6 +278,8 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
         found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
         with steps.step("reading the topics"):
             survey = _survey(found, settings, store)
+            if settings.kafka.in_python:
+                sweep.notes += odd_in_topics(spark, settings.kafka, topics)
             sweep.references = survey.references
             fit_shuffles(spark, payloads_listed + sweep.references)
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))

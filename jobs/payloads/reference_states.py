@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TextIO
 
@@ -18,15 +18,17 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, records_lost
 from jobs.driver.jvm import Files
 from jobs.driver.progress import Steps
 from jobs.driver.session import fit_shuffles
 from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
+from jobs.reading.odd_timestamps import odd_in_topics
 from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import columns, conform, few
+from jobs.records.timestamps import LAST_MS
 from stores.payload import verify
 from stores.registry import open_store
 from stores.store import Check, Lifecycle, List, PayloadStore, Store
@@ -45,7 +47,7 @@ from transforms.keyring import TAG_BYTES
 from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
 
-__all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
+__all__ = ["EXAMPLE", "FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
 
 STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
 """The states of a reference.
@@ -70,6 +72,9 @@ FINDING = StructType(
 rule of the store deletes the payload, null for never. `record_until` is when Kafka may delete the record, null for
 never.
 """
+
+EXAMPLE = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
+"""The columns of an example of `FINDING`."""
 
 EXPIRY = columns("folder string, days long, date string, rule string")
 """The first rule to delete a folder's payloads: at an age in days, or on a date."""
@@ -169,11 +174,12 @@ def findings(
         alike = [rows[name].eqNullSafe(verified[name]) for name in _VERIFIED_BY]
         rows = rows.join(verified, alike, "left").drop(*(verified[name] for name in _VERIFIED_BY))
     published = F.timestamp_micros("modified_us")
+    until = F.unix_millis("timestamp") + F.col("retention_ms")
     by_age = published + F.make_dt_interval(days=F.col("days").cast("int"))
     rows = (
         rows.withColumn("published", published)
         .withColumn("expires", F.when(F.col("rule").isNotNull(), F.coalesce(by_age, F.to_timestamp("date"))))
-        .withColumn("record_until", F.timestamp_millis(F.unix_millis("timestamp") + F.col("retention_ms")))
+        .withColumn("record_until", F.when(until <= LAST_MS, F.timestamp_millis(until)))
     )
     compressed = F.col("compression").isNotNull()
     tag = F.when(F.col("encryption").isNotNull(), TAG_BYTES).otherwise(0)
@@ -218,7 +224,13 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
                 store.check(writing=False)
             if settings.report is not None and Files(spark).exists(settings.report):
                 raise ConfigurationError("--report", f"{settings.report} is there already; give a new folder")
-            return _audit(spark, settings, store, steps)
+            try:
+                return _audit(spark, settings, store, steps)
+            except SPARK_ERRORS as error:
+                if not overflowed(error):
+                    raise
+                kafka = replace(settings.kafka, in_python=True)
+                return _audit(spark, replace(settings, kafka=kafka), store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
             raise JobFailedError("records were deleted while they were read; run it again") from error
@@ -237,6 +249,8 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
     try:
         with steps.step("reading the topics"):
             fit_shuffles(spark, found.count())
+            if settings.kafka.in_python:
+                audit.notes += odd_in_topics(spark, settings.kafka, topics)
         with steps.step("asking the store"):
             payloads, audit.stored = _payloads(found, settings, store, kept)
         expiry = few(spark, _expiry(found, store, audit), EXPIRY)
@@ -342,7 +356,8 @@ def _tell(result: DataFrame, settings: AuditSettings, audit: Audit) -> None:
     audit.states = {topic: {} for topic in settings.topics}
     for row in result.groupBy("topic", "state").count().collect():
         audit.states[row["topic"]][row["state"]] = row["count"]
-    wrong = result.where(F.col("state") != "ok")
+    # Without the timestamps: Python has none behind the year 9999.
+    wrong = result.where(F.col("state") != "ok").select(*EXAMPLE)
     audit.examples = wrong.orderBy("topic", "partition", "offset").limit(_EXAMPLES).collect() if audit.wrong else []
     if settings.report is not None:
         result.write.mode("errorifexists").parquet(settings.report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "others",
     "read",
     "read_between",
+    "source_format",
     "spans",
     "still_there",
 ]
@@ -61,10 +62,12 @@ class Kafka:
     Attributes:
         servers: the bootstrap servers.
         options: more options of Spark's Kafka source; may hold secrets.
+        in_python: whether records are read by `jobs.reading.record_source`, which has more of them.
     """
 
     servers: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    in_python: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +377,7 @@ def read(
         return None
     isolation = {"kafka.isolation.level": "read_committed" if committed else "read_uncommitted"}
     starts, ends = ({place: bound(spans[place]) for place in places} for bound in (first, end))
-    return read_between(spark, Kafka(kafka.servers, {**kafka.options, **isolation}), starts, ends)
+    return read_between(spark, replace(kafka, options={**kafka.options, **isolation}), starts, ends)
 
 
 def read_between(
@@ -394,4 +397,23 @@ def read_between(
         "failOnDataLoss": str(fail_on_loss).lower(),
         "includeHeaders": "true",
     }
-    return spark.read.format("kafka").options(**options).load()
+    return spark.read.format(source_format(spark, in_python=kafka.in_python)).options(**options).load()
+
+
+def source_format(spark: SparkSession, *, in_python: bool) -> str:
+    """The format of a reader of records; see `Kafka.in_python`.
+
+    Raises:
+        ConfigurationError: the driver lacks a package for it.
+    """
+    if not in_python:
+        return "kafka"
+    try:
+        from jobs.reading.record_source import RecordSource  # needs aiokafka and PyArrow
+    except ImportError as exc:
+        raise ConfigurationError(
+            "driver",
+            f"has no {exc.name}; records whose timestamps Spark cannot hold are read with aiokafka and PyArrow",
+        ) from exc
+    spark.dataSource.register(RecordSource)
+    return RecordSource.name()

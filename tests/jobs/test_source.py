@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs import source
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, Look
-from jobs.reading.ranges import Bounds
+from jobs.reading.ranges import Bounds, OffsetRange
 from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
 from stores.encryption import keyring_of
@@ -120,6 +120,7 @@ OPTIONS = {
         ({"onErorr": "null"}, r"did you mean onError\?"),
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
+        ({"onBadTimestamp": "keep"}, "onBadTimestamp: found 'keep', allowed is one of: fail, null"),
         ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),
         ({"unwrap.on.plain.value": "pass"}, r"unwrap\.on\.plain\.value: is given, .* it goes with unwrap=true"),
         ({"wrapper.header.3000001": "x"}, r"wrapper\.header\.3000001: is given, .* it goes with unwrap=true"),
@@ -261,6 +262,22 @@ def test_batch_between_offsets(place: Place) -> None:
         endingOffsets=json.dumps({place.topic: {"0": end, "1": -1}}),
     )
     assert whole(rows.orderBy("offset").collect()) == expected[1:5]
+
+
+def test_batch_with_a_timestamp_of_another_unit(place: Place, make_topic: MakeTopic) -> None:
+    """It is a failure with its place, or null; the records around it are as they are."""
+    topic = make_topic(1, **{"message.timestamp.after.max.ms": 2**63 - 1})
+    nanoseconds = 1_700_000_000_000_000_000
+    send(place.broker, topic, [(0, b"k", b"v", [], stamp) for stamp in (5, nanoseconds, 7)])
+
+    def read(**more: str) -> list[Any]:
+        own = WideloadDataSource({**place.options(subscribe=topic), **more})
+        found = cast("Any", own.reader(own.schema())).read(OffsetRange(topic, 0, 0, 3))
+        return [each for batch in found for each in batch.column("timestamp").cast("int64").to_pylist()]
+
+    with pytest.raises(JobFailedError, match=f"topic {topic} partition 0 offset 1: the timestamp is {nanoseconds} ms,"):
+        read()
+    assert read(onBadTimestamp="null") == [5_000, None, 7_000]
 
 
 def test_batch_of_nothing(place: Place) -> None:
