@@ -176,7 +176,7 @@ _MEANINGS = (
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
     (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint", TWO_RUNS),
-    (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
+    (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",
         ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
         "give this option to go on without them, or a new --checkpoint and --output")),
     (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",

@@ -19,14 +19,14 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, records_lost
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.progress import Steps
 from jobs.driver.report import age
 from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME, Search, SearchSettings, search
 from jobs.payloads.references import HIDDEN, newest, references
-from jobs.reading.odd_timestamps import odd_in_topics
+from jobs.reading.odd_timestamps import despite_odd_timestamps
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
@@ -214,13 +214,7 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
                 raise ConfigurationError(
                     "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.kafka.servers}; give --topic"
                 )
-            try:
-                return _sweep(spark, settings, store, steps)
-            except SPARK_ERRORS as error:
-                if not overflowed(error) or _DELETING in steps.seconds:
-                    raise
-                kafka = replace(settings.kafka, in_python=True)
-                return _sweep(spark, replace(settings, kafka=kafka), store, steps)
+            return _sweep(spark, settings, store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
             if _DELETING in steps.seconds:
@@ -269,17 +263,20 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
     if isinstance(store, ListTopics):
         sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
     listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
-    found = None
+    kept = [listing]
+
+    def surveyed(kafka: Kafka) -> tuple[DataFrame, Row]:
+        found = _references(spark, replace(settings, kafka=kafka), topics, store, cutoff)
+        kept.append(found.persist(StorageLevel.DISK_ONLY))
+        return found, _survey(found, settings, store)
+
     try:
         with steps.step("listing the store"):
             payloads_listed = listing.count()
         # After the listing: if a record has begun to refer to a listed payload, it is before these ends.
         topics = describe(spark, settings.kafka, settings.read_topics)
-        found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
         with steps.step("reading the topics"):
-            survey = _survey(found, settings, store)
-            if settings.kafka.in_python:
-                sweep.notes += odd_in_topics(spark, settings.kafka, topics)
+            found, survey = despite_odd_timestamps(spark, settings.kafka, topics, surveyed, sweep.notes)
             sweep.references = survey.references
             fit_shuffles(spark, payloads_listed + sweep.references)
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
@@ -299,9 +296,8 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
                 _delete(payloads, settings, sweep)
         return sweep
     finally:
-        listing.unpersist()
-        if found is not None:
-            found.unpersist()
+        for frame in kept:
+            frame.unpersist()
 
 
 def _search_settings(settings: SweepSettings, store: PayloadStore) -> SearchSettings:

@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, records_lost
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.jvm import Files
 from jobs.driver.progress import Steps
 from jobs.driver.session import fit_shuffles
 from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
-from jobs.reading.odd_timestamps import odd_in_topics
+from jobs.reading.odd_timestamps import despite_odd_timestamps
 from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import columns, conform, few
 from jobs.records.timestamps import LAST_MS
@@ -224,13 +224,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
                 store.check(writing=False)
             if settings.report is not None and Files(spark).exists(settings.report):
                 raise ConfigurationError("--report", f"{settings.report} is there already; give a new folder")
-            try:
-                return _audit(spark, settings, store, steps)
-            except SPARK_ERRORS as error:
-                if not overflowed(error):
-                    raise
-                kafka = replace(settings.kafka, in_python=True)
-                return _audit(spark, replace(settings, kafka=kafka), store, steps)
+            return _audit(spark, settings, store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
             raise JobFailedError("records were deleted while they were read; run it again") from error
@@ -244,13 +238,18 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
 def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, steps: Steps) -> Audit:
     audit = Audit(seconds=steps.seconds)
     topics = describe(spark, settings.kafka, settings.topics)
-    found = _references(spark, settings, topics, store).persist(StorageLevel.DISK_ONLY)
-    kept = [found]
+    kept: list[DataFrame] = []
+
+    def counted(kafka: Kafka) -> tuple[DataFrame, int]:
+        found = _references(spark, replace(settings, kafka=kafka), topics, store).persist(StorageLevel.DISK_ONLY)
+        kept.append(found)
+        return found, found.count()
+
     try:
         with steps.step("reading the topics"):
-            fit_shuffles(spark, found.count())
-            if settings.kafka.in_python:
-                audit.notes += odd_in_topics(spark, settings.kafka, topics)
+            found, references_found = despite_odd_timestamps(spark, settings.kafka, topics, counted, audit.notes)
+            fit_shuffles(spark, references_found)
+        _check_same(topics, describe(spark, settings.kafka, settings.topics))
         with steps.step("asking the store"):
             payloads, audit.stored = _payloads(found, settings, store, kept)
         expiry = few(spark, _expiry(found, store, audit), EXPIRY)
@@ -275,6 +274,13 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+def _check_same(before: Sequence[Topic], after: Sequence[Topic]) -> None:
+    """Makes sure that no topic was created again while it was read."""
+    for first, then in zip(before, after, strict=True):
+        if first.id != then.id:
+            raise JobFailedError(f"topic {first.name} was deleted and created again while it was read; run it again")
 
 
 def _references(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from jobs.driver.failures import SPARK_ERRORS, overflowed
 from jobs.reading.ranges import Positions
 from jobs.reading.topics import Kafka, Topic, read_between
 from jobs.records.timestamps import bad_timestamp
 
-__all__ = ["OddTimestamps", "odd_in_topics", "odd_timestamps"]
+__all__ = ["OddTimestamps", "despite_odd_timestamps", "odd_timestamps"]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,32 @@ def odd_timestamps(spark: SparkSession, kafka: Kafka, start: Positions, end: Pos
     return OddTimestamps(found["records"], *found["first"]) if found["records"] else None
 
 
-def odd_in_topics(spark: SparkSession, kafka: Kafka, topics: Sequence[Topic]) -> list[str]:
-    """A sentence on such records of whole topics, uncommitted ones too, if there are any."""
+def despite_odd_timestamps(
+    spark: SparkSession, kafka: Kafka, topics: Sequence[Topic], read: Callable[[Kafka], Result], notes: list[str]
+) -> Result:
+    """What `read` returns, called again with `Kafka.in_python` if Spark's own source fails at such a timestamp.
+
+    Args:
+        spark: the session.
+        kafka: the cluster.
+        topics: what is read.
+        read: reads them.
+        notes: gets a sentence on the records with such timestamps, uncommitted ones too.
+    """
+    try:
+        return read(kafka)
+    except SPARK_ERRORS as error:
+        if not overflowed(error):
+            raise
+    kafka = replace(kafka, in_python=True)
+    result = read(kafka)
     spans = {(topic.name, number): span for topic in topics for number, span in topic.spans.items()}
-    ends = {place: span.end for place, span in spans.items()}
-    kafka = replace(kafka, options={**kafka.options, "kafka.isolation.level": "read_uncommitted"})
-    found = odd_timestamps(spark, kafka, {place: span.start for place, span in spans.items()}, ends)
-    return [] if found is None else [f"{found}; it was read with a null timestamp"]
+    everything = replace(kafka, options={**kafka.options, "kafka.isolation.level": "read_uncommitted"})
+    starts, ends = (
+        {place: span.start for place, span in spans.items()},
+        {place: span.end for place, span in spans.items()},
+    )
+    found = odd_timestamps(spark, everything, starts, ends)
+    if found is not None:
+        notes.append(f"{found}; it was read with a null timestamp")
+    return result

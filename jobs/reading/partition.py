@@ -138,7 +138,12 @@ class PartitionReader:
     async def _start(self) -> None:
         self._consumer = self._client.open()  # binds to the running loop
         self._consumer.assign([self._place])
-        await self._consumer.start()
+        try:
+            await self._consumer.start()
+        except kafka_errors.UnknownTopicOrPartitionError as exc:
+            raise JobFailedError(
+                f"topic {self._place.topic} is not on the broker at {self._client.servers} any more"
+            ) from exc
 
     async def _described(self) -> Described:
         assert self._consumer is not None

@@ -48,10 +48,11 @@ class _Settings:
     starting: str
     ending: str
     fail_on_loss: bool
+    task_offsets: int | None
     least_tasks: int | None
 
     def tasks(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        return split(ranges, None, self.least_tasks)
+        return split(ranges, self.task_offsets, self.least_tasks)
 
 
 class RecordSource(DataSource):
@@ -78,12 +79,13 @@ class RecordSource(DataSource):
 
     def _settings(self) -> _Settings:
         given = {name.lower(): text for name, text in self.options.items()}
-        least = given.get("minpartitions")
+        most, least = given.get("maxrecordsperpartition"), given.get("minpartitions")
         return _Settings(
             client_of_java({"kafka.isolation.level": "read_uncommitted", **given}),  # as Kafka's own default
             given["startingoffsets"],
             given.get("endingoffsets", "latest"),
             given.get("failondataloss", "true").lower() == "true",
+            None if most is None else int(most),
             None if least is None else int(least),
         )
 
