@@ -15,11 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.audit import main
+from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
 from jobs.payloads.inventory import STATED
-from jobs.payloads.reference_states import EXPIRY, FINDING, RETAINED, AuditSettings, findings, run
+from jobs.payloads.reference_states import EXPIRY, FINDING, RETAINED, AuditSettings, _check_same, findings, run
 from jobs.payloads.references import REFERENCE
-from jobs.reading.topics import Kafka
+from jobs.reading.topics import Kafka, Span, Topic
 from jobs.records.timestamps import LAST_MS
 from stores.payload import publish
 from stores.registry import STORE_CLASS, open_store
@@ -34,6 +35,7 @@ from transforms.keyring import EncryptionSettings, LocalKeyring
 from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
+from transforms.retention import Retention
 from transforms.signing import Signing
 from transforms.wrapper import Wrap
 
@@ -160,6 +162,14 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
 
 
 # --- with Kafka and a store
+
+
+def test_a_topic_that_is_created_again_while_it_is_audited() -> None:
+    """References of two topics are not audited as those of one."""
+    topic = Topic("t", "id", {0: Span(0, 9, 9)}, Retention("t", -1, "delete"))
+    _check_same([topic], [replace(topic, spans={0: Span(5, 12, 12)})])
+    with pytest.raises(JobFailedError, match="topic t was deleted and created again while it was read"):
+        _check_same([topic], [replace(topic, id="other")])
 
 
 @pytest.mark.usefixtures("compiled")
