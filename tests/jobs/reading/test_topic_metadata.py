@@ -26,7 +26,7 @@ Named = list[tuple[Any, bool]]
 @pytest.fixture
 def topic(broker: str, make_topic: Callable[..., str]) -> str:
     """A topic with one record."""
-    name = make_topic(1)
+    name = make_topic(1, **{"message.timestamp.after.max.ms": 5_000})
     send(broker, name, [(0, b"k", b"v", [], 1)])
     return name
 
@@ -79,7 +79,7 @@ def test_no_writer_creates_a_topic(broker: str, topic: str, named: Named) -> Non
     with pytest.raises(ConfigurationError, match="--sink: topic never-was cannot be written to: UnknownTopicOr"):
         sink_topic(client, "never-was")
     sink = sink_topic(client, topic)
-    assert sink == SinkTopic(topic, {0: 1}, sink.max_message_bytes, keeps_timestamps=True)
+    assert (sink.ends, sink.keeps_timestamps, sink.newest_ms) == ({0: 1}, True, 5_000)
     deleted = SinkTopic("deleted-since", {0: 0}, sink.max_message_bytes, keeps_timestamps=True)
     with closing(SinkWriter(client, deleted, f"id-{topic}", 60_000)) as writer:
         writer.write(0, Record(b"k", b"v", (), 1))
