@@ -138,7 +138,7 @@ class TopicWatch:
         pause_s: the least time from one look to the next.
     """
 
-    def __init__(self, spark: SparkSession, settings: IngestSettings, pause_s: float = 10.0) -> None:
+    def __init__(self, spark: SparkSession, settings: IngestSettings, pause_s: float = 30.0) -> None:
         self._spark = spark
         self._settings = settings
         self._pause_s = pause_s

@@ -17,7 +17,7 @@ from transforms.errors import WideloadError
 
 __all__ = ["timestamp_fault"]
 
-_ADVICE = "--on-bad-timestamp null goes on, with such records and without their timestamps"
+_ADVICE = "--on-bad-timestamp null keeps such records with a null timestamp"
 
 
 def timestamp_fault(spark: SparkSession, settings: IngestSettings) -> WideloadError:
@@ -29,8 +29,8 @@ def timestamp_fault(spark: SparkSession, settings: IngestSettings) -> WideloadEr
     if found is not None:
         return JobFailedError(f"{found}; {_ADVICE}")
     return JobFailedError(
-        f"a record of {settings.source} has a timestamp that Spark cannot hold; is it in another unit than "
-        f"milliseconds? {_ADVICE}"
+        f"a record of {settings.source} has a timestamp out of Spark's range (is it in another unit than "
+        f"milliseconds?); {_ADVICE}"
     )
 
 

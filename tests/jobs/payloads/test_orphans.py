@@ -349,7 +349,7 @@ def test_sweep_counts_transactions_either_way(spark: SparkSession, place: Place,
 
 
 def test_sweep_of_timestamps_of_other_units(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
-    """A record whose timestamp Spark cannot hold ends no sweep, here or in a topic beside it; it is told of."""
+    """A record whose timestamp Spark cannot hold ends no sweep, here or in another topic; a note has its place."""
     unlimited = {"message.timestamp.after.max.ms": 2**63 - 1}
     topic, other = make_topic(**unlimited), make_topic(**unlimited)
     live, odd, orphan = place.publish(topic, b"live", b"odd", b"orphan")
