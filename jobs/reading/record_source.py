@@ -23,6 +23,7 @@ from jobs.reading.client import Client, client_of_java, look
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import OffsetRange, Place, between, positions_of, split
 from jobs.records.arrow import Gathering, binary, headers, timestamps
+from jobs.records.problems import failed
 from jobs.records.schemas import HEADERS, columns
 from jobs.records.timestamps import given
 
@@ -141,6 +142,8 @@ def _read(settings: _Settings, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         rows: list[Any] = []
         held = 0
         for record in log.records(range_.start, range_.end, fail_on_loss=settings.fail_on_loss):
+            if (problem := getattr(record, "problem", None)) is not None:
+                raise failed(range_.topic, range_.partition, record.offset, problem)
             size = len(record.key or b"") + len(record.value or b"")
             if rows and (held + size > _BATCH_BYTES or len(rows) >= _BATCH_ROWS):
                 yield from gathering.add(_batch(range_, rows))
