@@ -30,7 +30,7 @@ from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
-from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
+from jobs.payloads.reference_states import EXAMPLE, STATES, Audit, AuditSettings, run
 from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
@@ -112,8 +112,7 @@ def _summary(audit: Audit, report: str | None) -> dict[str, object]:
 
 
 def _example(row: Row) -> dict[str, object]:
-    names = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
-    return {name: row[name] for name in names}
+    return {name: row[name] for name in EXAMPLE}
 
 
 def _settings(arguments: argparse.Namespace) -> AuditSettings:

@@ -25,10 +25,10 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from jobs.driver.command_line import configure, parse, session_settings
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
 from jobs.driver.progress import repaint
 from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
-from jobs.ingesting.checkpoint import bind, bind_topics, read_start
+from jobs.ingesting.checkpoint import TopicWatch, bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import keep, known
@@ -39,16 +39,17 @@ from jobs.ingesting.table import write
 from jobs.ingesting.table_schema import as_table
 from jobs.ingesting.values import CORRUPT, parsed
 from jobs.reading.named_topics import require_topics
-from jobs.reading.topics import Kafka
+from jobs.reading.topics import Kafka, source_format
 from jobs.records.schemas import RECORD, conform
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["IngestSettings", "main", "read", "records", "run"]
 
 
 def read(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})) -> DataFrame:
     """The stream of the topics' records, with the columns of Spark's Kafka source; `options` win over `settings`."""
-    return spark.readStream.format("kafka").options(**{**settings.source_options(), **options}).load()
+    source = spark.readStream.format(source_format(spark, in_python=settings.in_python))
+    return source.options(**{**settings.source_options(), **options}).load()
 
 
 def records(source: DataFrame) -> DataFrame:
@@ -70,13 +71,15 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         ConfigurationError: the user can set it right; the output is not in doubt.
         JobFailedError: any other failure.
     """
+    watch = TopicWatch(spark, settings)
 
     def show(now: Tally) -> None:
+        watch.look(now.batches)
         if screen is not None:
             repaint(screen, line(now))
 
-    if settings.value.on_bad == "null":
-        tally.bad_values = 0
+    tally.bad_values = 0 if settings.value.on_bad == "null" else None
+    tally.bad_timestamps = 0 if settings.in_python else None
     try:
         if settings.delta:
             require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
@@ -85,7 +88,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
             settings = _kept(spark, settings)
-        if settings.max_bytes_per_trigger is None:
+        if not settings.planned:
             # Where a run with a limit in bytes began, if Spark has not noted that yet.
             beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
             follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
@@ -95,16 +98,26 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
             follow_planned(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
     except SPARK_ERRORS as error:
-        raise explained(
-            error,
-            servers=settings.bootstrap_servers,
-            source=settings.source,
-            options=settings.kafka_options,
-            fault=fault(spark, settings, error),
-        ) from error
+        raise _failure(spark, settings, error) from error
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _failure(spark: SparkSession, settings: IngestSettings, error: Exception) -> WideloadError:
+    """What an error of Spark means to the user."""
+    if overflowed(error) and not settings.in_python:
+        # Imported only here, as above.
+        from jobs.ingesting.timestamp_fault import timestamp_fault
+
+        return timestamp_fault(spark, settings)
+    return explained(
+        error,
+        servers=settings.bootstrap_servers,
+        source=settings.source,
+        options=settings.kafka_options,
+        fault=fault(spark, settings, error),
+    )
 
 
 def _bind(spark: SparkSession, settings: IngestSettings) -> None:

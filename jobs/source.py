@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,27 +22,31 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
-from jobs.reading.client import bounds
+from jobs.driver.failures import JobFailedError
+from jobs.reading.client import Look, look
 from jobs.reading.messages import Message, Messages
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import (
-    Bounds,
     OffsetRange,
     Place,
     Positions,
     advanced,
     between,
     check_forward,
+    ids_of,
+    noted,
     position,
-    positions_json,
     positions_of,
+    recreated,
     split,
+    without,
 )
 from jobs.reading.source_options import SourceSettings, settings_of
-from jobs.records.arrow import Gathering, binary, headers, problems
+from jobs.records.arrow import Gathering, binary, headers, problems, timestamps
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
 from jobs.records.schemas import HEADERS, columns
+from jobs.records.timestamps import bad_timestamp, holds
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
@@ -120,18 +125,19 @@ class _Reader:
     def __init__(self, settings: SourceSettings) -> None:
         self.settings = settings
 
-    def bounds(self) -> dict[Place, Bounds]:
-        return bounds(self.settings.client, self.settings.topics)
+    def look(self) -> Look:
+        return look(self.settings.client, self.settings.topics)
 
-    def tasks(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        return split(ranges, self.settings.task_offsets, self.settings.least_tasks)
+    def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[OffsetRange]:
+        known = [replace(each, topic_id=ids.get(each.topic, "")) for each in ranges]
+        return split(known, self.settings.task_offsets, self.settings.least_tasks)
 
 
 class _BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
-        found = self.bounds()
-        start = position("startingOffsets", self.settings.starting or "earliest", found)
-        end = position("endingOffsets", self.settings.ending, found)
+        found = self.look()
+        start = position("startingOffsets", self.settings.starting or "earliest", found.bounds)
+        end = position("endingOffsets", self.settings.ending, found.bounds)
         for (topic, number), at in start.items():
             if end[topic, number] < at:
                 raise ConfigurationError(
@@ -139,7 +145,7 @@ class _BatchReader(_Reader, DataSourceReader):
                     f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
                 )
         # With no partitions Spark makes one, and hands None to `read`.
-        return self.tasks(between(start, end, {})) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
+        return self.tasks(between(start, end, {}), found.ids) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, OffsetRange)
@@ -149,34 +155,56 @@ class _BatchReader(_Reader, DataSourceReader):
 class _StreamReader(_Reader, DataSourceStreamReader):
     """Lives on the driver as long as the query."""
 
-    # State that changes: `_position`, the end of the last planned micro-batch. Spark makes one call at a time. It calls
-    # `partitions` with the last offset of a checkpoint before it asks for the next offset.
+    # State that changes: `_position`, the end of the last planned micro-batch, with the `_ids` of its topics; and
+    # `_looked`, the ids at the last look. Spark makes one call at a time. It calls `partitions` with the last offset of
+    # a checkpoint before it asks for the next offset.
 
     def __init__(self, settings: SourceSettings) -> None:
         super().__init__(settings)
         self._position: Positions | None = None
+        self._ids: Mapping[str, str] = {}
+        self._looked: Mapping[str, str] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name for it
         if self._position is None:
-            self._position = position("startingOffsets", self.settings.starting or "latest", self.bounds())
-        return positions_json(self._position)
+            found = self.look()
+            self._position = position("startingOffsets", self.settings.starting or "latest", found.bounds)
+            self._ids = found.ids
+        return noted(self._position, self._ids)
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
         if self._position is None:
             self.initialOffset()
         assert self._position is not None
-        found = self.bounds()
+        found = self.look()
+        start = without(self._position, self._recreated(self._ids, found))
         if self.settings.fail_on_loss:
-            check_forward(self._position, found)
-        return positions_json(advanced(self._position, found, self.settings.trigger_offsets))
+            check_forward(start, found.bounds)
+        self._looked = {**self._ids, **found.ids}
+        return noted(advanced(start, found.bounds, self.settings.trigger_offsets), self._looked)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        since, until = positions_of(start), positions_of(end)
-        self._position = until
+        until, ids = positions_of(end), ids_of(end)
+        self._position, self._ids = until, ids
+        # A topic that was created again begins at its first record, like a partition that is new.
+        since = without(positions_of(start), recreated(ids_of(start), ids))
         first: Mapping[Place, int] = {}
-        if any(at < since.get(place, at + 1) for place, at in until.items()):
-            first = {place: each.first for place, each in self.bounds().items()}
-        return self.tasks(between(since, until, first))
+        if ids != self._looked or any(at < since.get(place, at + 1) for place, at in until.items()):
+            found = self.look()
+            # What was planned and is not there any more is no part of this micro-batch.
+            until = without(until, self._recreated(ids, found))
+            first = {place: each.first for place, each in found.bounds.items()}
+        return self.tasks(between(since, until, first), ids)
+
+    def _recreated(self, ids: Mapping[str, str], found: Look) -> list[str]:
+        """The topics that are others than those with these ids; a failure unless records may be lost."""
+        names = recreated(ids, found.ids)
+        if names and self.settings.fail_on_loss:
+            raise JobFailedError(
+                f"topic {names[0]} was deleted and created again since it was read: its offsets are those of the topic "
+                "before; give a new checkpoint, or failOnDataLoss=false to read it from its beginning"
+            )
+        return names
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, OffsetRange)
@@ -209,6 +237,8 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
             yield from rows.add(result)
             last = result.place.offset + 1
             del result  # or one more record would be held during the wait for the next
+        if settings.fail_on_loss:
+            log.require_topic(range_.topic_id)
         yield from rows.rest()
 
 
@@ -252,6 +282,17 @@ class _Rows:
         if rows:
             yield from self._gathering.add(self._batch(rows))
 
+    def _timestamps(self, messages: Sequence[Message]) -> pa.Array:
+        millis = [message.timestamp for message in messages]
+        found = timestamps(millis, self._schema.field("timestamp").type)
+        if found.null_count and not self._settings.keep_bad_timestamps:
+            bad, timestamp_ms = next(pair for pair in zip(messages, millis, strict=True) if not holds(pair[1]))
+            raise JobFailedError(
+                f"topic {self._range.topic} partition {self._range.partition} offset {bad.offset}: "
+                f"{bad_timestamp(timestamp_ms)}; onBadTimestamp=null keeps such records with a null timestamp"
+            )
+        return found
+
     def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
         found = {
             "key": binary([record.key for _, record, _ in rows]),
@@ -259,9 +300,7 @@ class _Rows:
             "topic": pa.array([self._range.topic] * len(rows)),
             "partition": pa.array([self._range.partition] * len(rows), pa.int32()),
             "offset": pa.array([message.offset for message, _, _ in rows], pa.int64()),
-            "timestamp": pa.array(
-                [message.timestamp * 1_000 for message, _, _ in rows], self._schema.field("timestamp").type
-            ),
+            "timestamp": self._timestamps([message for message, _, _ in rows]),
             "timestampType": pa.array([message.timestamp_type for message, _, _ in rows], pa.int32()),
             ERROR_COLUMN: problems([problem for _, _, problem in rows]),
         }

@@ -115,8 +115,12 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
             f"{arguments.search_records:,} offsets of each partition; older records were not looked at, nor "
             "were topics that these credentials may not see"
         )
-    for topic, records in sweep.quarantined.items():
-        print(f"in quarantine: {topic}, with {records:,} records that cannot be read")
+    quarantined = [
+        f"in quarantine: {topic}, with {records:,} records that cannot be read"
+        for topic, records in sweep.quarantined.items()
+    ]
+    for told in (*quarantined, *(f"note: {note}" for note in sweep.notes)):
+        print(told)
     for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
         print(f"{outcome}: {payloads:,} payloads, {amount(size)}")
     if state == "dry-run":
@@ -156,6 +160,7 @@ def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]
         },
         "searched": sweep.search.searched,
         "not_searched": dict(sweep.search.unread),
+        "notes": sweep.notes,
         "outcomes": {name: {"payloads": number, "bytes": size} for name, (number, size) in sweep.outcomes.items()},
         "seconds": sweep.seconds,
     }

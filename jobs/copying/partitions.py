@@ -23,7 +23,7 @@ from jobs.copying.forms import Mark, Tally
 from jobs.copying.range import BackfillSettings, Outcome, check_mark, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.reading.client import bounds
+from jobs.reading.client import look
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import Bounds, OffsetRange
 from transforms.errors import ConfigurationError
@@ -91,7 +91,7 @@ def run(
         )
     (topic,) = settings.source.topics
     try:
-        there = {partition: each for (_, partition), each in bounds(settings.source.client, [topic]).items()}
+        there = {partition: each for (_, partition), each in look(settings.source.client, [topic]).bounds.items()}
         sink = sink_topic(settings.source.client, settings.sink)
         _check_topics(settings, there, sink)
         checkpoint, progress = None, None

@@ -308,6 +308,7 @@ class _Copy:
         self.next = range_.start
         self._settings = settings
         self._sink = sink
+        self._window = sink.window()
         self._range = range_
         self._tally = tally
         self._log = stack.enter_context(closing(PartitionReader(source.client, range_.topic, range_.partition)))
@@ -453,6 +454,9 @@ class _Copy:
         message, record, problem = ready.place.message, ready.record, ready.problem
         if problem is None:
             problem = self._too_large(record)
+        first, last = self._window
+        if not first <= message.timestamp <= last and (refusal := self._sink.refusal(message.timestamp)) is not None:
+            return JobFailedError(f"{self._where(message.offset)}: {refusal}")
         if problem is not None:
             if message.lost or (message.problem is not None and self._settings.keep_problems):
                 self._tally.left_out += 1

@@ -7,6 +7,8 @@ with aiokafka, as the worker does, with one transaction for a range.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client
+from jobs.reading.topic_metadata import client_of, creating_nothing, described
 from transforms.errors import ConfigurationError
 from transforms.record import RecordLike
 
@@ -29,8 +32,11 @@ __all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
 _BATCH_BYTES = 2**20
 _ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
 _CLOSE_S = 10.0
+_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
+_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
+_WANTED = ("max.message.bytes", "message.timestamp.type", _OLDEST, _NEWEST, _EITHER_WAY)
 _NO_TIMESTAMP = -1
-_WANTED = ("max.message.bytes", "message.timestamp.type")
+_CLOCKS_MS = 60_000  # by so much the clocks of brokers and tasks may differ
 
 Answer = TypeVar("Answer")
 
@@ -43,12 +49,35 @@ class SinkTopic:
         ends: by partition, the offset of the next record.
         max_message_bytes: the most bytes of a batch.
         keeps_timestamps: whether a record keeps the timestamp that its producer gives it.
+        oldest_ms: how old such a timestamp may be; None for no limit.
+        newest_ms: how far ahead it may be; None for no limit.
     """
 
     name: str
     ends: Mapping[int, int]
     max_message_bytes: int
     keeps_timestamps: bool
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+
+    def window(self) -> tuple[float, float]:
+        """The first and the last timestamp that brokers surely take now."""
+        now_ms = time.time() * 1000
+        oldest, newest = (math.inf if limit is None else limit for limit in (self.oldest_ms, self.newest_ms))
+        return now_ms - oldest, now_ms + newest
+
+    def refusal(self, timestamp_ms: int) -> str | None:
+        """Why brokers will refuse a record with this timestamp; None if they take it, or their clocks may differ."""
+        if timestamp_ms == _NO_TIMESTAMP:
+            return None
+        ahead_ms = timestamp_ms - int(time.time() * 1000)
+        for limit, name, by_ms in ((self.newest_ms, _NEWEST, ahead_ms), (self.oldest_ms, _OLDEST, -ahead_ms)):
+            if limit is not None and by_ms - _CLOCKS_MS > limit:
+                return (
+                    f"the timestamp is {timestamp_ms} ms, and {name} of topic {self.name} is {limit}; raise it for the "
+                    "time of the backfill"
+                )
+        return None
 
 
 def sink_topic(client: Client, name: str) -> SinkTopic:
@@ -68,13 +97,17 @@ def sink_topic(client: Client, name: str) -> SinkTopic:
 
 async def _sink_topic(client: Client, name: str) -> SinkTopic:
     async with AsyncExitStack() as stack:
+        consumer = client.open(isolation_level="read_uncommitted")
+        stack.push_async_callback(consumer.stop)
+        await consumer.start()
+        topic = (await described(client_of(consumer), [name]))[name]
+        if topic.error is not None:
+            raise ConfigurationError(
+                "--sink", f"topic {name} cannot be written to: {topic.error.__name__}; create it first"
+            )
         admin = AIOKafkaAdminClient(**client.connection())
         stack.push_async_callback(admin.close)
         await admin.start()
-        (topic,) = await admin.describe_topics([name])
-        if topic["error_code"]:
-            reason = kafka_errors.for_code(topic["error_code"]).__name__
-            raise ConfigurationError("--sink", f"topic {name} cannot be written to: {reason}; create it first")
         resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(_WANTED))
         (response,) = await admin.describe_configs([resource])
         (found,) = response.to_object()["resources"]
@@ -82,18 +115,20 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
             reason = kafka_errors.for_code(found["error_code"]).__name__
             raise ConfigurationError("--sink", f"the configuration of topic {name} cannot be read: {reason}")
         configs = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
-        places = [TopicPartition(name, each["partition"]) for each in topic["partitions"]]
-        consumer = AIOKafkaConsumer(**client.connection(), group_id=None, enable_auto_commit=False)
+        places = [TopicPartition(name, number) for number in topic.partitions]
         consumer.assign(places)
-        stack.push_async_callback(consumer.stop)
-        await consumer.start()
         ends = await consumer.end_offsets(places)
         return SinkTopic(
             name,
             {place.partition: ends[place] for place in places},
             int(configs["max.message.bytes"]),
             configs["message.timestamp.type"] != "LogAppendTime",
+            *(_limit(configs.get(name) or configs.get(_EITHER_WAY)) for name in (_OLDEST, _NEWEST)),
         )
+
+
+def _limit(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 class SinkWriter:
@@ -302,6 +337,7 @@ class SinkWriter:
             transaction_timeout_ms=self._timeout_ms,
             max_batch_size=batch_bytes,
         )
+        creating_nothing(producer.client)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await producer.start()

@@ -20,6 +20,7 @@ __all__ = [
     "JobFailedError",
     "executor_error",
     "explained",
+    "overflowed",
     "records_lost",
     "require_broker",
 ]
@@ -117,6 +118,11 @@ def records_lost(error: Exception) -> bool:
     return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
 
 
+def overflowed(error: Exception) -> bool:
+    """Whether Spark's Kafka source met a timestamp that Spark cannot hold; it does not say which."""
+    return "ArithmeticException: long overflow" in str(error)
+
+
 def explained(
     error: Exception, *, servers: str, source: str, options: Mapping[str, str], fault: str | None = None
 ) -> WideloadError:
@@ -170,7 +176,7 @@ _MEANINGS = (
     (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
     (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint", TWO_RUNS),
-    (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
+    (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",
         ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
         "give this option to go on without them, or a new --checkpoint and --output")),
     (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",

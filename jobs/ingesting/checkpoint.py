@@ -11,21 +11,23 @@ rest.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from contextlib import suppress
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, newest, text
+from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, first_text, newest, text
 from jobs.reading.ranges import parse_offsets
-from jobs.reading.topics import Kafka, ids
+from jobs.reading.topics import ids
 from transforms.errors import ConfigurationError
 
-__all__ = ["bind", "bind_topics", "read_start", "write_start"]
+__all__ = ["TopicWatch", "bind", "bind_topics", "first_offsets", "read_start", "write_start"]
 
 _JOB = "ingest"
 _FILE = "wideload.json"
@@ -108,20 +110,55 @@ def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
         raise ConfigurationError(
             exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
         ) from exc
-    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    kafka = settings.kafka()
     there = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
     now = {name: found for name, found in there.items() if found}
     anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
     if anew and settings.fail_on_data_loss:
         raise ConfigurationError(
             "--topic" if settings.topics else "--subscribe-pattern",
-            f"topic {anew[0]} was deleted and made again since checkpoint {checkpoint} has read it: its records below "
-            "the checkpoint's offsets would be missing; give a new --checkpoint and a new --output, or "
+            f"topic {anew[0]} was deleted and created again since checkpoint {checkpoint} has read it: its records "
+            "below the checkpoint's offsets would be missing; give a new --checkpoint and a new --output, or "
             "--no-fail-on-data-loss to go on without them",
         )
     if before != {**before, **now}:
         files.write(path, json.dumps({**before, **now}))
     return bool(there)
+
+
+class TopicWatch:
+    """Looks, while a query runs, whether its topics are still those of the checkpoint.
+
+    Spark goes on in a topic that was created again. So micro-batches since the last look may have records of both, but
+    no run ends without a word on it.
+
+    Args:
+        spark: the session.
+        settings: of the job.
+        pause_s: the least time from one look to the next.
+    """
+
+    def __init__(self, spark: SparkSession, settings: IngestSettings, pause_s: float = 30.0) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._pause_s = pause_s
+        self._batches = 0
+        self._looked = time.monotonic()
+
+    def look(self, batches: int) -> None:
+        """Looks, if there is a new micro-batch, and the last look is old enough.
+
+        Args:
+            batches: how many micro-batches are done.
+
+        Raises:
+            ConfigurationError: a topic was created again; see `bind_topics`.
+        """
+        if batches == self._batches or time.monotonic() - self._looked < self._pause_s:
+            return
+        with suppress(Py4JError):  # the query itself says what is wrong with the brokers
+            bind_topics(self._spark, self._settings)
+        self._batches, self._looked = batches, time.monotonic()
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
@@ -142,6 +179,12 @@ def read_start(spark: SparkSession, checkpoint: str) -> str | None:
                 "says",
             ) from exc
     return found
+
+
+def first_offsets(spark: SparkSession, checkpoint: str) -> str | None:
+    """The offsets where Spark's Kafka source began, as it noted them itself; None if it did not."""
+    found = first_text(Files(spark), checkpoint)
+    return None if found is None or json.loads(found) == {} else found
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:

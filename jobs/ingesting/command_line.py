@@ -15,7 +15,7 @@ from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
 from jobs.ingesting.table_schema import check, registered
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
 from jobs.reading.ranges import Offsets, parse_offsets
-from jobs.reading.topics import QUICK_FETCH
+from jobs.reading.topics import SOURCE_DEFAULTS, Kafka
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
@@ -73,6 +73,8 @@ class IngestSettings:
         message: of Protobuf, the full name of the table's message; None for the first of the schema.
         rebuild: forget what an earlier run wrote, if the output has no rows any more, and begin anew.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.
+        on_bad_timestamp: whether a record with a timestamp that Spark cannot hold is a failure; else its timestamp is
+            null, and records are read in Python.
         kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
 
@@ -96,6 +98,7 @@ class IngestSettings:
     message: str | None = None
     rebuild: bool = False
     fail_on_data_loss: bool = True
+    on_bad_timestamp: OnBad = "fail"
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -128,6 +131,20 @@ class IngestSettings:
             return self
         return replace(self, value=registered(self.value, self.registry, self.subject, self.topics, self.message))
 
+    @property
+    def in_python(self) -> bool:
+        """Whether records are read in Python; see `jobs.reading.record_source`."""
+        return self.on_bad_timestamp == "null"
+
+    @property
+    def planned(self) -> bool:
+        """Whether the job plans its micro-batches itself."""
+        return self.in_python or self.max_bytes_per_trigger is not None
+
+    def kafka(self) -> Kafka:
+        """The cluster, for a reader of records."""
+        return Kafka(self.bootstrap_servers, self.source_options(), self.in_python)
+
     def start(self) -> Offsets:
         """`starting_offsets`, parsed.
 
@@ -145,7 +162,7 @@ class IngestSettings:
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             # A worker with processing.guarantee = "exactly_once" writes transactions; aborted ones are left out.
             "kafka.isolation.level": "read_committed",
-            **QUICK_FETCH,
+            **SOURCE_DEFAULTS,
         }
         if self.subscribe_pattern:
             options["subscribePattern"] = self.subscribe_pattern
@@ -201,19 +218,21 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         message=arguments.protobuf_message,
         rebuild=arguments.rebuild,
         fail_on_data_loss=arguments.fail_on_data_loss,
+        on_bad_timestamp=arguments.on_bad_timestamp,
         kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
     )
-    if settings.max_bytes_per_trigger is not None:
-        _check_bounded(settings)
+    if settings.planned:
+        _check_planned(settings)
     return settings
 
 
-def _check_bounded(settings: IngestSettings) -> None:
+def _check_planned(settings: IngestSettings) -> None:
     settings.start()
+    option = "--on-bad-timestamp null" if settings.in_python else "--max-bytes-per-trigger"
     for name in settings.kafka_options:
         if name.lower() in _PLANNED_BY_SPARK:
             raise ConfigurationError(
-                "--max-bytes-per-trigger",
+                option,
                 f"does not go with --kafka-option {name}: the job then plans its batches itself; use "
                 "--starting-offsets and --max-offsets-per-trigger",
             )
@@ -260,6 +279,10 @@ def parser() -> argparse.ArgumentParser:
         help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets")
     source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
         help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default")
+    source.add_argument("--on-bad-timestamp", choices=get_args(OnBad), default="fail",
+        help="a record whose timestamp is out of Spark's range, as it is not in milliseconds: fail (default), or null: "
+        "keep it with a null timestamp; that reads records with Python, which takes longer and needs aiokafka on "
+        "executors")
 
     sink = parser.add_argument_group("where to write")
     sink.add_argument("--output", required=True, metavar="FOLDER",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from pyspark.sql import SparkSession
@@ -13,7 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from jobs.driver.failures import SPARK_ERRORS
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.values import fits
-from jobs.reading.topics import Kafka, read_between
+from jobs.reading.topics import read_between
 
 __all__ = ["fault"]
 
@@ -30,7 +31,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     if settings.value.format != "json" or settings.registry is not None or named is None:
         return None
     place, offset = (named[1], int(named[2])), int(named[3])
-    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    kafka = settings.kafka()
     options = {name: value for name, value in kafka.options.items() if name.startswith("kafka.")}
     text = F.col("value").cast("string")
     wrong = [
@@ -42,7 +43,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
         ),
     ]
     try:
-        rows = read_between(spark, Kafka(kafka.servers, options), {place: offset}, {place: offset + 1})
+        rows = read_between(spark, replace(kafka, options=options), {place: offset}, {place: offset + 1})
         found = rows.select(F.coalesce(*wrong).alias("wrong")).first()
     except SPARK_ERRORS:
         return None

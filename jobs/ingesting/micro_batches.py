@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from jobs.driver.failures import TWO_RUNS
 from jobs.driver.jvm import java_packages, java_session, map_in_arrow
-from jobs.reading.ranges import Place, Positions, positions_json, positions_of
+from jobs.reading.ranges import Bounds, Place, Positions, advanced, positions_json, positions_of
 from jobs.reading.topics import Kafka, read_between
 from jobs.records.schemas import columns
 from transforms.errors import ConfigurationError
@@ -109,7 +109,7 @@ class Planner:
     Args:
         spark: the session.
         kafka: the cluster.
-        most_bytes: the most bytes of keys, values and headers in a micro-batch.
+        most_bytes: the most bytes of keys, values and headers in a micro-batch; None for no limit.
         most_records: the most records in a micro-batch; None for no limit.
         fail_on_loss: whether it is a failure if Kafka has deleted records.
     """
@@ -118,11 +118,11 @@ class Planner:
     # comes first, so that large records of one partition do not keep those of another back for ever.
 
     def __init__(
-        self, spark: SparkSession, kafka: Kafka, most_bytes: int, most_records: int | None, *, fail_on_loss: bool
+        self, spark: SparkSession, kafka: Kafka, most_bytes: int | None, most_records: int | None, *, fail_on_loss: bool
     ) -> None:
         self._spark = spark
         options = {name: value for name, value in kafka.options.items() if name.lower() not in _SET_HERE}
-        self._kafka = Kafka(kafka.servers, options)
+        self._kafka = replace(kafka, options=options)
         self._bytes = most_bytes
         self._records = most_records
         self._fail_on_loss = fail_on_loss
@@ -136,13 +136,15 @@ class Planner:
             pyspark.errors.PySparkException: records cannot be read.
             py4j.protocol.Py4JError: the same.
         """
+        places = [place for place in sorted(end) if start[place] < end[place]]
+        if not places:
+            return None
+        if self._bytes is None:
+            return advanced(start, {place: Bounds(start[place], end[place]) for place in places}, self._records)
         for place, at in end.items():
             known = self._measured.setdefault(place, Measured(start[place]))
             known.drop(start[place])
             known.until = min(known.until, max(at, start[place]))
-        places = [place for place in sorted(end) if start[place] < end[place]]
-        if not places:
-            return None
         self._measure_enough(places, end)
         self._turn += 1
         first = self._turn % len(places)
@@ -152,6 +154,7 @@ class Planner:
         return {**start, **ends}
 
     def _measure_enough(self, places: Sequence[Place], end: Positions) -> None:
+        assert self._bytes is not None
         while True:
             until = {place: self._measured[place].until for place in places}
             waiting = {place: at for place, at in until.items() if at < end[place]}
@@ -246,10 +249,11 @@ class OffsetLog:
 
     def position(self) -> Positions | None:
         """The end of the last planned micro-batch; None before the first."""
-        latest = self._offsets.getLatest()
-        if latest.isEmpty():
-            return None
-        return positions_of(json.loads(latest.get().productElement(1).offsets().head().get().json()))
+        return self._end(self._last(self._offsets))
+
+    def former(self) -> Positions | None:
+        """The end of the micro-batch before that; None before the second."""
+        return self._end(self._last(self._offsets) - 1)
 
     def plan(self, end: Positions, now_ms: int) -> None:
         """Notes that the next micro-batch ends at `end`.
@@ -265,6 +269,10 @@ class OffsetLog:
         number = self._last(self._offsets) + 1
         if not self._offsets.add(number, self._streaming.OffsetSeq(options, self._jvm.scala.Option.apply(metadata))):
             raise ConfigurationError("--checkpoint", TWO_RUNS)
+
+    def _end(self, number: int) -> Positions | None:
+        found = self._offsets.get(number)
+        return None if found.isEmpty() else positions_of(json.loads(found.get().offsets().head().get().json()))
 
     @staticmethod
     def _last(log: Any) -> int:

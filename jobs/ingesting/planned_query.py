@@ -1,4 +1,4 @@
-"""A query whose micro-batches the job plans itself, with a limit in bytes; see `jobs.ingesting.micro_batches`."""
+"""A query whose micro-batches the job plans itself; see `jobs.ingesting.micro_batches`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Event
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.ingesting.checkpoint import read_start, write_start
+from jobs.ingesting.checkpoint import first_offsets, read_start, write_start
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.micro_batches import OffsetLog, Planner
 from jobs.ingesting.query_progress import Tally, follow
@@ -34,7 +34,7 @@ def follow_planned(
 
     Args:
         spark: the session.
-        settings: of the job, with `max_bytes_per_trigger`.
+        settings: of the job.
         start: starts a query that does the one planned micro-batch; takes more options of its source.
         tally: counts every micro-batch, whatever happens.
         on_batch: is called after each.
@@ -46,8 +46,7 @@ def follow_planned(
         pyspark.errors.PySparkException: a query failed, or records cannot be read.
         py4j.protocol.Py4JError: the topics cannot be described.
     """
-    assert settings.max_bytes_per_trigger is not None
-    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    kafka = settings.kafka()
     planner = Planner(
         spark,
         kafka,
@@ -56,7 +55,7 @@ def follow_planned(
         fail_on_loss=settings.fail_on_data_loss,
     )
     log = OffsetLog(spark, settings.checkpoint)
-    beginning = read_start(spark, settings.checkpoint)
+    beginning = read_start(spark, settings.checkpoint) or first_offsets(spark, settings.checkpoint)
     if log.pending():
         follow(start({"startingOffsets": beginning} if beginning else {}), tally, on_batch, stop)
     last: Positions | None = None

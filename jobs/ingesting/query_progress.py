@@ -26,7 +26,15 @@ _OBSERVED_BAD = "ingested_bad"
 def measured(rows: DataFrame) -> DataFrame:
     """`rows`, counted on their way: the progress of a micro-batch then has rows, and bytes of keys and values."""
     length = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
-    return rows.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.sum(length.cast("long")).alias("bytes"))
+    # Spark's own Kafka source gives every record a timestamp.
+    bad = F.col("timestamp").isNull()
+    return rows.observe(
+        _OBSERVED,
+        F.count(F.lit(1)).alias("rows"),
+        F.sum(length.cast("long")).alias("bytes"),
+        F.count_if(bad).alias("bad_timestamps"),
+        F.min(F.when(bad, F.struct("topic", "partition", "offset"))).alias("first_bad_timestamp"),
+    )
 
 
 def counted(rows: DataFrame, column: str) -> DataFrame:
@@ -43,6 +51,8 @@ class Tally:
         rows: rows that they wrote.
         bytes: the bytes of the keys and values of these rows.
         bad_values: rows with a bad value; None if a bad value is a failure.
+        bad_timestamps: rows without the timestamp of their record; None if such a timestamp is a failure.
+        first_bad_timestamp: the place of the first of them.
         end_offsets: by topic and partition, the next offset to read; a restart begins there.
         behind: how many records the source had behind `end_offsets`, when Spark last asked.
         started: `time.monotonic()` of the beginning.
@@ -52,6 +62,8 @@ class Tally:
     rows: int = 0
     bytes: int = 0
     bad_values: int | None = None
+    bad_timestamps: int | None = None
+    first_bad_timestamp: str | None = None
     end_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     behind: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -73,6 +85,12 @@ class Tally:
         self.batches += 1
         self.rows += int(observed["rows"] or 0) if observed else progress.numInputRows
         self.bytes += int(observed["bytes"] or 0) if observed else 0
+        if observed and observed["bad_timestamps"]:
+            self.bad_timestamps = (self.bad_timestamps or 0) + int(observed["bad_timestamps"])
+            place = "topic {topic} partition {partition} offset {offset}"
+            self.first_bad_timestamp = self.first_bad_timestamp or place.format(
+                **observed["first_bad_timestamp"].asDict()
+            )
         if bad := progress.observedMetrics.get(_OBSERVED_BAD):
             self.bad_values = (self.bad_values or 0) + int(bad["values"])
         return True
@@ -84,6 +102,8 @@ class Tally:
             "rows": self.rows,
             "bytes": self.bytes,
             **({} if self.bad_values is None else {"bad_values": self.bad_values}),
+            **({} if self.bad_timestamps is None else {"bad_timestamps": self.bad_timestamps}),
+            **({"first_bad_timestamp": self.first_bad_timestamp} if self.first_bad_timestamp else {}),
             "seconds": round(time.monotonic() - self.started, 1),
             "end_offsets": self.end_offsets,
         }
@@ -94,7 +114,8 @@ def follow(
 ) -> None:
     """Waits until `query` ends, or ends it when `stop` is set; `tally` counts every micro-batch, whatever happens.
 
-    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang.
+    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang. If that raises,
+    the query ends.
 
     Raises:
         pyspark.errors.StreamingQueryException: the query failed.
@@ -115,6 +136,7 @@ def follow(
             on_look(tally)
     except BaseException:
         take_in()
+        query.stop()
         raise
 
 

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from jobs.ingesting.command_line import IngestSettings
 from jobs.reading.ranges import Bounds, Positions, position
-from jobs.reading.topics import Kafka, spans
+from jobs.reading.topics import spans
 
 __all__ = ["anew", "sentence"]
 
@@ -22,7 +22,7 @@ def anew(spark: SparkSession, settings: IngestSettings) -> str:
         ConfigurationError: the starting offsets do not fit the topics.
         py4j.protocol.Py4JError: the topics cannot be described.
     """
-    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    kafka = settings.kafka()
     found = {
         place: Bounds(span.start, span.end)
         for place, span in spans(spark, kafka, settings.topics, settings.subscribe_pattern).items()

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
-__all__ = ["NONE", "START_FILE", "Batches", "CorruptLogError", "batches", "names_files", "newest"]
+__all__ = ["NONE", "START_FILE", "Batches", "CorruptLogError", "batches", "first_text", "names_files", "newest", "text"]
 
 NONE = -1
 """The number of the last batch where there is none."""
@@ -28,6 +28,7 @@ Offsets = dict[tuple[str, int], int]
 
 _NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
 _VERSION = "v1"
+_FIRST_FILE = "sources/0/0"
 
 
 class CorruptLogError(ConfigurationError):
@@ -88,7 +89,7 @@ def batches(files: Files, checkpoint: str, *, may_lose: bool = False) -> Batches
                 )
         ends = now
     told = found.written != NONE or files.exists(f"{checkpoint}/{START_FILE}")
-    _check_first(files, f"{checkpoint}/sources/0/0", needed=not told)
+    _check_first(files, checkpoint, needed=not told)
     if found.done != NONE:
         _lines(files, f"{commits}/{found.done}", lambda lines: len(lines) == 1 and _is_json(lines[0]))
     query = _query(files, f"{checkpoint}/metadata")
@@ -147,14 +148,25 @@ def _is_plan(conf: str = "", offsets: str = "", *more: str) -> bool:
     return not more and _is_json(conf) and _offsets(offsets) is not None
 
 
-def _check_first(files: Files, path: str, *, needed: bool) -> None:
+def first_text(files: Files, checkpoint: str) -> str | None:
+    """The offsets where the first batch of Spark's Kafka source began; None if it noted none.
+
+    Raises:
+        CorruptLogError: the file cannot be read.
+    """
+    found = text(files, f"{checkpoint}/{_FIRST_FILE}")
+    # It begins with a byte that says nothing.
+    return None if found is None else found[1:].removeprefix(f"{_VERSION}\n")
+
+
+def _check_first(files: Files, checkpoint: str, *, needed: bool) -> None:
     """Checks where the first batch began. Spark reads it in any case, and asks Kafka anew where it is missing."""
-    found = text(files, path)
+    path, found = f"{checkpoint}/{_FIRST_FILE}", first_text(files, checkpoint)
     if found is None:
         if needed:
             raise CorruptLogError("--checkpoint", f"{path} is missing; it says where the first batch begins")
-    elif _offsets(found[1:].removeprefix(f"{_VERSION}\n")) is None:  # it begins with a byte that says nothing
-        raise CorruptLogError("--checkpoint", f"{path} is damaged: {len(found)} characters, and not what Spark writes")
+    elif _offsets(found) is None:
+        raise CorruptLogError("--checkpoint", f"{path} is damaged, and not what Spark writes")
 
 
 def _offsets(line: str) -> Offsets | None:

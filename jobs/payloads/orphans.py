@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TextIO
@@ -26,6 +26,7 @@ from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME, Search, SearchSettings, search
 from jobs.payloads.references import HIDDEN, newest, references
+from jobs.reading.odd_timestamps import despite_odd_timestamps
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
@@ -151,6 +152,7 @@ class Sweep:
         refusal: why nothing was deleted, or would be; None if there is no reason.
         quarantined: how many records of each quarantined topic cannot be read.
         search: the other topics whose records refer to the payloads.
+        notes: sentences on records that are not as they should be, and do not change the result.
         seconds: how long each step took.
     """
 
@@ -163,6 +165,7 @@ class Sweep:
     refusal: str | None = None
     quarantined: Mapping[str, int] = field(default_factory=dict)
     search: Search = field(default_factory=Search)
+    notes: list[str] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -260,15 +263,20 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
     if isinstance(store, ListTopics):
         sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
     listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
-    found = None
+    kept = [listing]
+
+    def surveyed(kafka: Kafka) -> tuple[DataFrame, Row]:
+        found = _references(spark, replace(settings, kafka=kafka), topics, store, cutoff)
+        kept.append(found.persist(StorageLevel.DISK_ONLY))
+        return found, _survey(found, settings, store)
+
     try:
         with steps.step("listing the store"):
             payloads_listed = listing.count()
         # After the listing: if a record has begun to refer to a listed payload, it is before these ends.
         topics = describe(spark, settings.kafka, settings.read_topics)
-        found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
         with steps.step("reading the topics"):
-            survey = _survey(found, settings, store)
+            found, survey = despite_odd_timestamps(spark, settings.kafka, topics, surveyed, sweep.notes)
             sweep.references = survey.references
             fit_shuffles(spark, payloads_listed + sweep.references)
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
@@ -288,9 +296,8 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
                 _delete(payloads, settings, sweep)
         return sweep
     finally:
-        listing.unpersist()
-        if found is not None:
-            found.unpersist()
+        for frame in kept:
+            frame.unpersist()
 
 
 def _search_settings(settings: SweepSettings, store: PayloadStore) -> SearchSettings:

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.driver.failures import SPARK_ERRORS
+from jobs.driver.failures import SPARK_ERRORS, overflowed
 from jobs.driver.progress import Steps
 from jobs.payloads.references import BEGINS, references
 from jobs.reading.topics import Kafka, Listed, newest_offsets, others, read_between
@@ -167,7 +167,9 @@ def _search(
         if isinstance(error, Py4JNetworkError | ConnectionError):
             raise
         if time.monotonic() < deadline:
-            if len(batch) > 1:
+            if overflowed(error) and not kafka.in_python:
+                _search(spark, replace(kafka, in_python=True), settings, batch, deadline, result)
+            elif len(batch) > 1:
                 for topic in batch:
                     _search(spark, kafka, settings, [topic], deadline, result)
             elif "UnknownTopicOrPartitionException" not in str(error):  # or it was deleted since
@@ -184,7 +186,8 @@ def _found(
     if not start:
         return {}
     isolation = {"kafka.isolation.level": "read_uncommitted"}
-    rows = read_between(spark, Kafka(kafka.servers, {**kafka.options, **isolation}), start, end, fail_on_loss=False)
+    kafka = replace(kafka, options={**kafka.options, **isolation})
+    rows = read_between(spark, kafka, start, end, fail_on_loss=False)
     refers, unclear = _conditions(settings)
     found = (
         # Topics of other formats are found by their headers, or by the root before their paths.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TextIO
 
@@ -25,8 +25,10 @@ from jobs.driver.session import fit_shuffles
 from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
+from jobs.reading.odd_timestamps import despite_odd_timestamps
 from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import columns, conform, few
+from jobs.records.timestamps import LAST_MS
 from stores.payload import verify
 from stores.registry import open_store
 from stores.store import Check, Lifecycle, List, PayloadStore, Store
@@ -45,7 +47,7 @@ from transforms.keyring import TAG_BYTES
 from transforms.reference import Encryption, Reference
 from transforms.signing import Signing
 
-__all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
+__all__ = ["EXAMPLE", "FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
 
 STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
 """The states of a reference.
@@ -70,6 +72,9 @@ FINDING = StructType(
 rule of the store deletes the payload, null for never. `record_until` is when Kafka may delete the record, null for
 never.
 """
+
+EXAMPLE = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
+"""The columns of an example of `FINDING`."""
 
 EXPIRY = columns("folder string, days long, date string, rule string")
 """The first rule to delete a folder's payloads: at an age in days, or on a date."""
@@ -169,11 +174,12 @@ def findings(
         alike = [rows[name].eqNullSafe(verified[name]) for name in _VERIFIED_BY]
         rows = rows.join(verified, alike, "left").drop(*(verified[name] for name in _VERIFIED_BY))
     published = F.timestamp_micros("modified_us")
+    until = F.unix_millis("timestamp") + F.col("retention_ms")
     by_age = published + F.make_dt_interval(days=F.col("days").cast("int"))
     rows = (
         rows.withColumn("published", published)
         .withColumn("expires", F.when(F.col("rule").isNotNull(), F.coalesce(by_age, F.to_timestamp("date"))))
-        .withColumn("record_until", F.timestamp_millis(F.unix_millis("timestamp") + F.col("retention_ms")))
+        .withColumn("record_until", F.when(until <= LAST_MS, F.timestamp_millis(until)))
     )
     compressed = F.col("compression").isNotNull()
     tag = F.when(F.col("encryption").isNotNull(), TAG_BYTES).otherwise(0)
@@ -232,11 +238,18 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
 def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, steps: Steps) -> Audit:
     audit = Audit(seconds=steps.seconds)
     topics = describe(spark, settings.kafka, settings.topics)
-    found = _references(spark, settings, topics, store).persist(StorageLevel.DISK_ONLY)
-    kept = [found]
+    kept: list[DataFrame] = []
+
+    def counted(kafka: Kafka) -> tuple[DataFrame, int]:
+        found = _references(spark, replace(settings, kafka=kafka), topics, store).persist(StorageLevel.DISK_ONLY)
+        kept.append(found)
+        return found, found.count()
+
     try:
         with steps.step("reading the topics"):
-            fit_shuffles(spark, found.count())
+            found, references_found = despite_odd_timestamps(spark, settings.kafka, topics, counted, audit.notes)
+            fit_shuffles(spark, references_found)
+        _check_same(topics, describe(spark, settings.kafka, settings.topics))
         with steps.step("asking the store"):
             payloads, audit.stored = _payloads(found, settings, store, kept)
         expiry = few(spark, _expiry(found, store, audit), EXPIRY)
@@ -261,6 +274,13 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+def _check_same(before: Sequence[Topic], after: Sequence[Topic]) -> None:
+    """Makes sure that no topic was created again while it was read."""
+    for first, then in zip(before, after, strict=True):
+        if first.id != then.id:
+            raise JobFailedError(f"topic {first.name} was deleted and created again while it was read; run it again")
 
 
 def _references(
@@ -342,7 +362,8 @@ def _tell(result: DataFrame, settings: AuditSettings, audit: Audit) -> None:
     audit.states = {topic: {} for topic in settings.topics}
     for row in result.groupBy("topic", "state").count().collect():
         audit.states[row["topic"]][row["state"]] = row["count"]
-    wrong = result.where(F.col("state") != "ok")
+    # Without the timestamps: Python has none behind the year 9999.
+    wrong = result.where(F.col("state") != "ok").select(*EXAMPLE)
     audit.examples = wrong.orderBy("topic", "partition", "offset").limit(_EXAMPLES).collect() if audit.wrong else []
     if settings.report is not None:
         result.write.mode("errorifexists").parquet(settings.report)

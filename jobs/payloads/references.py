@@ -146,17 +146,20 @@ def newest(
     # Nothing overwrites a record without a key.
     apart = F.when(F.col("key").isNull(), F.col("offset"))
     window = Window.partitionBy("topic", "partition", "key", apart).orderBy("offset")
-    next_one = F.col("_wideload_next")
-    counts = next_one.isNull()
+    next_at, next_time = F.col("_wideload_at"), F.col("_wideload_time")
+    counts = next_at.isNull()
     if since is not None:
-        counts |= next_one >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
-    rows = _slim(source, root).withColumn("_wideload_next", F.lead("timestamp").over(window))
+        # A timestamp that Spark cannot hold is null, and may be of any time.
+        recent = next_time >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
+        counts |= F.coalesce(recent, F.lit(True))
+    rows = _slim(source, root).withColumns(
+        {"_wideload_at": F.lead("offset").over(window), "_wideload_time": F.lead("timestamp").over(window)}
+    )
     if late:
-        rows = rows.withColumn("_wideload_at", F.lead("offset").over(window))
         offsets = F.create_map(*chain.from_iterable((F.lit(f"{t}/{p}"), F.lit(at)) for (t, p), at in late.items()))
         first = F.try_element_at(offsets, F.concat_ws("/", "topic", F.col("partition").cast("string")))
-        counts |= F.coalesce(F.col("_wideload_at") >= first, F.lit(False))
-    return rows.where(counts).drop("_wideload_next", "_wideload_at")
+        counts |= F.coalesce(next_at >= first, F.lit(False))
+    return rows.where(counts).drop("_wideload_at", "_wideload_time")
 
 
 def _slim(source: DataFrame, root: str | None) -> DataFrame:

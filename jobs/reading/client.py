@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading.ranges import Bounds, Place
-from stores.keys import REQUIRED, Key, Value
+from jobs.reading.topic_metadata import client_of, creating_nothing, described
+from stores.keys import REQUIRED, Key, Value, read
 from transforms.errors import ConfigurationError
 
-__all__ = ["KAFKA_KEYS", "Client", "answered", "bounds"]
+__all__ = ["KAFKA_KEYS", "Client", "Look", "answered", "client_of_java", "look"]
 
 KAFKA_KEYS: Sequence[Key] = (
     Key("kafka.bootstrap.servers", "string", "Kafka's `host:port`, comma-separated.", default=REQUIRED),
@@ -62,6 +62,8 @@ _CONSUMER = {
     "fetch_max_bytes": "kafka.fetch.max.bytes",
     "max_partition_fetch_bytes": "kafka.max.partition.fetch.bytes",
 }
+# aiokafka has other ways for these.
+_OF_JAVA = ("kafka.ssl.truststore.", "kafka.ssl.keystore.", "kafka.sasl.oauthbearer.", "kafka.sasl.client.callback.")
 _JAAS = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 Answer = TypeVar("Answer")
@@ -97,12 +99,14 @@ class Client:
         arguments = {name: self.options[key] for name, key in _CONNECTION.items()} | self._login()
         return arguments | {"ssl_context": self._tls()} if self._protocol.endswith("SSL") else arguments
 
-    def open(self) -> AIOKafkaConsumer:
-        """A consumer without a group, not started."""
-        consumer = {name: self.options[key] for name, key in _CONSUMER.items()}
-        return AIOKafkaConsumer(
-            **self.connection(), **consumer, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
+    def open(self, **more: object) -> AIOKafkaConsumer:
+        """A consumer without a group, not started; it creates no topic. More arguments win over the options."""
+        options = {name: self.options[key] for name, key in _CONSUMER.items()} | more
+        consumer = AIOKafkaConsumer(
+            **self.connection(), **options, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
         )
+        creating_nothing(client_of(consumer))
+        return consumer
 
     @property
     def _protocol(self) -> str:
@@ -143,36 +147,64 @@ class Client:
         return context
 
 
-def bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
-    """Each partition of the topics as it is now; with `read_committed`, it ends at the first open transaction.
+def client_of_java(options: Mapping[str, str]) -> Client:
+    """A client with the options of Spark's Kafka source, which are for Kafka's Java client; others are left out.
+
+    Raises:
+        ConfigurationError: only Kafka's Java client can use one of them.
+    """
+    for name in options:
+        if name.startswith(_OF_JAVA):
+            raise ConfigurationError(
+                name, "is for Kafka's Java client alone; Python's reads PEM files (kafka.ssl.ca.location, …)"
+            )
+    keys = {key.name: key for key in KAFKA_KEYS}
+    return Client(read(KAFKA_KEYS, {name: keys[name].coerce(text) for name, text in options.items() if name in keys}))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Topics at a moment.
+
+    Attributes:
+        bounds: each partition; with `read_committed`, it ends at the first open transaction.
+        ids: by topic, its id; see `topic_metadata.Described`. Topics of old brokers are left out.
+    """
+
+    bounds: Mapping[Place, Bounds]
+    ids: Mapping[str, str]
+
+
+def look(client: Client, topics: Sequence[str]) -> Look:
+    """The topics as they are now. Creates none.
 
     Raises:
         ConfigurationError: a topic is not there, or no broker answers.
     """
-    return asyncio.run(answered(client, _bounds(client, topics)))
+    return asyncio.run(answered(client, _look(client, topics)))
 
 
-async def _bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
+async def _look(client: Client, topics: Sequence[str]) -> Look:
     async with AsyncExitStack() as stack:
-        admin = AIOKafkaAdminClient(**client.connection())
-        stack.push_async_callback(admin.close)
-        await admin.start()
-        places = []
-        for topic in await admin.describe_topics(list(topics)):
-            if topic["error_code"]:
-                reason = kafka_errors.for_code(topic["error_code"])
-                if reason is kafka_errors.UnknownTopicOrPartitionError:
-                    told = f"{topic['topic']} is not on the broker at {client.servers}; create it, or check its name"
-                    raise ConfigurationError("subscribe", told)
-                raise ConfigurationError("subscribe", f"topic {topic['topic']} cannot be read: {reason.__name__}")
-            places += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
         consumer = client.open()
-        consumer.assign(places)
         stack.push_async_callback(consumer.stop)
         await consumer.start()
+        found = await described(client_of(consumer), topics)
+        for name, topic in found.items():
+            if topic.error is kafka_errors.UnknownTopicOrPartitionError:
+                raise ConfigurationError(
+                    "subscribe", f"{name} is not on the broker at {client.servers}; create it, or check its name"
+                )
+            if topic.error is not None:
+                raise ConfigurationError("subscribe", f"topic {name} cannot be read: {topic.error.__name__}")
+        places = [TopicPartition(name, number) for name, topic in found.items() for number in topic.partitions]
+        consumer.assign(places)
         first = await consumer.beginning_offsets(places)
         end = await consumer.end_offsets(places)
-        return {(each.topic, each.partition): Bounds(first[each], max(first[each], end[each])) for each in places}
+        return Look(
+            {(each.topic, each.partition): Bounds(first[each], max(first[each], end[each])) for each in places},
+            {name: topic.id for name, topic in found.items() if topic.id is not None},
+        )
 
 
 async def answered(client: Client, work: Awaitable[Answer]) -> Answer:

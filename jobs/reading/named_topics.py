@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jobs.reading.topics import Kafka
-from stores.keys import read
 from transforms.errors import ConfigurationError
 from transforms.text import did_you_mean
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["require_topics"]
 
 _SECONDS = 10
-# aiokafka has other ways for these.
-_OF_JAVA = ("kafka.ssl.truststore.", "kafka.ssl.keystore.", "kafka.sasl.oauthbearer.", "kafka.sasl.client.callback.")
 
 
 def require_topics(cluster: Kafka | Client, topics: Mapping[str, Iterable[str]]) -> None:
@@ -52,27 +49,17 @@ def _there(cluster: Kafka | Client) -> set[str] | None:
     try:
         # Sweep, audit and ingest run without aiokafka, too.
         from aiokafka.errors import KafkaError
+
+        from jobs.reading.client import client_of_java
     except ImportError:
         return None
     try:
-        client = _client(cluster) if isinstance(cluster, Kafka) else cluster
-        if client is None:
-            return None
+        servers = {"kafka.bootstrap.servers": cluster.servers}
+        client = client_of_java({**cluster.options, **servers}) if isinstance(cluster, Kafka) else cluster
         with _silent():
             return asyncio.run(asyncio.wait_for(_names(client), _SECONDS))
     except (ConfigurationError, KafkaError, OSError, TimeoutError):
         return None
-
-
-def _client(kafka: Kafka) -> Client | None:
-    """A client with the options of Spark's Kafka source; None if only Kafka's Java client can use them."""
-    from jobs.reading.client import KAFKA_KEYS, Client
-
-    if any(name.startswith(_OF_JAVA) for name in kafka.options):
-        return None
-    keys = {key.name: key for key in KAFKA_KEYS}
-    found = {name: keys[name].coerce(text) for name, text in kafka.options.items() if name in keys}
-    return Client(read(KAFKA_KEYS, {**found, "kafka.bootstrap.servers": kafka.servers}))
 
 
 async def _names(client: Client) -> set[str]:

@@ -19,6 +19,7 @@ from app.kafka.fetched import FetchedBatches, Unlimited
 from app.kafka.source_batch import SourceBatch, Unopened
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
+from jobs.reading.topic_metadata import Described, client_of, described
 from jobs.records.problems import Problem
 from transforms.errors import HeaderNameError
 from transforms.record import Header
@@ -134,6 +135,20 @@ class PartitionReader:
             if time.monotonic() - heard > _SILENCE_S:
                 raise JobFailedError(f"{self._name} has no record at offset {position} for {_SILENCE_S:g} s")
 
+    def require_topic(self, topic_id: str) -> None:
+        """Makes sure that what was read is of the topic with this id; with an empty one, nothing is compared.
+
+        Raises:
+            JobFailedError: the topic was deleted and created again; records of both may have been read.
+        """
+        if not topic_id:
+            return
+        found = self._run(self._described()).id
+        if found not in (None, topic_id):
+            raise JobFailedError(
+                f"{self._name}: the topic was deleted and created again while it was read; run the query again"
+            )
+
     @property
     def _name(self) -> str:
         return f"topic {self._place.topic} partition {self._place.partition}"
@@ -150,8 +165,17 @@ class PartitionReader:
     async def _start(self) -> None:
         self._consumer = self._client.open()  # binds to the running loop
         self._consumer.assign([self._place])
-        await self._consumer.start()
+        try:
+            await self._consumer.start()
+        except kafka_errors.UnknownTopicOrPartitionError as exc:
+            raise JobFailedError(
+                f"topic {self._place.topic} is not on the broker at {self._client.servers} any more"
+            ) from exc
         FetchedBatches(ConsumerControls(self._consumer), Unlimited())
+
+    async def _described(self) -> Described:
+        assert self._consumer is not None
+        return (await described(client_of(self._consumer), [self._place.topic]))[self._place.topic]
 
     async def _poll(self) -> Sequence[SourceBatch]:
         assert self._consumer is not None

@@ -1,16 +1,16 @@
 """The offsets that a task reads: pure planning, for batches and for streams.
 
 A stream keeps its offsets in its checkpoint, as Spark's Kafka source does: `{"orders": {"0": 23}}`, the next offset of
-each partition.
+each partition. That of the source `wideload` adds the ids of the topics: `"topic ids": {"orders": "9d2f…"}`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from pyspark.sql.datasource import InputPartition
 
@@ -26,11 +26,15 @@ __all__ = [
     "advanced",
     "between",
     "check_forward",
+    "ids_of",
+    "noted",
     "parse_offsets",
     "position",
     "positions_json",
     "positions_of",
+    "recreated",
     "split",
+    "without",
 ]
 
 Place = tuple[str, int]
@@ -43,6 +47,7 @@ Positions = dict[Place, int]
 """The next offset of each partition."""
 
 _EARLIEST, _LATEST = -2, -1
+_IDS = "topic ids"  # no topic has a space in its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +62,15 @@ class Bounds:
 class OffsetRange(InputPartition):
     """The offsets of a partition that one task reads: from `start` up to `end`.
 
-    A message of chunks belongs to the range that holds its last chunk.
+    A message of chunks belongs to the range that holds its last chunk. `topic_id` is the id of the topic for which the
+    range was planned; empty if that is not known.
     """
 
     topic: str
     partition: int
     start: int
     end: int
+    topic_id: str = ""
 
 
 def parse_offsets(option: str, text: str) -> Offsets:
@@ -108,9 +115,32 @@ def positions_json(positions: Positions) -> dict[str, dict[str, int]]:
     return found
 
 
-def positions_of(offsets: Mapping[str, Mapping[str, int]]) -> Positions:
-    """The inverse of `positions_json`."""
-    return {(topic, int(number)): at for topic, places in offsets.items() for number, at in places.items()}
+def noted(positions: Positions, ids: Mapping[str, str]) -> dict[str, Any]:
+    """Offsets as a checkpoint of the source `wideload` has them: with the ids of the topics, if brokers give some."""
+    return {**positions_json(positions), **({_IDS: dict(sorted(ids.items()))} if ids else {})}
+
+
+def positions_of(offsets: Mapping[str, Mapping[str, Any]]) -> Positions:
+    """The inverse of `positions_json`, and of `noted`."""
+    return {
+        (topic, int(number)): at for topic, places in offsets.items() if topic != _IDS for number, at in places.items()
+    }
+
+
+def ids_of(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The ids of the topics that `noted` has written; none from a checkpoint of an older release."""
+    return dict(offsets.get(_IDS, {}))
+
+
+def recreated(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The topics whose ids differ: those that were deleted and created again."""
+    return sorted(name for name, each in now.items() if before.get(name, each) != each)
+
+
+def without(positions: Positions, topics: Iterable[str]) -> Positions:
+    """The positions in all topics but these."""
+    left_out = {*topics}
+    return {place: at for place, at in positions.items() if place[0] not in left_out}
 
 
 def check_forward(start: Positions, found: Mapping[Place, Bounds]) -> None:
@@ -124,7 +154,8 @@ def check_forward(start: Positions, found: Mapping[Place, Bounds]) -> None:
         if bounds.end < at:
             raise JobFailedError(
                 f"topic {topic} partition {number} ends at offset {bounds.end}, and was read up to {at} before: the "
-                "topic was made anew; give a new checkpoint, or failOnDataLoss=false to read it from its beginning"
+                "topic was deleted and created again, or its log was cut; give a new checkpoint, or "
+                "failOnDataLoss=false to read it from its beginning"
             )
 
 
@@ -174,5 +205,5 @@ def split(ranges: Iterable[OffsetRange], most_offsets: int | None, least_tasks: 
     for each in whole:
         count = -(-(each.end - each.start) // size)
         cuts = [each.start + (each.end - each.start) * n // count for n in range(count + 1)]
-        pieces += [OffsetRange(each.topic, each.partition, begin, to) for begin, to in pairwise(cuts)]
+        pieces += [replace(each, start=begin, end=to) for begin, to in pairwise(cuts)]
     return pieces

@@ -39,6 +39,8 @@ KEYS: Sequence[Key] = (
     Key("minPartitions", "int", "Splits Kafka's partitions until there are so many tasks.", minimum=1),
     Key("onError", "string", "What happens to a record that cannot be restored; see `jobs.records.problems.OnError`.",
         default="fail", allowed=("fail", "null", "keep")),
+    Key("onBadTimestamp", "string", "What happens to a record whose timestamp Spark cannot hold, as it is not in "
+        "milliseconds. `null`: it is kept with a null timestamp.", default="fail", allowed=("fail", "null")),
     Key("reference.format", "string", "How records refer to payloads, as in the worker.", default="wideload",
         allowed=tuple(FORMATS)),
     Key("maxBytesInFlight", "bytes", "The most bytes of payloads that a task holds, or one record if that is larger.",
@@ -77,6 +79,7 @@ class SourceSettings:
     inflater: InflaterSettings
     lookback: int
     limits: Limits = field(default_factory=Limits)
+    keep_bad_timestamps: bool = False
 
 
 def settings_of(options: Mapping[str, str]) -> SourceSettings:
@@ -127,6 +130,7 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
         on_error=cast("OnError", own["onError"]),
         inflater=inflater,
         lookback=cast("int", own["chunkLookback"]),
+        keep_bad_timestamps=own["onBadTimestamp"] == "null",
         limits=Limits(cast("int", own["max.pending.chunked.message"]), pending, min(largest, pending), expire_ms=0),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
 __all__ = [
-    "QUICK_FETCH",
+    "SOURCE_DEFAULTS",
     "Kafka",
     "Listed",
     "Span",
@@ -36,15 +36,20 @@ __all__ = [
     "others",
     "read",
     "read_between",
+    "source_format",
     "spans",
     "still_there",
 ]
 
-QUICK_FETCH: Mapping[str, str] = {"kafka.fetch.max.wait.ms": "10"}
-"""An option of Spark's Kafka source, which asks for offsets behind a fetch that it has sent ahead.
+SOURCE_DEFAULTS: Mapping[str, str] = {
+    "kafka.fetch.max.wait.ms": "10",
+    "kafka.allow.auto.create.topics": "false",
+}
+"""Options of Spark's Kafka source that the jobs set.
 
-A broker answers the requests of a connection one after the other. At the end of a partition it keeps the fetch for as
-long as this, half a second by default; so a partition with few records would take as long.
+It asks for offsets behind a fetch that it has sent ahead, and a broker answers the requests of a connection one after
+the other. At the end of a partition it keeps the fetch for as long as `fetch.max.wait.ms`, half a second by default; so
+a partition with few records would take as long. And a topic that is deleted while it is read shall not come back.
 """
 
 _PREFIX = "kafka."
@@ -57,10 +62,12 @@ class Kafka:
     Attributes:
         servers: the bootstrap servers.
         options: more options of Spark's Kafka source; may hold secrets.
+        in_python: whether records are read by `jobs.reading.record_source`, which has more of them.
     """
 
     servers: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    in_python: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +377,7 @@ def read(
         return None
     isolation = {"kafka.isolation.level": "read_committed" if committed else "read_uncommitted"}
     starts, ends = ({place: bound(spans[place]) for place in places} for bound in (first, end))
-    return read_between(spark, Kafka(kafka.servers, {**kafka.options, **isolation}), starts, ends)
+    return read_between(spark, replace(kafka, options={**kafka.options, **isolation}), starts, ends)
 
 
 def read_between(
@@ -381,7 +388,7 @@ def read_between(
     for topic, number in sorted(start):
         partitions.setdefault(topic, []).append(number)
     options = {
-        **QUICK_FETCH,
+        **SOURCE_DEFAULTS,
         **kafka.options,
         "kafka.bootstrap.servers": kafka.servers,
         "assign": json.dumps(partitions),
@@ -390,4 +397,23 @@ def read_between(
         "failOnDataLoss": str(fail_on_loss).lower(),
         "includeHeaders": "true",
     }
-    return spark.read.format("kafka").options(**options).load()
+    return spark.read.format(source_format(spark, in_python=kafka.in_python)).options(**options).load()
+
+
+def source_format(spark: SparkSession, *, in_python: bool) -> str:
+    """The format of a reader of records; see `Kafka.in_python`.
+
+    Raises:
+        ConfigurationError: the driver lacks a package for it.
+    """
+    if not in_python:
+        return "kafka"
+    try:
+        from jobs.reading.record_source import RecordSource  # needs aiokafka and PyArrow
+    except ImportError as exc:
+        raise ConfigurationError(
+            "driver",
+            f"has no {exc.name}; records whose timestamps Spark cannot hold are read with aiokafka and PyArrow",
+        ) from exc
+    spark.dataSource.register(RecordSource)
+    return RecordSource.name()

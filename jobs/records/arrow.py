@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from jobs.records.problems import ERROR, Problem
+from jobs.records.timestamps import holds
 from transforms.record import Header, Record, RecordLike
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "problems",
     "record_at",
     "replaced",
+    "timestamps",
     "with_problems",
 ]
 
@@ -86,6 +88,11 @@ def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> p
         offsets = b"".join(number.to_bytes(_OFFSET_BYTES, "little") for number in (0, len(values[0])))
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(values[0])])
     return pa.array(values, kind)
+
+
+def timestamps(millis: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """A column of timestamps; null where Spark's microseconds cannot hold the milliseconds."""
+    return pa.array([each * 1_000 if holds(each) else None for each in millis], kind)
 
 
 class Gathering:

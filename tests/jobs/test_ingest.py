@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,9 +26,11 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from pyspark.sql import Row, SparkSession
 
+from jobs.driver.failures import JobFailedError
 from jobs.ingest import IngestSettings, main, records, run
 from jobs.ingesting.query_progress import Tally
 from jobs.records.schemas import RECORD
+from tests.integration.topics import send
 from transforms.errors import ConfigurationError
 from transforms.record import Record
 
@@ -112,6 +115,7 @@ def test_source_options_defaults() -> None:
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
         "kafka.fetch.max.wait.ms": "10",
+        "kafka.allow.auto.create.topics": "false",
         "maxOffsetsPerTrigger": "100000",
     }
 
@@ -365,6 +369,30 @@ def test_ingest_missing_topic_then_right_one(
     topic = make_topic(partitions=1)
     produce(broker, topic, {0: numbered(2)})
     assert ingest(spark, settings(topic)).rows == 2
+
+
+def test_timestamps_of_other_units(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """A record whose timestamp Spark cannot hold is a failure with its place, or is kept without it, and counted."""
+    topic = make_topic(2, **{"message.timestamp.after.max.ms": 2**63 - 1})
+    rows = [(0, b"%d" % n, b"v", [("h", b"x")], stamp) for n, stamp in enumerate((5, 2**63 - 1, 7, -(2**62)))]
+    send(broker, topic, [*rows, (1, b"other", None, [], 9)])
+    chosen = settings(topic, max_offsets_per_trigger=3)
+    with pytest.raises(JobFailedError) as told:
+        ingest(spark, chosen)
+    assert str(told.value).startswith(f"topic {topic} partition 0 offset 1: the timestamp is {2**63 - 1} ms")
+    assert "--on-bad-timestamp null" in str(told.value)
+    tally = ingest(spark, replace(chosen, on_bad_timestamp="null"))
+    assert (tally.rows, tally.bad_timestamps) == (5, 2)
+    assert tally.summary()["first_bad_timestamp"] == f"topic {topic} partition 0 offset 1"
+    found = written(spark, chosen)
+    stamps = [row.timestamp and row.timestamp.replace(tzinfo=UTC).timestamp() for row in found]
+    assert stamps == [0.005, None, 0.007, None, 0.009]
+    assert [bytes(row.key) for row in found] == [b"0", b"1", b"2", b"3", b"other"]
+    assert [(each.key, bytes(each.value)) for each in found[1].headers] == [("h", b"x")]
+    send(broker, topic, [(1, b"later", b"v", [], 11)])
+    assert ingest(spark, chosen).rows == 1, "Spark's own source goes on where the other ended"
 
 
 # --- as a process

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
-from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.checkpoint import TopicWatch, bind
 from jobs.ingesting.rebuild import sentence
 from jobs.ingesting.values import ValueForm
 from jobs.reading.ranges import Bounds
@@ -294,8 +294,13 @@ def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[
     Operations(broker).remove_topic(topic)
     make_topic(partitions=1, named=topic)
     produce(broker, topic, {0: numbered(5, first=10)})
-    with pytest.raises(ConfigurationError, match=f"--topic: topic {topic} was deleted and made again since checkpoint"):
+    refusal = f"--topic: topic {topic} was deleted and created again since checkpoint"
+    with pytest.raises(ConfigurationError, match=refusal):
         ingest(spark, chosen)
+    watch = TopicWatch(spark, chosen, pause_s=0)  # as of a run that began before
+    watch.look(0)
+    with pytest.raises(ConfigurationError, match=refusal):
+        watch.look(1)
     assert len(written(spark, chosen)) == 2
     for wanted in (3, 0):
         assert ingest(spark, replace(chosen, fail_on_data_loss=False)).rows == wanted

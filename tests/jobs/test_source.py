@@ -18,11 +18,16 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs import source
+from jobs.driver.failures import JobFailedError
+from jobs.reading.client import Client, Look
+from jobs.reading.ranges import Bounds, OffsetRange
 from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
 from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
+from tests.integration.operations import Operations
 from tests.integration.topics import Sent, send
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
@@ -115,6 +120,7 @@ OPTIONS = {
         ({"onErorr": "null"}, r"did you mean onError\?"),
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
+        ({"onBadTimestamp": "keep"}, "onBadTimestamp: found 'keep', allowed is one of: fail, null"),
         ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),
         ({"unwrap.on.plain.value": "pass"}, r"unwrap\.on\.plain\.value: is given, .* it goes with unwrap=true"),
         ({"wrapper.header.3000001": "x"}, r"wrapper\.header\.3000001: is given, .* it goes with unwrap=true"),
@@ -256,6 +262,22 @@ def test_batch_between_offsets(place: Place) -> None:
         endingOffsets=json.dumps({place.topic: {"0": end, "1": -1}}),
     )
     assert whole(rows.orderBy("offset").collect()) == expected[1:5]
+
+
+def test_batch_with_a_timestamp_of_another_unit(place: Place, make_topic: MakeTopic) -> None:
+    """It is a failure with its place, or null; the records around it are as they are."""
+    topic = make_topic(1, **{"message.timestamp.after.max.ms": 2**63 - 1})
+    nanoseconds = 1_700_000_000_000_000_000
+    send(place.broker, topic, [(0, b"k", b"v", [], stamp) for stamp in (5, nanoseconds, 7)])
+
+    def read(**more: str) -> list[Any]:
+        own = WideloadDataSource({**place.options(subscribe=topic), **more})
+        found = cast("Any", own.reader(own.schema())).read(OffsetRange(topic, 0, 0, 3))
+        return [each for batch in found for each in batch.column("timestamp").cast("int64").to_pylist()]
+
+    with pytest.raises(JobFailedError, match=f"topic {topic} partition 0 offset 1: the timestamp is {nanoseconds} ms,"):
+        read()
+    assert read(onBadTimestamp="null") == [5_000, None, 7_000]
 
 
 def test_batch_of_nothing(place: Place) -> None:
@@ -440,6 +462,69 @@ def test_stream_available_now_within_a_bound(place: Place, tmp_path: Path) -> No
     rows = place.stream(maxOffsetsPerTrigger=bound)
     assert read_available(lambda: follow(rows, tmp_path, availableNow=True)) == 2
     assert written(place, tmp_path) == expected
+
+
+class Topics:
+    """Topics as brokers describe them, without brokers: partition 0 of `orders` and of `returns`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ids = {"orders": "1", "returns": "1"}
+        self.ends = {"orders": 5, "returns": 5}
+        self.looks = 0
+        monkeypatch.setattr(source, "look", self.look)
+
+    def look(self, _: Client, topics: Sequence[str]) -> Look:
+        self.looks += 1
+        return Look({(name, 0): Bounds(0, self.ends[name]) for name in topics}, dict(self.ids))
+
+    def reader(self, **more: str) -> Any:
+        own = WideloadDataSource({**OPTIONS, "startingOffsets": "earliest", **more})
+        return own.streamReader(own.schema())
+
+
+def ranges(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int, int, str]]:
+    return [(each.topic, each.start, each.end, each.topic_id) for each in reader.partitions(start, end)]
+
+
+def test_stream_of_a_topic_that_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of another id is a failure, however long it is, or is read from its first record; others go on."""
+    topics = Topics(monkeypatch)
+    reader, start = topics.reader(), topics.reader().initialOffset()
+    first = reader.latestOffset()
+    looks = topics.looks
+    assert ranges(reader, start, first) == [("orders", 0, 5, "1"), ("returns", 0, 5, "1")]
+    assert topics.looks == looks, "a micro-batch that goes on takes no second look"
+    topics.ids["orders"], topics.ends = "2", {"orders": 8, "returns": 6}
+    refusal = "topic orders was deleted and created again since it was read: .*failOnDataLoss=false"
+    with pytest.raises(JobFailedError, match=refusal):
+        reader.latestOffset()
+    with pytest.raises(JobFailedError, match=refusal):  # the run after a run that planned, and did no more
+        topics.reader().partitions(start, first)
+    lossy = topics.reader(failOnDataLoss="false")
+    assert ranges(lossy, start, first) == [("returns", 0, 5, "1")]
+    second = lossy.latestOffset()
+    assert ranges(lossy, first, second) == [("orders", 0, 8, "2"), ("returns", 5, 6, "1")]
+
+
+def test_stream_from_a_checkpoint_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of an older release goes on where it is, and has the ids from then on."""
+    topics = Topics(monkeypatch)
+    reader, old = topics.reader(), {"orders": {"0": 3}, "returns": {"0": 5}}
+    assert ranges(reader, {"orders": {"0": 1}, "returns": {"0": 5}}, old) == [("orders", 1, 3, "")]
+    end = reader.latestOffset()
+    assert end["topic ids"] == topics.ids
+    assert ranges(reader, old, end) == [("orders", 3, 5, "1")]
+
+
+def test_stream_restarts_on_a_topic_that_was_created_again(place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """On real brokers, too, a longer topic of the same name is refused."""
+    place.send([Record(b"old", b"%d" % n) for n in range(3)])
+    follow(place.stream(), tmp_path, availableNow=True).awaitTermination()
+    Operations(place.broker).remove_topic(place.topic)
+    make_topic(2, named=place.topic)
+    place.send([Record(b"new", b"%d" % n) for n in range(5)])
+    with pytest.raises(StreamingQueryException, match=f"topic {place.topic} was deleted and created again since"):
+        follow(place.stream(), tmp_path, availableNow=True).awaitTermination()
 
 
 def test_batch_of_a_bucket(spark: SparkSession, broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:

@@ -92,6 +92,31 @@ def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytes
     assert [(record.value or b"")[:9] for record in sink] == [b"first", whole[:9], b"memory://"]
 
 
+def test_a_timestamp_that_the_sink_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range ends before the record, and says where it is: brokers refuse whole batches without a place."""
+    source = [Record(b"k", b"%d" % number) for number in range(3)]
+    sink: list[RecordLike] = []
+    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
+    store = {"large.message.payload.store.class": STORE}
+    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True, oldest_ms=86_400_000)
+    refused = copied(BackfillSettings(options, "s", "c", None), topic, OffsetRange("t", 0, 0, 3))
+    assert (refused.next, sink) == (0, [])
+    assert str(refused.error).startswith(
+        "topic t partition 0 offset 0: the timestamp is 1000 ms, and message.timestamp.before.max.ms of topic s is "
+    )
+
+
+@pytest.mark.parametrize(("timestamp_ms", "fits"), [(2**63 - 1, False), (-(2**63), False), (-1, True), (1, True)])
+def test_timestamps_that_a_sink_takes(timestamp_ms: int, *, fits: bool) -> None:
+    """What brokers would refuse by their limits is known before; a record without a timestamp has none to refuse."""
+    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True, oldest_ms=2**62, newest_ms=3_600_000)
+    assert (topic.refusal(timestamp_ms) is None) == fits
+    first, last = topic.window()
+    assert fits or not first <= timestamp_ms <= last
+
+
 def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another record stands where the last range ended: those before the position may be others too."""
     source = [Record(b"k", b"%d" % number) for number in range(4)]

@@ -22,7 +22,7 @@ from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.progress import Steps
 from jobs.driver.worker_config import WorkerConfig
 from jobs.payloads.other_topics import SearchSettings, search
-from jobs.reading.client import Client, bounds
+from jobs.reading.client import Client, look
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
 from jobs.reading.topics import Kafka, Listed, describe, others, read
@@ -116,7 +116,7 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     client = {name: value for name, value in config.client_options().items() if "limit" not in name}
     store = {"large.message.payload.store.class": "memory"}
     source = settings_of({"kafka.bootstrap.servers": config.servers, "subscribe": "orders", **store, **client})
-    assert bounds(source.client, ["orders"]) == {("orders", 0): Bounds(0, 3)}
+    assert look(source.client, ["orders"]).bounds == {("orders", 0): Bounds(0, 3)}
 
     assert others(spark, kafka, ["orders"]) == [Listed("readable", 1, readable=True), Listed("shut", 1, readable=False)]
     found = search(spark, kafka, SearchSettings(["orders"], ["orders"]), Steps(spark, None))

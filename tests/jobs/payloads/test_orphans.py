@@ -348,6 +348,23 @@ def test_sweep_counts_transactions_either_way(spark: SparkSession, place: Place,
     assert place.there() == {committed, aborted, still_open, behind}
 
 
+def test_sweep_of_timestamps_of_other_units(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """A record whose timestamp Spark cannot hold ends no sweep, here or in another topic; a note has its place."""
+    unlimited = {"message.timestamp.after.max.ms": 2**63 - 1}
+    topic, other = make_topic(**unlimited), make_topic(**unlimited)
+    live, odd, orphan = place.publish(topic, b"live", b"odd", b"orphan")
+    place.send(topic, refers(live))
+    record, nanoseconds = refers(odd), 1_700_000_000_000_000_000
+    send(place.broker, topic, [(0, record.key, record.value, list(record.headers), nanoseconds)])
+    send(place.broker, other, [(0, b"k", b"v", [], nanoseconds)])
+    sweep = run(spark, place.settings(topic))
+    assert outcomes(sweep) == {"deleted": 1}
+    assert place.there() == {live, odd}
+    assert orphan not in place.there()
+    assert sweep.notes[0].startswith(f"topic {topic} partition 0 offset 1: the timestamp is {nanoseconds} ms")
+    assert other not in sweep.search.unread
+
+
 def test_sweep_reads_carriers_too(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """A dead letter or a copy keeps the payload; the carrier's own folder is not swept."""
     topic, dead = make_topic(), make_topic()

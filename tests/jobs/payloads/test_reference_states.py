@@ -15,11 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.audit import main
+from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
 from jobs.payloads.inventory import STATED
-from jobs.payloads.reference_states import EXPIRY, FINDING, RETAINED, AuditSettings, findings, run
+from jobs.payloads.reference_states import EXPIRY, FINDING, RETAINED, AuditSettings, _check_same, findings, run
 from jobs.payloads.references import REFERENCE
-from jobs.reading.topics import Kafka
+from jobs.reading.topics import Kafka, Span, Topic
+from jobs.records.timestamps import LAST_MS
 from stores.payload import publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, Lifecycle, Put
@@ -33,6 +35,7 @@ from transforms.keyring import EncryptionSettings, LocalKeyring
 from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
+from transforms.retention import Retention
 from transforms.signing import Signing
 from transforms.wrapper import Wrap
 
@@ -161,6 +164,14 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
 # --- with Kafka and a store
 
 
+def test_a_topic_that_is_created_again_while_it_is_audited() -> None:
+    """References of two topics are not audited as those of one."""
+    topic = Topic("t", "id", {0: Span(0, 9, 9)}, Retention("t", -1, "delete"))
+    _check_same([topic], [replace(topic, spans={0: Span(5, 12, 12)})])
+    with pytest.raises(JobFailedError, match="topic t was deleted and created again while it was read"):
+        _check_same([topic], [replace(topic, id="other")])
+
+
 @pytest.mark.usefixtures("compiled")
 def test_audit_of_what_is_whole(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """Values and keys with their payloads, plain or compressed by any codec, are well, read or not."""
@@ -260,6 +271,24 @@ def test_audit_of_a_compacted_topic(spark: SparkSession, place: Place, make_topi
     assert f"topic {topic} is compacted, and a reader that begins at the beginning meets 2" in audit.notes[0]
     audit = run(spark, place.settings(topic, newest_only=True))
     assert (audit.states, audit.notes) == ({topic: {"ok": 1}}, [])
+
+
+def test_audit_of_timestamps_of_other_units(
+    spark: SparkSession, place: Place, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Such records are audited, counted and told with their place, up to the ends of what Spark can hold."""
+    topic = make_topic(**{"message.timestamp.after.max.ms": 2**63 - 1, "retention.ms": 2**40})
+    gone = place.offload(topic, b"gone")
+    place.replace(gone, None)
+    record = refers(gone)
+    stamps = [LAST_MS, 1_700_000_000_000_000, 2**63 - 1, -(2**62)]
+    send(place.broker, topic, [(0, record.key, record.value, list(record.headers), stamp) for stamp in stamps])
+    audit = run(spark, place.settings(topic, report=str(tmp_path / "report")))
+    assert audit.states == {topic: {"missing": 4}}
+    assert [row.offset for row in audit.examples] == [0, 1, 2, 3]
+    (note,) = audit.notes
+    assert note.startswith(f"topic {topic} partition 0 offset 2: the timestamp is {2**63 - 1} ms")
+    assert "2 records have such a timestamp" in note
 
 
 def test_audit_of_nothing(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:

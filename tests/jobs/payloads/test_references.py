@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from jobs.payloads.references import REFERENCE, newest, references
@@ -243,6 +244,14 @@ def test_newest_since(spark: SparkSession) -> None:
     for since, offsets in ((41, [3]), (40, [2, 3]), (30, [1, 2, 3]), (1, [0, 1, 2, 3])):
         kept = newest(frame(spark, log), datetime.fromtimestamp(since, UTC))
         assert sorted(row.offset for row in kept.collect()) == offsets
+
+
+def test_newest_with_a_timestamp_that_spark_cannot_hold(spark: SparkSession) -> None:
+    """A record without a timestamp overwrites others all the same, and nobody knows how long ago."""
+    log = [Record(b"a", b"1", (), 10), Record(b"a", b"2", (), 20), Record(b"a", b"3", (), 30)]
+    rows = frame(spark, log).withColumn("timestamp", sf.when(sf.col("offset") != 1, sf.col("timestamp")))
+    for since, offsets in ((None, [2]), (datetime.fromtimestamp(41, UTC), [0, 2])):
+        assert sorted(row.offset for row in newest(rows, since).collect()) == offsets
 
 
 def wrapped(record: Record) -> Record:

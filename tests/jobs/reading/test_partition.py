@@ -12,11 +12,12 @@ from aiokafka import TopicPartition
 from app.kafka.source_batch import ReadRecord, SourceBatch
 from jobs.driver.failures import JobFailedError
 from jobs.reading import partition
-from jobs.reading.client import KAFKA_KEYS, Client
+from jobs.reading.client import KAFKA_KEYS, Client, look
 from jobs.reading.partition import PartitionReader
 from stores.keys import read
 from tests.built_batches import built, changed
 from tests.integration.odd_batches import produce
+from tests.integration.operations import Operations
 from tests.integration.topics import write_raw
 from transforms.record import Record
 from transforms.record_batch import pack
@@ -44,6 +45,20 @@ def test_records_that_nobody_can_have_as_they_are(broker: str, make_topic: Calla
     assert "offsets 2 to 2: malformed record: offset of a record is '1'; allowed: 2 to 2" in failed.problem.detail
     assert failed.value is not None
     assert failed.value[61:] == broken[61:]
+
+
+def test_a_topic_that_was_created_again_while_it_was_read(broker: str, make_topic: Callable[..., str]) -> None:
+    """At the end of a range it is the topic that it was at the beginning, or the task fails."""
+    topic = make_topic(1)
+    client = Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    before = look(client, [topic]).ids[topic]
+    with closing(PartitionReader(client, topic, 0)) as log:
+        log.require_topic(before)
+        Operations(broker).remove_topic(topic)
+        make_topic(1, named=topic)
+        log.require_topic("")
+        with pytest.raises(JobFailedError, match=f"topic {topic} partition 0: the topic was deleted and created again"):
+            log.require_topic(before)
 
 
 class Clock:

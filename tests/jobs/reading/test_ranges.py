@@ -11,10 +11,14 @@ from jobs.reading.ranges import (
     advanced,
     between,
     check_forward,
+    ids_of,
+    noted,
     position,
     positions_json,
     positions_of,
+    recreated,
     split,
+    without,
 )
 from transforms.errors import ConfigurationError
 
@@ -37,6 +41,23 @@ def test_positions_json_and_back() -> None:
     positions = {("t", 10): 3, ("a", 0): 1, ("t", 2): 0}
     assert positions_json(positions) == {"a": {"0": 1}, "t": {"2": 0, "10": 3}}
     assert positions_of(positions_json(positions)) == positions
+
+
+def test_noted_offsets_have_the_ids_of_topics() -> None:
+    """A checkpoint of the source has the ids too, and one of an older release or of old brokers has none."""
+    positions = {("t", 0): 3, ("a", 0): 1}
+    found = noted(positions, {"t": "2", "a": "1"})
+    assert found == {"a": {"0": 1}, "t": {"0": 3}, "topic ids": {"a": "1", "t": "2"}}
+    assert positions_of(found) == positions
+    assert ids_of(found) == {"a": "1", "t": "2"}
+    assert noted(positions, {}) == positions_json(positions)
+    assert ids_of(positions_json(positions)) == {}
+
+
+def test_recreated_topics() -> None:
+    """A topic with another id was created again; one whose id is not known, then or now, was not."""
+    assert recreated({"t": "1", "a": "1", "gone": "1"}, {"t": "2", "a": "1", "new": "3"}) == ["t"]
+    assert without({("t", 0): 3, ("t", 1): 4, ("a", 0): 1}, ["t"]) == {("a", 0): 1}
 
 
 def test_advanced_shares_the_limit() -> None:
@@ -68,11 +89,11 @@ def test_advanced_new_and_remade_partitions() -> None:
 
 def test_split_covers_everything_once() -> None:
     """However ranges are cut, each offset is in one piece, and none is larger than allowed."""
-    ranges = [OffsetRange("t", 0, 5, 105), OffsetRange("t", 1, 0, 10)]
+    ranges = [OffsetRange("t", 0, 5, 105, "id"), OffsetRange("t", 1, 0, 10, "id")]
     for most, least in ((None, None), (7, None), (None, 9), (30, 2), (1, 500)):
         pieces = split(ranges, most, least)
         offsets = [(p.partition, n) for p in pieces for n in range(p.start, p.end)]
         assert offsets == [(r.partition, n) for r in ranges for n in range(r.start, r.end)]
-        assert all(p.end - p.start <= (most or 105) for p in pieces)
+        assert all(p.end - p.start <= (most or 105) and p.topic_id == "id" for p in pieces)
         assert len(pieces) >= (least or 0) or len(pieces) == 110
     assert split([], None, 4) == []
