@@ -23,7 +23,7 @@ from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
 __all__ = [
-    "QUICK_FETCH",
+    "SOURCE_DEFAULTS",
     "Kafka",
     "Listed",
     "Span",
@@ -40,12 +40,15 @@ __all__ = [
     "still_there",
 ]
 
-QUICK_FETCH: Mapping[str, str] = {"kafka.fetch.max.wait.ms": "10"}
-"""An option of Spark's Kafka source, which asks for offsets behind a fetch that it has sent ahead.
-
-A broker answers the requests of a connection one after the other. At the end of a partition it keeps the fetch for as
-long as this, half a second by default; so a partition with few records would take as long.
-"""
+SOURCE_DEFAULTS: Mapping[str, str] = {
+    # Spark asks for offsets behind a fetch that it has sent ahead. A broker answers the requests of a connection one
+    # after the other. At the end of a partition it keeps the fetch for as long as this, half a second by default; so a
+    # partition with few records would take as long.
+    "kafka.fetch.max.wait.ms": "10",
+    # A topic that was deleted stays so, where brokers have auto.create.topics.enable = true.
+    "kafka.allow.auto.create.topics": "false",
+}
+"""Options of Spark's Kafka source that differ from its own defaults; the user's win."""
 
 _PREFIX = "kafka."
 
@@ -381,7 +384,7 @@ def read_between(
     for topic, number in sorted(start):
         partitions.setdefault(topic, []).append(number)
     options = {
-        **QUICK_FETCH,
+        **SOURCE_DEFAULTS,
         **kafka.options,
         "kafka.bootstrap.servers": kafka.servers,
         "assign": json.dumps(partitions),
