@@ -37,7 +37,11 @@ class BrokerHealth:
         topics: each of their partitions must have a leader.
         fetch_wait_s: how long a broker may wait before it answers a fetch.
         throttled: gets each wait for a quota, in seconds.
+        before: of the flow before this one; what did not answer its clients has not answered since then.
         clock: seconds that do not go back.
+
+    Attributes:
+        away: since when a broker has not answered, and when it was asked last, by address.
     """
 
     def __init__(
@@ -46,13 +50,14 @@ class BrokerHealth:
         fetch_wait_s: float,
         *,
         throttled: Callable[[float], None] = lambda _: None,
+        before: BrokerHealth | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._topics = topics
         self._patience_s = UNANSWERED_S + fetch_wait_s
         self._clock = clock
         self._clients: list[AIOKafkaClient] = []
-        self._away: dict[str, tuple[float, float]] = {}  # since when, and when it was last asked
+        self.away: dict[str, tuple[float, float]] = {} if before is None else before.away
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
@@ -68,19 +73,23 @@ class BrokerHealth:
         self._throttles.watch(client, throttled)
         share_start(client)
         leave_no_connection(client)
-        watch_connections(
-            client, lambda address, reached: (self._missed if reached is None else self._answered)(address)
-        )
+        watch_connections(client, self._connected)
         watch_requests(client, self._watched)
 
+    def _connected(self, address: str, connection: Any, seconds: float) -> None:
+        if connection is None:
+            self._missed(address, self._clock() - seconds)
+        else:
+            self._answered(address)
+
     async def _watched(self, address: str, request: Any, send: Send) -> Any:
-        asked = object()
+        asked, asked_s = object(), self._clock()
         if type(request).__name__ not in _PATIENT:
-            self._asked[asked] = (address, self._clock())
+            self._asked[asked] = (address, asked_s)
         try:
             answer = await send()
         except (KafkaConnectionError, RequestTimedOutError):
-            self._missed(address)
+            self._missed(address, asked_s)
             raise
         finally:
             self._asked.pop(asked, None)
@@ -107,11 +116,11 @@ class BrokerHealth:
     def trouble(self) -> str | None:
         """Which brokers do not answer, or let clients wait, or which partitions have no leader; None if all is well."""
         now_s = self._clock()
-        away = {address: since_s for address, (since_s, seen_s) in self._away.items() if now_s - seen_s < _FORGOTTEN_S}
+        away = {address: since_s for address, (since_s, seen_s) in self.away.items() if now_s - seen_s < _FORGOTTEN_S}
         for address, asked_s in self._asked.values():
             # A request that waits for a quota goes out after that.
             if now_s - max(asked_s, self._throttles.until_s(address)) > self._patience_s:
-                away[address] = min(asked_s, away.get(address, asked_s))
+                away[address] = min(asked_s, away.get(address, asked_s), self.away.get(address, (asked_s, 0))[0])
         known = {f"{each.host}:{each.port}" for client in self._clients for each in client.cluster.brokers()}
         reasons = [
             f"broker {address} does not answer since {ago(now_s - since_s)}"
@@ -149,16 +158,17 @@ class BrokerHealth:
                 return f"no broker answers since {ago(self._clock() - since_s)}"
             await asyncio.sleep(_LOOK_S)
 
-    def _missed(self, address: str) -> None:
+    def _missed(self, address: str, asked_s: float) -> None:
+        """Notes that a broker has not answered what it was asked then."""
         now_s = self._clock()
         if self._silent_since_s is None:
             self._silent_since_s = now_s
-        since_s, seen_s = self._away.get(address, (now_s, now_s))
-        self._away[address] = (since_s if now_s - seen_s < _FORGOTTEN_S else now_s), now_s
+        since_s, _ = self.away.get(address, (asked_s, now_s))
+        self.away[address] = since_s, now_s
 
     def _answered(self, address: str) -> None:
         self._silent_since_s = None
-        self._away.pop(address, None)
+        self.away.pop(address, None)
 
 
 def ago(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,15 @@ def told(brokers: BrokerHealth) -> str | None:
     return brokers.trouble
 
 
+def since(brokers: BrokerHealth, now: list[float]) -> str | None:
+    """Since when, by the clock of the test, it says that a broker does not answer."""
+    text = told(brokers)
+    if text is None:
+        return None
+    ago_s = (datetime.now(UTC) - datetime.fromisoformat(text.rpartition(" ")[2])).total_seconds()
+    return f"{now[0] - ago_s:.0f}"
+
+
 async def watched(now: list[float]) -> tuple[BrokerHealth, Client]:
     """Brokers, and the one client that they watch."""
     brokers, client = BrokerHealth(["t"], 0.5, clock=lambda: now[0]), Client()
@@ -123,6 +133,34 @@ async def test_trouble_of_a_request_without_an_answer(now: list[float]) -> None:
     await client.send(1, JoinGroupRequest())
     assert [bool(each) for each in seen] == [False, True, False, False]
     assert told(brokers) is None
+
+
+async def test_a_broker_does_not_answer_since_it_was_asked_first(now: list[float]) -> None:
+    """The time that is reported stays, whether a request is still waiting or has timed out, until an answer comes."""
+    brokers, client = await watched(now)
+    seen: set[str | None] = set()
+
+    async def hang() -> None:
+        for _ in range(4):
+            now[0] += 10.5
+            seen.add(since(brokers, now))
+        raise RequestTimedOutError
+
+    client.answer, client._conns[1, 0] = hang, SimpleNamespace(connected=lambda: True)
+    for gap in (0.0, 1.0, 200.0):  # for the last one, nobody asks for longer than a broker is reported
+        now[0] += gap
+        with pytest.raises(RequestTimedOutError):
+            await client.send(1, object())
+        seen.add(since(brokers, now))
+    assert seen <= {None, "99", "100"}, "its text has whole seconds"
+    assert len(seen) > 1
+    client.answer = None
+    await client.send(1, object())
+    assert told(brokers) is None
+    client._conns.clear()
+    connecting_s = 30.0
+    brokers._connected("b1:9", None, connecting_s)
+    assert since(brokers, now) in {f"{now[0] - connecting_s - each:.0f}" for each in (0, 1)}
 
 
 async def test_trouble_of_a_broker_that_nobody_needs(now: list[float]) -> None:
