@@ -70,6 +70,9 @@ class _Application(Application):
 
     worker: faust.Worker | None = None
 
+    async def on_shutdown(self) -> None:
+        """Nothing: the event loop ends after this, which may take seconds; then `run_worker` logs the end."""
+
     async def end(self, failure: PipelinesFailedError) -> None:  # noqa: ARG002  # it is kept in `failure`
         self.ending = "because no pipeline is left"
         if self.worker is not None:
@@ -109,6 +112,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
             _leave(1)
             return 1
     finally:
+        application.tell_end()
         tell_left_out()
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
