@@ -150,7 +150,9 @@ def describe(error: BaseException) -> str:
     """An error for people, with advice if there is some."""
     if type(error) is kafka_errors.KafkaError and isinstance(error.__cause__, kafka_errors.KafkaError):
         error = error.__cause__  # aiokafka's sender has ended by it, and says no more than that it was unexpected
-    text = " ".join(str(error).split())  # some of aiokafka's are paragraphs
+    text = " ".join(str(error).split())  # it may have line breaks
+    if isinstance(error, kafka_errors.CommitFailedError):
+        text = "the group has given the partitions to another member"  # aiokafka's is a paragraph on its own settings
     name = type(error).__name__
     told = text if name in text else f"{name}: {text}" if text else name
     advice = _ADVICE.get(type(error))

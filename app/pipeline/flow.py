@@ -26,7 +26,7 @@ from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.clients import ClusterError, batch_settings, codec_number, translated
+from app.kafka.clients import ClusterError, batch_settings, codec_number, describe, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.at_least_once import AtLeastOnce
@@ -444,7 +444,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             await asyncio.wait_for(stop(), _STOP_CLIENT_S)
         except (KafkaError, OSError, TimeoutError, asyncio.CancelledError) as exc:
-            log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
+            log.info("pipeline %s: its %s did not stop cleanly: %s", self.settings.name, name, describe(exc))
 
 
 def _named(partitions: Collection[TopicPartition]) -> str:
