@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    RequestTimedOutError,
+)
+from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.refusals import refusal
 from app.kafka.throttles import Throttles
@@ -27,6 +34,7 @@ _LOOK_S = 0.5
 # A client that needs a broker asks it again sooner. If no client asks, it is not known whether the broker is down.
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
+_TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
 _PATIENT = ("JoinGroupRequest", "SyncGroupRequest", "OffsetFetchRequest", "FetchStableOffsets")
 
 
@@ -63,6 +71,7 @@ class BrokerHealth:
         self._silent_since_s: float | None = None
         self._refused: tuple[int, float] | None = None
         self._throttles = Throttles(throttled, clock=clock)
+        self._short: dict[TopicPartition, float] = {}
 
     def watch(self, client: AIOKafkaClient, throttled: Callable[[float], None] | None = None) -> None:
         """Watches a client that has not been started, for as long as it lives.
@@ -94,9 +103,24 @@ class BrokerHealth:
         finally:
             self._asked.pop(asked, None)
         self._answered(address)
+        if isinstance(request, ProduceRequest):
+            self._note_writes(answer)
         if (code := refusal(answer)) is not None:
             self._refused = code, self._clock()
         return answer
+
+    def _note_writes(self, answer: Any) -> None:
+        for topic, partitions in answer.topics:
+            for number, code, *_ in partitions:
+                if code in _TOO_FEW:
+                    self._short.setdefault(TopicPartition(topic, number), self._clock())
+                elif self._short:
+                    self._short.pop(TopicPartition(topic, number), None)
+
+    @property
+    def short(self) -> Mapping[str, float]:
+        """The topics for which brokers refuse each write, as too few replicas are in sync, and since when."""
+        return {place.topic: since_s for place, since_s in sorted(self._short.items(), key=lambda each: -each[1])}
 
     def forget(self, client: AIOKafkaClient) -> None:
         """Drops a client that is about to be stopped."""

@@ -128,6 +128,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._consumer.send,
             self._follow,
             chunked=settings.chunks.expects_chunks,
+            refused=lambda: brokers.short,
             before=None if before is None else before.topic_watcher,
         )
         chain = make_chain(plan.sink.max_message_bytes)

@@ -37,6 +37,7 @@ __all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
+_REFUSED = "topic {} accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas"
 
 
 class PartitionsChangedError(ClusterError):
@@ -68,8 +69,9 @@ class TopicWatcher:
 
     `plan` is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
     `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
-    if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete. `before`
-    is the watcher of the flow before this one: what was wrong when that ended is wrong since then.
+    if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete.
+    `refused` gives the topics for which brokers refuse writes, as too few replicas are in sync, and since when.
+    `before` is the watcher of the flow before this one: what was wrong when that ended is wrong since then.
 
     Attributes:
         short: of a topic that accepts no records the reason, and since when.
@@ -83,6 +85,7 @@ class TopicWatcher:
         lowered: Callable[[str, int], None],
         *,
         chunked: bool,
+        refused: Callable[[], Mapping[str, float]] = dict,
         before: TopicWatcher | None = None,
     ) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
@@ -95,13 +98,17 @@ class TopicWatcher:
         self._send = send
         self._lowered = lowered
         self._lower: dict[str, int] = {}
+        self._refused = refused
         self.short: Mapping[str, tuple[str, float]] = {} if before is None else before.short
 
     @property
     def trouble(self) -> str | None:
         """Which topics accept no records, why, and since when; None if all do."""
         now_s = time.monotonic()
-        return "; ".join(f"{told} (since {ago(now_s - since_s)})" for told, since_s in self.short.values()) or None
+        # Brokers before Kafka 3.7 may require more replicas than there are; and the last look may be some time ago.
+        refused = {name: (_REFUSED.format(name), since_s) for name, since_s in self._refused().items()}
+        short = {**refused, **self.short}.values()
+        return "; ".join(f"{told} (since {ago(now_s - since_s)})" for told, since_s in short) or None
 
     async def watch(self) -> None:
         """Looks again and again; ends the flow with the first change, and returns."""
@@ -110,9 +117,11 @@ class TopicWatcher:
             # No answer says nothing of the topics; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
                 found = await identities(self._send, self._topics)
-                settings = await topic_settings(self._send, self._configured)
-                self._note_shortages(found, settings)
-                change = self._change(found) or self._settings_change(settings)
+                change = self._change(found)
+                if change is None:
+                    settings = await topic_settings(self._send, self._configured)
+                    self._note_shortages(found, settings)
+                    change = self._settings_change(settings)
                 if change is not None and str(change) == seen:
                     self._termination.fail(change)
                     return

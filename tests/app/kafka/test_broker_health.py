@@ -11,6 +11,7 @@ import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataResponse_v5
+from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.broker_health import BrokerHealth
 
@@ -199,6 +200,25 @@ async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
     now[0] += 60
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(brokers.silent(5), 0.01)
+
+
+async def test_writes_that_are_refused_for_too_few_replicas(now: list[float]) -> None:
+    """They are told by topic, since the first one, until a write to the same partition is answered otherwise."""
+    brokers, client = await watched(now)
+    request = ProduceRequest(required_acks=-1, timeout=1, topics=[], transactional_id=None)
+
+    async def write(code: int, partition: int) -> None:
+        client.answer = SimpleNamespace(topics=[("t", [(partition, code, 0)])])
+        await client.send(1, request)
+        now[0] += 1
+
+    await write(19, 0)
+    await write(20, 1)
+    await write(0, 1)
+    await write(19, 0)
+    assert brokers.short == {"t": 100.0}
+    await write(6, 0)
+    assert brokers.short == {}
 
 
 async def test_waits_for_a_quota(now: list[float]) -> None:

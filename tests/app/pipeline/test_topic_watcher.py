@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,21 @@ async def test_a_topic_that_accepts_no_records_is_reported_until_it_does(topic: 
     finally:
         watching.cancel()
     assert watched.termination.error is None
+
+
+def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_asked() -> None:
+    """Brokers before Kafka 3.7 may require more replicas than a topic has, which the cluster does not show."""
+    watcher = TopicWatcher(
+        PLAN,
+        Termination("p", lambda: None),
+        Cluster().send,
+        lambda *_: None,
+        chunked=False,
+        refused=lambda: {"orders": time.monotonic()},
+    )
+    assert str(watcher.trouble).startswith(
+        "topic orders accepts no records: brokers answer that fewer replicas are in "
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:
