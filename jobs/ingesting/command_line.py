@@ -15,7 +15,7 @@ from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
 from jobs.ingesting.table_schema import check, registered
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
 from jobs.reading.ranges import Offsets, parse_offsets
-from jobs.reading.topics import SOURCE_DEFAULTS
+from jobs.reading.topics import QUICK_FETCH
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
@@ -145,7 +145,7 @@ class IngestSettings:
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             # A worker with processing.guarantee = "exactly_once" writes transactions; aborted ones are left out.
             "kafka.isolation.level": "read_committed",
-            **SOURCE_DEFAULTS,
+            **QUICK_FETCH,
         }
         if self.subscribe_pattern:
             options["subscribePattern"] = self.subscribe_pattern

@@ -23,7 +23,7 @@ from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
 __all__ = [
-    "SOURCE_DEFAULTS",
+    "QUICK_FETCH",
     "Kafka",
     "Listed",
     "Span",
@@ -40,15 +40,12 @@ __all__ = [
     "still_there",
 ]
 
-SOURCE_DEFAULTS: Mapping[str, str] = {
-    # Spark asks for offsets behind a fetch that it has sent ahead. A broker answers the requests of a connection one
-    # after the other. At the end of a partition it keeps the fetch for as long as this, half a second by default; so a
-    # partition with few records would take as long.
-    "kafka.fetch.max.wait.ms": "10",
-    # A topic that was deleted stays so, where brokers have auto.create.topics.enable = true.
-    "kafka.allow.auto.create.topics": "false",
-}
-"""Options of Spark's Kafka source that differ from its own defaults; the user's win."""
+QUICK_FETCH: Mapping[str, str] = {"kafka.fetch.max.wait.ms": "10"}
+"""An option of Spark's Kafka source, which asks for offsets behind a fetch that it has sent ahead.
+
+A broker answers the requests of a connection one after the other. At the end of a partition it keeps the fetch for as
+long as this, half a second by default; so a partition with few records would take as long.
+"""
 
 _PREFIX = "kafka."
 
@@ -384,7 +381,7 @@ def read_between(
     for topic, number in sorted(start):
         partitions.setdefault(topic, []).append(number)
     options = {
-        **SOURCE_DEFAULTS,
+        **QUICK_FETCH,
         **kafka.options,
         "kafka.bootstrap.servers": kafka.servers,
         "assign": json.dumps(partitions),

@@ -112,7 +112,6 @@ def test_source_options_defaults() -> None:
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
         "kafka.fetch.max.wait.ms": "10",
-        "kafka.allow.auto.create.topics": "false",
         "maxOffsetsPerTrigger": "100000",
     }
 
