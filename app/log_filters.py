@@ -127,7 +127,7 @@ def _calmed(record: logging.LogRecord) -> bool:
 
 
 def _is_of_kafka(exc_info: object) -> bool:
-    """Whether a line has no traceback, or that of an error of Kafka, by which the flow ends and which it then tells."""
+    """Whether a line has no traceback, or that of an error of Kafka: it ends the flow, which reports it."""
     return not isinstance(exc_info, tuple) or isinstance(exc_info[1], KafkaError)
 
 

@@ -149,7 +149,7 @@ _ADVICE: Mapping[type[BaseException], str] = {
 def describe(error: BaseException) -> str:
     """An error for people, with advice if there is some."""
     if type(error) is kafka_errors.KafkaError and isinstance(error.__cause__, kafka_errors.KafkaError):
-        error = error.__cause__  # aiokafka's sender has ended by it, and says no more than that it was unexpected
+        error = error.__cause__  # aiokafka's sender has ended by it, and reports only that it was unexpected
     text = " ".join(str(error).split())  # it may have line breaks
     if isinstance(error, kafka_errors.CommitFailedError):
         text = "the group has given the partitions to another member"  # aiokafka's is a paragraph on its own settings

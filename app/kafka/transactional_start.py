@@ -20,7 +20,7 @@ async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
     """Starts a producer that has not been started, whose `transactional.id` is `name`, within a minute.
 
     Raises:
-        KafkaTimeoutError: it was not started in time; the error says what the coordinator has answered.
+        KafkaTimeoutError: it was not started in time; the error depends on what the coordinator has answered.
         KafkaError: the cluster does not let it.
     """
     code = 0
@@ -48,7 +48,7 @@ async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
             )
         else:
             told += (
-                f"no coordinator in {_START_S:g} s; its log takes as many brokers in sync as "
-                "transaction.state.log.min.isr says"
+                f"no coordinator in {_START_S:g} s; its log requires as many brokers in sync as "
+                "transaction.state.log.min.isr"
             )
         raise KafkaTimeoutError(told) from exc

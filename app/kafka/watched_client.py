@@ -34,7 +34,7 @@ Versions = Mapping[int, tuple[int, int]]
 
 
 def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any, float], None]) -> None:
-    """Calls `tell` after each try to connect: with the broker's address, the connection or None, and its seconds.
+    """Calls `tell` after each try to connect: with the broker's address, the connection or None, and how long it took.
 
     Args:
         client: of a consumer or producer that has not been started.

@@ -187,14 +187,14 @@ def test_reasons_that_only_the_client_tells_stay(
 def test_a_traceback_of_the_client_is_of_a_defect(
     error: Exception, *, told: bool, calmed: list[logging.LogRecord]
 ) -> None:
-    """An answer of brokers that ends a producer ends its flow, which tells it; a traceback says no more."""
+    """An answer of brokers that ends a producer ends its flow, which reports it; the traceback is left out."""
     calm_clients(debug=False)
     logging.getLogger("aiokafka.producer.sender").error("Unexpected error in sender routine", exc_info=error)
     assert len(calmed) == told
 
 
 def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Each pipeline has a store, and each store asks for its credentials; those of another place are told too."""
+    """Each pipeline has a store, and each store asks for its credentials; another origin is logged, too."""
     calm_clients(debug=False)
     with caplog.at_level(logging.INFO, "botocore.credentials"):
         for role in ("one", "one", "two"):

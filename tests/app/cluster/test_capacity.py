@@ -104,7 +104,7 @@ def test_warnings_dead_letters_that_go_early(dead_ms: int, source_ms: int, told:
 
 
 def test_warnings_of_topics_that_accept_no_records() -> None:
-    """Output topic and dead letters are told with what they lack; a replica that there is none of is not required."""
+    """Output and dead-letter topic are reported with what they lack; no more replicas are required than there are."""
     pipeline, plan = settings_of(["assemble"]), plan_of(LARGEST, LARGEST)
     lacks = shortage("orders", {0: (3, 3), 1: (1, 3), 2: (0, 3)}, 2)
     short = replace(plan, sink=replace(plan.sink, shortage=lacks))

@@ -75,7 +75,7 @@ def told(brokers: BrokerHealth) -> str | None:
 
 
 def since(brokers: BrokerHealth, now: list[float]) -> str | None:
-    """Since when, by the clock of the test, it says that a broker does not answer."""
+    """Since when, by the clock of the test, it reports that a broker does not answer."""
     text = told(brokers)
     if text is None:
         return None
@@ -203,7 +203,7 @@ async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
 
 
 async def test_writes_that_are_refused_for_too_few_replicas(now: list[float]) -> None:
-    """They are told by topic, since the first one, until a write to the same partition is answered otherwise."""
+    """They are reported by topic, since the first one, until a write to the same partition is answered otherwise."""
     brokers, client = await watched(now)
     request = ProduceRequest(required_acks=-1, timeout=1, topics=[], transactional_id=None)
 

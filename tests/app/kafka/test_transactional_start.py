@@ -1,4 +1,4 @@
-"""The start of a transactional producer: what is said of one that takes too long."""
+"""The start of a transactional producer: the error of one that does not end in time."""
 
 from __future__ import annotations
 

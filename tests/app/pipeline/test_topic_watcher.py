@@ -147,5 +147,5 @@ def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_aske
 
 async def until(condition: Callable[[], bool]) -> None:
     """Lets others run until the condition is true."""
-    while not condition():  # noqa: ASYNC110  # the watcher tells nobody
+    while not condition():  # noqa: ASYNC110  # nothing waits for a look of the watcher
         await asyncio.sleep(0)
