@@ -69,6 +69,7 @@ class BrokerHealth:
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
+        self._answered_s = clock()
         self._refused: tuple[int, float] | None = None
         self._throttles = Throttles(throttled, clock=clock)
         self._short: dict[TopicPartition, float] = {}
@@ -93,12 +94,13 @@ class BrokerHealth:
 
     async def _watched(self, address: str, request: Any, send: Send) -> Any:
         asked, asked_s = object(), self._clock()
-        if type(request).__name__ not in _PATIENT:
+        patient = type(request).__name__ in _PATIENT
+        if not patient:
             self._asked[asked] = (address, asked_s)
         try:
             answer = await send()
         except (KafkaConnectionError, RequestTimedOutError):
-            self._missed(address, asked_s)
+            self._missed(address, self._clock() if patient else asked_s)
             raise
         finally:
             self._asked.pop(asked, None)
@@ -186,12 +188,13 @@ class BrokerHealth:
         """Notes that a broker has not answered what it was asked then."""
         now_s = self._clock()
         if self._silent_since_s is None:
-            self._silent_since_s = now_s
+            self._silent_since_s = max(asked_s, self._answered_s)
         since_s, _ = self.away.get(address, (asked_s, now_s))
         self.away[address] = since_s, now_s
 
     def _answered(self, address: str) -> None:
         self._silent_since_s = None
+        self._answered_s = self._clock()
         self.away.pop(address, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,6 +220,28 @@ async def test_writes_that_are_refused_for_too_few_replicas(now: list[float]) ->
     assert brokers.short == {"t": 100.0}
     await write(6, 0)
     assert brokers.short == {}
+
+
+async def test_silence_began_with_the_first_request_without_an_answer(now: list[float]) -> None:
+    """It is as old as the request that times out, unless some broker has answered since, or the request may wait."""
+    brokers, client = await watched(now)
+    client._conns[1, 0] = SimpleNamespace(connected=lambda: True)
+
+    async def late(*, answered: bool = False) -> None:
+        now[0] += 40
+        if answered:
+            brokers._answered("b2:9")
+        raise RequestTimedOutError
+
+    other = partial(late, answered=True)
+    for request, answer, silent_s in ((object(), late, 40), (object(), other, 0), (JoinGroupRequest(), late, 0)):
+        client.answer = answer
+        brokers._answered("b2:9")
+        with pytest.raises(RequestTimedOutError):
+            await client.send(1, request)
+        assert await asyncio.wait_for(brokers.silent(silent_s), 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(brokers.silent(silent_s + 1), 0.01)
 
 
 async def test_waits_for_a_quota(now: list[float]) -> None:
