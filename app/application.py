@@ -101,7 +101,7 @@ class Application(faust.App):
         self.ending: str | None = None
         self._config = config
         self._created = [topic for plan in plans for topic in plan.created]
-        self._began_s = time.monotonic()
+        self._began_s = self._stops_s = time.monotonic()
         super().__init__(
             "wideload",
             broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],
@@ -196,7 +196,7 @@ class Application(faust.App):
 
     async def on_stop(self) -> None:
         """Stops all pipelines at the same time: a pipeline that waits for its broker does not delay the others."""
-        stopped_s = time.monotonic()
+        self._stops_s = time.monotonic()
         log.info(
             "wideload stops%s: records that were read are finished and committed, in up to %.1f s",
             f", {self.ending}" if self.ending else "",
@@ -205,11 +205,18 @@ class Application(faust.App):
         services = [*self.pipelines, *([] if self._group_steering is None else [self._group_steering])]
         await asyncio.gather(self._cluster_id.stop(), *(service.stop() for service in services))
         await super().on_stop()
+
+    async def on_shutdown(self) -> None:
+        """Logs the end: the web server has ended, too."""
+        self.tell_end()
+
+    def tell_end(self) -> None:
+        """Logs that the worker has ended, and how long that took."""
         failed = [pipeline.settings.name for pipeline in self.pipelines if pipeline.status == "FAILED"]
         log.info(
             "wideload has ended after %s; it took %s to stop%s",
             lasted(self._began_s),
-            lasted(stopped_s),
+            lasted(self._stops_s),
             f"; failed: {', '.join(failed)}" if failed else "",
             extra={"fields": {"failed": failed}},
         )

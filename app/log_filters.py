@@ -38,6 +38,9 @@ _MOST: Mapping[str, int] = {"aiokafka": 1, f"{_PARENT}app": 10, f"{_PARENT}store
 _OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _DIGITS = re.compile("[0-9]+")
 
+_CREDENTIALS = "botocore.credentials"
+_first: dict[str, logging.LogRecord] = {}
+
 _TOO_LOUD = ("aiokafka", "faust", "mode")  # at INFO they tell each step of theirs
 
 TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
@@ -64,6 +67,7 @@ TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
         "Cannot send %r to %s: %r",
         "Got error produce response: %s",
         "Got error produce response on topic-partition %s, retrying. Error: %s",
+        "Unexpected error in sender routine",
     ),
 }
 """Templates of lines, by logger, that aiokafka logs as warnings or errors and then tries again.
@@ -91,6 +95,8 @@ def _is_no_login(record: logging.LogRecord) -> bool:
 def calm_clients(*, debug: bool) -> None:
     """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG. May be called again.
 
+    Where the store's credentials come from is logged once, not for the store of each pipeline.
+
     Args:
         debug: whether they log everything.
     """
@@ -100,16 +106,29 @@ def calm_clients(*, debug: bool) -> None:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
             logger.addFilter(_calmed)
+    logger = logging.getLogger(_CREDENTIALS)
+    if _is_first not in logger.filters:
+        logger.addFilter(_is_first)
+
+
+def _is_first(record: logging.LogRecord) -> bool:
+    """Whether no line before has had this text; several threads may ask."""
+    return _first.setdefault(record.getMessage(), record) is record
 
 
 def _calmed(record: logging.LogRecord) -> bool:
     if record.msg not in TOLD_BY_US.get(record.name, ()):
         return True
     args = record.args if isinstance(record.args, tuple) else ()
-    if not all(map(_passes_by_itself, args)):
+    if not all(map(_passes_by_itself, args)) or not _is_of_kafka(record.exc_info):
         return True
     record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
     return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+def _is_of_kafka(exc_info: object) -> bool:
+    """Whether a line has no traceback, or that of an error of Kafka: it ends the flow, which reports it."""
+    return not isinstance(exc_info, tuple) or isinstance(exc_info[1], KafkaError)
 
 
 def _passes_by_itself(arg: object) -> bool:

@@ -70,6 +70,9 @@ class _Application(Application):
 
     worker: faust.Worker | None = None
 
+    async def on_shutdown(self) -> None:
+        """Nothing: the event loop ends after this, which may take seconds; then `run_worker` logs the end."""
+
     async def end(self, failure: PipelinesFailedError) -> None:  # noqa: ARG002  # it is kept in `failure`
         self.ending = "because no pipeline is left"
         if self.worker is not None:
@@ -102,22 +105,23 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     )
     worker.spinner = None  # it would write cursor sequences even if there is no terminal
     application.worker = worker
+    crashed = False
     try:
         worker.execute_from_commandline()
     except SystemExit as exc:
-        if exc.code:
-            _leave(1)
-            return 1
+        crashed = bool(exc.code)
     finally:
+        _join_store_calls()
+        application.tell_end()
         tell_left_out()
-    failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
+    failed = [] if crashed else [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
         told = f"[pipeline.{pipeline.settings.name}] {pipeline.last_error}"
         if settings.log_format == "json":
             log.error(told)
         else:
             print(f"wideload: {told}", file=sys.stderr)
-    status = 1 if failed else 0
+    status = 1 if crashed or failed else 0
     _leave(status)
     return status
 
@@ -126,13 +130,20 @@ def _tell_wait(sentence: str) -> None:
     print(f"wideload: {sentence}", file=sys.stderr, flush=True)
 
 
-def _leave(status: int) -> None:
-    """Ends the process at once if a store call hangs: Python would wait for its thread, perhaps for ever."""
+def _store_calls() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(STORE_THREADS)]
+
+
+def _join_store_calls() -> None:
+    """Waits for the threads of store calls, for a second at most."""
     deadline = time.monotonic() + _LEAVE_S
-    hanging = [thread for thread in threading.enumerate() if thread.name.startswith(STORE_THREADS)]
-    for thread in hanging:
+    for thread in _store_calls():
         thread.join(max(0.0, deadline - time.monotonic()))
-    if any(thread.is_alive() for thread in hanging):
+
+
+def _leave(status: int) -> None:
+    """Ends the process immediately if a store call hangs: Python would wait for its thread, perhaps for ever."""
+    if _store_calls():
         log.warning("some store calls do not end and are abandoned; their records are read again at the next start")
         _end_process(status)
 

@@ -57,9 +57,13 @@ def brief(text: str, limit: int = 40) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that is probably meant; empty if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
+    """The end of a sentence about an unknown name: the known one that is probably meant.
+
+    Empty if none is near, or several are equally near: of `in-1` to `in-9`, none says what `in-0` should have been.
+    """
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=2, cutoff=_NEAR)
+    ratios = {difflib.SequenceMatcher(None, each, name).ratio() for each in near}
+    return f"; did you mean {near[0]}?" if near and len(ratios) == len(near) else ""
 
 
 def _escaped(text: str) -> str:

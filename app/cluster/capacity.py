@@ -1,5 +1,7 @@
 """Warnings of topics that are too small for records that a pipeline may write, or that delete dead letters too early.
 
+And of topics that accept no records now, as too few of their replicas are in sync.
+
 Nothing is refused: `chunk.max.message.bytes`, thresholds and `retention.ms` say which records may come, not which do.
 """
 
@@ -17,7 +19,14 @@ __all__ = ["warnings"]
 
 def warnings(pipeline: PipelineSettings, plan: Plan) -> list[str]:
     """The warnings about a pipeline, a sentence each."""
-    return [*_assembled(pipeline, plan), *_inflated(pipeline, plan), *_dead_letters(plan)]
+    return [*_in_sync(plan), *_assembled(pipeline, plan), *_inflated(pipeline, plan), *_dead_letters(plan)]
+
+
+def _in_sync(plan: Plan) -> Iterator[str]:
+    """Warns if a topic accepts no records now. A pipeline waits until it does, so this is no error."""
+    for topic in (plan.sink, plan.dead_letters):
+        if topic is not None and topic.shortage is not None:
+            yield topic.shortage
 
 
 def _assembled(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -59,6 +59,13 @@ class Plan:
     sink: Topic
     dead_letters: Topic | None
     created: tuple[str, ...] = ()
+
+    @property
+    def topics(self) -> Iterator[Topic]:
+        """All topics of the pipeline."""
+        yield from (*self.sources, self.sink)
+        if self.dead_letters is not None:
+            yield self.dead_letters
 
     def sink_partition(self, topic: str, partition: int) -> int | None:
         """The sink partition of a source partition; None if the counts differ, so that the key decides."""
@@ -190,7 +197,12 @@ def _store_key(pipeline: PipelineSettings) -> str:
 
 
 async def plan_pipeline(
-    client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False, lacking: set[str] | None = None
+    client: ClientSettings,
+    pipeline: PipelineSettings,
+    *,
+    began: bool = False,
+    lacking: set[str] | None = None,
+    existed: Collection[str] = (),
 ) -> Plan:
     """Checks the topics of one pipeline, and returns its plan.
 
@@ -201,6 +213,7 @@ async def plan_pipeline(
             write smaller records.
         lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
             them.
+        existed: names of topics that an earlier plan has found.
 
     Raises:
         ConfigurationError: topics do not fit; it names the pipeline.
@@ -211,7 +224,7 @@ async def plan_pipeline(
         with of_pipeline(pipeline.name):
             await check_enforced(connection, client, pipeline)
             try:
-                return await _plan(connection, pipeline, began=began, lacking=lacking)
+                return await _plan(connection, pipeline, began=began, lacking=lacking, existed=existed)
             except (ClusterError, ConfigurationError):
                 refused = refused_names(client, pipeline, connection.refusals.code)
                 if refused is not None:
@@ -219,8 +232,15 @@ async def plan_pipeline(
                 raise
 
 
-async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool, lacking: set[str] | None) -> Plan:
-    found, missing = await _found(connection, pipeline, lacking)
+async def _plan(
+    connection: AdminClient,
+    pipeline: PipelineSettings,
+    *,
+    began: bool,
+    lacking: set[str] | None,
+    existed: Collection[str],
+) -> Plan:
+    found, missing = await _found(connection, pipeline, lacking, existed)
     findings = Findings()
     sources = tuple(found[name] for name in pipeline.topics)
     for key, name in missing.items():
@@ -250,7 +270,7 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
 
 
 async def _found(
-    connection: AdminClient, pipeline: PipelineSettings, lacking: set[str] | None
+    connection: AdminClient, pipeline: PipelineSettings, lacking: set[str] | None, existed: Collection[str]
 ) -> tuple[dict[str, Topic], dict[str, str]]:
     """The topics of the pipeline that exist, and those that are to be created, by key; see `plan_pipeline`."""
     targets = {"output.topic": pipeline.output_topic}
@@ -260,13 +280,16 @@ async def _found(
     findings = Findings()
     for name in pipeline.topics:
         if name not in found and name not in (lacking or ()):
-            hint = "; create it (wideload topics create), correct the name, or grant Describe on it"
-            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
+            seen = name in existed
+            correct = "" if seen else ", correct the name"
+            hint = f"; create it (wideload topics create){correct}, or grant Describe on it"
+            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint, existed=seen)))
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():
         if not pipeline.topic_creation:
             hint = "; create it (wideload topics create), or set topic.creation.enable = true"
-            findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
+            told = await missing_topic(connection, name, hint, existed=name in existed)
+            findings.add(ConfigurationError(key, told))
     findings.check()
     if lacking is not None:
         lacking |= {*missing.values()}

@@ -30,6 +30,7 @@ from app.commands.demo_store import NAMES, DemoStore
 from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
+from app.kafka.metadata_requests import create_no_topics
 from app.kafka.sender import find_topic, open_sender
 from app.local import jars, java, spark_start
 from app.local.broker import EmbeddedBroker, free_ports
@@ -254,7 +255,7 @@ class Demo:
     async def _wait_for(self, count: int, advance: Advance) -> None:
         """Waits until the last topic has `count` messages; fails if the worker fails or no message arrives for long."""
         partitions = [TopicPartition(INFLATED, number) for number in range(_PARTITIONS)]
-        async with AIOKafkaConsumer(bootstrap_servers=self._broker.bootstrap_servers) as consumer:
+        async with create_no_topics(AIOKafkaConsumer(bootstrap_servers=self._broker.bootstrap_servers)) as consumer:
             seen, moved = 0, time.monotonic()
             while seen < count:
                 ends = sum((await consumer.end_offsets(partitions)).values())

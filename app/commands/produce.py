@@ -244,6 +244,8 @@ def command(
     async def run() -> Sent:
         found = await find_topic(client, topic)
         found.check_partition(partition)
+        if found.shortage is not None:
+            click.echo(f"wideload: warning: {found.shortage}", err=True)
         packing.check(found, record_headers, tombstones=bool(tombstones))
         deletes = [tombstone(name) for name in tombstones]
         sources: Iterator[Source | Refill]

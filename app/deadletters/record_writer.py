@@ -44,7 +44,6 @@ __all__ = ["GUARANTEE", "OpenWriter", "RecordWriter", "check_exactly_once", "ope
 GUARANTEE = "--processing-guarantee"
 """The option that chooses the writer."""
 
-_START_S = 60.0
 _ABORT_S = 3.0
 _OTHERWISE = f"; or give {GUARANTEE} at_least_once, with which letters may be replayed twice"
 
@@ -193,24 +192,15 @@ async def open_writer(
     name = transactional_id(log.group, log.topic.name, partition)
     async with AsyncExitStack() as stack:
         try:
-            async with asyncio.timeout(_START_S) as timeout:
-                producer = await stack.enter_async_context(
-                    writing_producer(client, transactional_id=name, transaction_timeout_ms=timeout_ms)
-                )
+            producer = await stack.enter_async_context(
+                writing_producer(client, transactional_id=name, transaction_timeout_ms=timeout_ms)
+            )
         except ClusterError as exc:
             if not isinstance(exc.__cause__, TransactionalIdAuthorizationFailed):
                 raise
             told = describe(TransactionalIdAuthorizationFailed())
             raise ConfigurationError(
                 GUARANTEE, f'found "exactly_once", and the brokers refuse transactional.id {name}: {told}{_OTHERWISE}'
-            ) from exc
-        except TimeoutError as exc:
-            if not timeout.expired():
-                raise
-            raise ClusterError(
-                f"transactional.id {name}: no coordinator in {_START_S:g} s; its log takes as many brokers in sync as "
-                "transaction.state.log.min.isr says",
-                retriable=True,
             ) from exc
         TransactionRequests(producer, log.group)
         writer = _ExactlyOnce(producer, log, partition, timeout_ms)

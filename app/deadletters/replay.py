@@ -282,7 +282,9 @@ class Replay:
         """The topic as the cluster describes it; asked for once, not for each letter."""
         if name not in self._topics:
             try:
-                self._topics[name] = await find_topic(self.client, name)
+                found = self._topics[name] = await find_topic(self.client, name)
+                if found.shortage is not None:
+                    self.warn(found.shortage)
             except ConfigurationError as exc:
                 self._topics[name] = exc
         topic = self._topics[name]

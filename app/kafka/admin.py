@@ -7,6 +7,7 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.kafka.metadata_requests import create_no_topics
 from app.kafka.refusals import Refusals
 from app.kafka.watched_client import share_start
 
@@ -26,7 +27,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.refusals = Refusals(self)
-        share_start(self._client)
+        share_start(create_no_topics(self)._client)
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request, and returns the response.

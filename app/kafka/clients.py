@@ -19,9 +19,11 @@ from app.config.naming import client_id
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
+from app.kafka.metadata_requests import create_no_topics
 from app.kafka.producer import UNLIMITED_BYTES
 from app.kafka.refusals import newer_text
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
+from app.kafka.transactional_start import start_transactional
 from app.kafka.watched_client import share_start
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
@@ -101,6 +103,11 @@ _FENCED = (
     "name reads the same topic; or the transaction took longer than producer.transaction.timeout.ms"
 )
 
+_FORGOTTEN = (
+    "the brokers have forgotten the producer, which has written nothing for their transactional.id.expiration.ms or "
+    "producer.id.expiration.ms; the next one gets another id"
+)
+
 _NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
 
 # What the user can do about an error.
@@ -134,13 +141,18 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "the brokers say no more; one reason is a name over its limit where they have resource.identifier.limit.enable "
         "= true: wideload names audit shows all names and limits"
     ),
+    **dict.fromkeys((kafka_errors.InvalidProducerIdMapping, kafka_errors.UnknownProducerId), _FORGOTTEN),
     kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
 }
 
 
 def describe(error: BaseException) -> str:
     """An error for people, with advice if there is some."""
-    text = str(error).strip()
+    if type(error) is kafka_errors.KafkaError and isinstance(error.__cause__, kafka_errors.KafkaError):
+        error = error.__cause__  # aiokafka's sender has ended by it, and reports only that it was unexpected
+    text = " ".join(str(error).split())  # it may have line breaks
+    if isinstance(error, kafka_errors.CommitFailedError):
+        text = "the group has given the partitions to another member"  # aiokafka's is a paragraph on its own settings
     name = type(error).__name__
     told = text if name in text else f"{name}: {text}" if text else name
     advice = _ADVICE.get(type(error))
@@ -236,7 +248,7 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
     # The name of each key is that of aiokafka's argument.
     own = {name.removeprefix("consumer.").replace(".", "_"): value for name, value in pipeline.consumer.items()}
     own["auto_offset_reset"] = "none"  # any other skips records silently; see `OffsetReset`
-    return AIOKafkaConsumer(
+    made = AIOKafkaConsumer(
         **security_arguments(settings),
         **own,
         client_id=client_id(settings, pipeline.name),
@@ -244,6 +256,7 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
         enable_auto_commit=False,
         rebalance_timeout_ms=own["max_poll_interval_ms"],  # as Kafka's own consumer has it
     )
+    return create_no_topics(made)
 
 
 def producer(
@@ -252,7 +265,7 @@ def producer(
     """The producer of a pipeline, not started: idempotent, so that no batch overtakes one that has failed."""
     values: Mapping[str, Any] = pipeline.producer
     codec = values["producer.compression.type"]
-    return AIOKafkaProducer(
+    made = AIOKafkaProducer(
         **security_arguments(settings),
         client_id=client_id(settings, pipeline.name),
         acks="all",
@@ -265,6 +278,7 @@ def producer(
         transactional_id=transactional_id,
         transaction_timeout_ms=pipeline.guarantee.timeout_ms,
     )
+    return create_no_topics(made)
 
 
 def codec_number(pipeline: PipelineSettings) -> int | None:
@@ -285,7 +299,9 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
 
 
 @asynccontextmanager
-async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
+async def writing_producer(
+    settings: ClientSettings, *, transactional_id: str | None = None, **more: Any
+) -> AsyncIterator[AIOKafkaProducer]:
     """An idempotent producer of a command, started, for the length of a block.
 
     Raises:
@@ -297,12 +313,16 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
         acks="all",
         enable_idempotence=True,
         max_request_size=UNLIMITED_BYTES,
+        transactional_id=transactional_id,
         **more,
     )
-    share_start(producer.client)
+    share_start(create_no_topics(producer).client)
     try:
         try:
-            await producer.start()
+            if transactional_id is None:
+                await producer.start()
+            else:
+                await start_transactional(producer, transactional_id)
         except (kafka_errors.KafkaError, OSError) as exc:
             raise translated(exc, "the producer cannot start") from exc
         yield producer

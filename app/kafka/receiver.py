@@ -32,7 +32,7 @@ def receive_at_once(client: AIOKafkaClient) -> None:
     watch_connections(client, _take_over)
 
 
-def _take_over(_: str, connection: Any) -> None:
+def _take_over(_: str, connection: Any, _seconds: float) -> None:
     """So far nothing was asked on the connection but versions and login, and all of it has been answered."""
     if connection is None or connection._writer is None or connection._requests:
         return

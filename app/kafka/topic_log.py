@@ -17,6 +17,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches, Unlimited
+from app.kafka.metadata_requests import create_no_topics
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
@@ -146,7 +147,7 @@ class TopicLog:
             # A transaction that somebody has left open must not hide what is behind it.
             isolation_level="read_uncommitted",
         )
-        controls = ConsumerControls(consumer)
+        controls = ConsumerControls(create_no_topics(consumer))
         share_start(controls.client)
         consumer.assign([self._partition])
         try:

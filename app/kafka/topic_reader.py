@@ -15,6 +15,7 @@ from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.metadata_requests import create_no_topics
 from app.kafka.record_reader import RecordReader
 from app.kafka.refusals import Refusals, refused_name
 from app.kafka.topics import Topic
@@ -89,7 +90,7 @@ def topic_consumer(
         reset: where to begin without a committed offset.
         fetch_max_wait_ms: how long a broker waits for records before it answers a fetch.
     """
-    return AIOKafkaConsumer(
+    made = AIOKafkaConsumer(
         **security_arguments(client),
         client_id=client.client_id,
         group_id=group,
@@ -99,6 +100,7 @@ def topic_consumer(
         max_poll_interval_ms=_POLL_INTERVAL_MS,
         fetch_max_wait_ms=fetch_max_wait_ms,
     )
+    return create_no_topics(made)
 
 
 class Reader:

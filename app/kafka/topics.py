@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -27,11 +28,13 @@ __all__ = [
     "CLEANUP_POLICY",
     "MAX_MESSAGE_BYTES",
     "Identity",
+    "InSync",
     "Operation",
     "Topic",
     "TopicSettings",
     "identities",
     "missing_topic",
+    "shortage",
     "topic_of",
     "topic_settings",
     "topics",
@@ -39,6 +42,10 @@ __all__ = [
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
 CLEANUP_POLICY = "cleanup.policy"
+_MIN_IN_SYNC = "min.insync.replicas"
+
+InSync = Mapping[int, tuple[int, int]]
+"""By the number of a partition, how many of its replicas are in sync, and how many there are."""
 
 _NO_ID = (0, 0)
 _NOT_SAID = -(2**31)  # in the place of operations
@@ -64,6 +71,7 @@ class Topic:
         oldest_ms: how old the timestamp of a record may be; None for no limit.
         newest_ms: how far ahead the timestamp of a record may be; None for no limit.
         recompressed: whether brokers compress its batches anew: its `compression.type` is not `producer`.
+        shortage: see `shortage`.
     """
 
     name: str
@@ -76,6 +84,7 @@ class Topic:
     oldest_ms: int | None = None
     newest_ms: int | None = None
     recompressed: bool = False
+    shortage: str | None = None
 
     def check_partition(self, number: int | None) -> None:
         """Refuses the number of a partition that the topic does not have; None is taken.
@@ -148,22 +157,47 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
             oldest_ms=_timestamp_bound_ms(config, _OLDEST),
             newest_ms=_timestamp_bound_ms(config, _NEWEST),
             recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
+            shortage=shortage(name, _in_sync(described[name]["partitions"]), int(config.get(_MIN_IN_SYNC) or 1)),
         )
     return found
 
 
-async def missing_topic(connection: AdminClient, name: str, hint: str) -> str:
+def _in_sync(partitions: Iterable[Mapping[str, Any]]) -> InSync:
+    return {each["partition"]: (len(each["isr"]), len(each["replicas"])) for each in partitions}
+
+
+def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
+    """Which partitions of a topic accept no record with `acks=all`, as too few replicas are in sync; None if all do.
+
+    Args:
+        topic: its name.
+        in_sync: of its partitions.
+        least: `min.insync.replicas`. Brokers require no more replicas than a partition has.
+    """
+    short = {number: found for number, (found, replicas) in in_sync.items() if found < min(least, replicas)}
+    if not short:
+        return None
+    number, found = min(short.items())
+    others = f" (and {len(short) - 1} more)" if short.keys() - {number} else ""
+    return (
+        f"topic {topic}, partition {number}{others} accepts no records: {found} replica{'' if found == 1 else 's'} in "
+        f"sync, and {_MIN_IN_SYNC} is {least}; start the missing brokers, or lower {_MIN_IN_SYNC} of the topic"
+    )
+
+
+async def missing_topic(connection: AdminClient, name: str, hint: str, *, existed: bool = False) -> str:
     """What is said of a topic that does not exist: with a topic of nearly this name, if the user may see one.
 
     Args:
         connection: to the cluster.
         name: of the topic.
         hint: what to do about it.
+        existed: whether it has existed, so that its name is right.
     """
-    try:
-        known = [entry["topic"] for entry in await connection.describe_topics() if not entry.get("is_internal")]
-    except KafkaError:
-        known = []  # it is only a hint
+    known: list[str] = []
+    if not existed:
+        with contextlib.suppress(KafkaError):  # it is only a hint
+            known = [entry["topic"] for entry in await connection.describe_topics() if not entry.get("is_internal")]
     # On a thread: with many topics the comparison takes a while.
     return f"topic {name} does not exist{hint}{await asyncio.to_thread(did_you_mean, name, known)}"
 
@@ -172,7 +206,8 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
     if not names:
         return {}
     timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
-    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, CLEANUP_POLICY, "retention.ms", "segment.ms", _COMPRESSION, *timestamps])
+    others = "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *timestamps
+    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, CLEANUP_POLICY, *others])
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
     for response in await connection.describe_configs(resources):
@@ -214,11 +249,13 @@ class Identity:
     Attributes:
         id: of the topic; None if the cluster gives none.
         partitions: how many it has.
+        in_sync: of each partition.
         operations: what the user may do with it; None if the cluster does not say, or was not asked.
     """
 
     id: str | None
     partitions: int
+    in_sync: InSync = field(default_factory=dict)
     operations: frozenset[Operation] | None = None
 
 
@@ -288,7 +325,8 @@ async def identities(
             number = topic.get("id_high", 0), topic.get("id_low", 0)
             identity = None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}"
             allowed = _operations(topic.get("authorized_operations", _NOT_SAID))
-            found[name] = Identity(identity, len(topic["partitions"]), allowed)
+            partitions = topic["partitions"]
+            found[name] = Identity(identity, len(partitions), _in_sync(partitions), allowed)
     return found
 
 
@@ -303,10 +341,12 @@ class TopicSettings:
     Attributes:
         max_message_bytes: the most bytes of one batch.
         cleanup_policy: `delete`, `compact`, or both.
+        min_in_sync: how many replicas must be in sync, or the topic accepts no record with `acks=all`.
     """
 
     max_message_bytes: int
     cleanup_policy: str
+    min_in_sync: int = 1
 
     @property
     def compacted(self) -> bool:
@@ -325,11 +365,13 @@ async def topic_settings(send: Callable[[Any], Awaitable[Any]], names: Iterable[
         KafkaError: there was no response.
     """
     wanted = [MAX_MESSAGE_BYTES, CLEANUP_POLICY]
-    response = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, wanted) for name in names]))
+    asked = [*wanted, _MIN_IN_SYNC]
+    response = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, asked) for name in names]))
     found = {}
     for topic in response.to_object()["resources"]:
         entries = {entry["config_names"]: entry["config_value"] for entry in topic["config_entries"]}
         if topic["error_code"] == 0 and entries.keys() >= {*wanted}:
-            settings = TopicSettings(int(entries[MAX_MESSAGE_BYTES]), entries[CLEANUP_POLICY])
-            found[topic["resource_name"]] = settings
+            found[topic["resource_name"]] = TopicSettings(
+                int(entries[MAX_MESSAGE_BYTES]), entries[CLEANUP_POLICY], int(entries.get(_MIN_IN_SYNC) or 1)
+            )
     return found

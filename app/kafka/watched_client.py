@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +33,8 @@ Versions = Mapping[int, tuple[int, int]]
 """The versions that a broker knows, by the key of the API."""
 
 
-def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) -> None:
-    """Calls `tell` after each try to connect, with the broker's address, and the connection; None without one.
+def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any, float], None]) -> None:
+    """Calls `tell` after each try to connect: with the broker's address, the connection or None, and how long it took.
 
     Args:
         client: of a consumer or producer that has not been started.
@@ -46,9 +47,10 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) 
         if before is not None and before.connected():
             return await connect(node_id, **options)  # each request comes through here
         address = _address(client, node_id)  # asked first: the next metadata may forget it
+        began_s = time.monotonic()
         connection = await connect(node_id, **options)
         if connection is None or connection is not before:
-            tell(address, connection)
+            tell(address, connection, time.monotonic() - began_s)
         return connection
 
     client._get_conn = watched
@@ -63,7 +65,7 @@ def watch_sends(
     for one that is to be the innermost. Otherwise as `watch_connections`; but the client may have been started.
     """
 
-    def take_over(_: str, connection: Any) -> None:
+    def take_over(_: str, connection: Any, _seconds: float) -> None:
         if connection is None:
             return
         if not isinstance(connection.send, _WatchedSend):
@@ -73,7 +75,7 @@ def watch_sends(
             handlers.insert(0 if innermost else len(handlers), handle)
 
     for connection in client._conns.values():
-        take_over("", connection)
+        take_over("", connection, 0.0)
     watch_connections(client, take_over)
 
 

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.clients import translated
+from app.kafka.clients import describe, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
@@ -78,7 +78,9 @@ class AtLeastOnce(Output):
         try:
             await self._consumer.commit(commits)
         except (CommitFailedError, IllegalStateError) as exc:
-            log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
+            log.info(
+                "pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, describe(exc)
+            )
             return
         self._stats.commits += 1
         for partition, commit in commits.items():

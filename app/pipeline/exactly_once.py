@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.batches.bounds import Bounds
-from app.kafka.clients import translated
+from app.kafka.clients import describe, translated
 from app.kafka.consumer import GroupConsumer
 from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
@@ -178,6 +178,6 @@ class ExactlyOnce:
         for each, result in zip(stopping, results, strict=True):
             if isinstance(result, (KafkaError, OSError)):
                 name = self._destination.settings.name
-                log.info("pipeline %s: producer %s did not stop cleanly: %r", name, each.id, result)
+                log.info("pipeline %s: producer %s did not stop cleanly: %s", name, each.id, describe(result))
             elif isinstance(result, BaseException):
                 raise result

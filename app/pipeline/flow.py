@@ -26,7 +26,7 @@ from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.clients import ClusterError, batch_settings, codec_number, translated
+from app.kafka.clients import ClusterError, batch_settings, codec_number, describe, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.at_least_once import AtLeastOnce
@@ -73,10 +73,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered meanwhile. `found` is the
     plan without the limits that refusals taught; None if `plan` has none of them. `joined` is called when the group has
     assigned partitions, or none. `renewed` are the source topics that were created anew since the last flow began.
-    `before` is the progress of that flow.
+    `before` is that flow: how far it had come, and since when what was wrong is wrong.
 
     Attributes:
         progress: how far the flow has come in each partition.
+        brokers: which brokers answer.
+        topic_watcher: looks at the topics.
         left: what was not committed when the flow ended; see `Lanes.uncommitted`.
 
     Raises:
@@ -100,7 +102,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         graceful_timeout_s: float,
         joined: Callable[[], None],
         renewed: Collection[str] = (),
-        before: Progress | None = None,
+        before: Flow | None = None,
     ) -> None:
         self.settings = settings
         self._plan = plan
@@ -116,14 +118,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._share = share = Share(budget)
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
-        self._brokers = brokers = _brokers(settings, stats)
+        former = None if before is None else before.brokers
+        self.brokers: BrokerHealth = _brokers(settings, stats, former)
+        brokers = self.brokers
         self._consumer = GroupConsumer(client, settings, brokers, share)
-        self._topic_watcher = TopicWatcher(
+        self.topic_watcher: TopicWatcher = TopicWatcher(
             found or plan,
             termination,
             self._consumer.send,
             self._follow,
             chunked=settings.chunks.expects_chunks,
+            refused=lambda: brokers.short,
+            before=None if before is None else before.topic_watcher,
         )
         chain = make_chain(plan.sink.max_message_bytes)
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
@@ -136,7 +142,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             retries=self._retries,
             executor=executor,
             termination=termination,
-            limit_of=self._topic_watcher.limit_of,
+            limit_of=self.topic_watcher.limit_of,
             followed=self._followed,
         )
         destination = Destination(
@@ -179,7 +185,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
-        self.progress = Progress(lanes, self._consumer, self._admission, before)
+        self.progress: Progress = Progress(
+            lanes, self._consumer, self._admission, None if before is None else before.progress
+        )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
             self._consumer,
@@ -202,18 +210,19 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def refused(self) -> int | None:
         """The last error of a broker that may mean a name over its limit; None for none."""
-        return self._brokers.refused
+        return self.brokers.refused
 
     @property
     def trouble(self) -> str | None:
         """What brokers or the group do not do, and since when; None if all is well."""
-        return "; ".join(filter(None, (self._brokers.trouble, self._consumer.trouble))) or None
+        parts = self.brokers, self.topic_watcher, self._consumer
+        return "; ".join(filter(None, (each.trouble for each in parts))) or None
 
     @property
     def awaited(self) -> str | None:
         """What the flow waits for before it is given partitions, and until when; None if it does not wait."""
         awaited = self._joining.awaited
-        return None if awaited is None else "; ".join(filter(None, (self._brokers.trouble, awaited)))
+        return None if awaited is None else "; ".join(filter(None, (self.brokers.trouble, awaited)))
 
     @property
     def in_flight_bytes(self) -> int:
@@ -285,7 +294,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             watching.append(asyncio.create_task(self._watch_brokers()))
             await self._termination.unless_ended(self._delivery.start())
             await self._join()
-            watched = self._topic_watcher.watch(), self._watch_membership()
+            watched = self.topic_watcher.watch(), self._watch_membership()
             watching += [asyncio.create_task(each) for each in watched]
             while not self._termination.asked:
                 self._termination.raise_error()
@@ -297,6 +306,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
             await self._raise_if_replaced(exc)
+            lacking = self.topic_watcher.trouble
+            if type(exc) is ClusterError and lacking is not None:
+                raise ClusterError(f"{exc}; {lacking}", retriable=exc.retriable, forbidden=exc.forbidden) from exc
             raise
         except (KafkaError, OSError, TimeoutError) as exc:
             await self._raise_if_replaced(exc)
@@ -321,7 +333,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _watch_brokers(self) -> None:
         """Ends the flow if no broker answers: aiokafka asks only known addresses, new clients `bootstrap.servers`."""
-        told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
+        told = await self.brokers.silent(batch_settings(self.settings).delivery_timeout_s)
         self._termination.fail(ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True))
 
     async def _watch_membership(self) -> None:
@@ -433,7 +445,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             await asyncio.wait_for(stop(), _STOP_CLIENT_S)
         except (KafkaError, OSError, TimeoutError, asyncio.CancelledError) as exc:
-            log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
+            log.info("pipeline %s: its %s did not stop cleanly: %s", self.settings.name, name, describe(exc))
 
 
 def _named(partitions: Collection[TopicPartition]) -> str:
@@ -444,10 +456,10 @@ def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _brokers(settings: PipelineSettings, stats: PipelineStats) -> BrokerHealth:
+def _brokers(settings: PipelineSettings, stats: PipelineStats, before: BrokerHealth | None) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled)
+    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled, before=before)

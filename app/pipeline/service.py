@@ -91,6 +91,7 @@ class Pipeline(Service):
         self._anew = False  # somebody has asked for another flow than the one there is
         self._joined_s: float | None = None
         self._proven = False
+        self._seen_topics: set[str] = set()
         self._topic_ids: dict[str, str] = {}
         self._left: Mapping[TopicPartition, tuple[int, int]] = {}  # by the last flow that has joined the group
         self._log = StateLog(self, self._trouble)
@@ -262,7 +263,8 @@ class Pipeline(Service):
 
     async def _look(self, client: ClientSettings) -> Plan:
         try:
-            return await plan_pipeline(client, self.settings, began=self._status == "RESTARTING")
+            began = self._status == "RESTARTING"
+            return await plan_pipeline(client, self.settings, began=began, existed=self._seen_topics)
         except ConfigurationError as exc:
             if self._status != "RESTARTING" or is_over_limit(exc):
                 raise
@@ -275,6 +277,7 @@ class Pipeline(Service):
         client = self._client()
         # The next flow looks again: topics may have changed.
         found, self.plan = self.plan or await self._look(client), None
+        self._seen_topics.update(each.name for each in found.topics)
         plan = self._learned_limits.applied(found)
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
@@ -311,7 +314,7 @@ class Pipeline(Service):
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
             renewed=renewed,
-            before=None if self.flow is None else self.flow.progress,
+            before=self.flow,
         )
         self.flow.hold(held=self.target == "PAUSED")
         try:

@@ -1,5 +1,8 @@
 """The topic watcher: notices topics that are deleted, created anew, get partitions or another limit, or are compacted.
 
+It also notices topics that accept no records, as too few of their replicas are in sync. Brokers refuse each batch then,
+and aiokafka sends it again without a word.
+
 Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
 anew is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) tells them apart. With
 older brokers only the other changes are noticed.
@@ -9,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import Plan
+from app.kafka.broker_health import ago
 from app.kafka.clients import ClusterError
 from app.kafka.topics import (
     CLEANUP_POLICY,
@@ -23,6 +28,7 @@ from app.kafka.topics import (
     Topic,
     TopicSettings,
     identities,
+    shortage,
     topic_settings,
 )
 from app.pipeline.termination import Termination
@@ -31,6 +37,7 @@ __all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
+_REFUSED = "topic {} accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas"
 
 
 class PartitionsChangedError(ClusterError):
@@ -63,6 +70,11 @@ class TopicWatcher:
     `plan` is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
     `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
     if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete.
+    `refused` gives the topics for which brokers refuse writes, as too few replicas are in sync, and since when.
+    `before` is the watcher of the flow before this one: what was wrong when that ended is wrong since then.
+
+    Attributes:
+        short: of a topic that accepts no records the reason, and since when.
     """
 
     def __init__(
@@ -73,6 +85,8 @@ class TopicWatcher:
         lowered: Callable[[str, int], None],
         *,
         chunked: bool,
+        refused: Callable[[], Mapping[str, float]] = dict,
+        before: TopicWatcher | None = None,
     ) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
@@ -84,6 +98,17 @@ class TopicWatcher:
         self._send = send
         self._lowered = lowered
         self._lower: dict[str, int] = {}
+        self._refused = refused
+        self.short: Mapping[str, tuple[str, float]] = {} if before is None else before.short
+
+    @property
+    def trouble(self) -> str | None:
+        """Which topics accept no records, why, and since when; None if all do."""
+        now_s = time.monotonic()
+        # Brokers before Kafka 3.7 may require more replicas than there are; and the last look may be some time ago.
+        refused = {name: (_REFUSED.format(name), since_s) for name, since_s in self._refused().items()}
+        short = {**refused, **self.short}.values()
+        return "; ".join(f"{told} (since {ago(now_s - since_s)})" for told, since_s in short) or None
 
     async def watch(self) -> None:
         """Looks again and again; ends the flow with the first change, and returns."""
@@ -91,13 +116,27 @@ class TopicWatcher:
         while True:
             # No answer says nothing of the topics; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
-                change = self._change(await identities(self._send, self._topics))
-                change = change or self._settings_change(await topic_settings(self._send, self._configured))
+                found = await identities(self._send, self._topics)
+                change = self._change(found)
+                if change is None:
+                    settings = await topic_settings(self._send, self._configured)
+                    self._note_shortages(found, settings)
+                    change = self._settings_change(settings)
                 if change is not None and str(change) == seen:
                     self._termination.fail(change)
                     return
                 seen = None if change is None else str(change)
             await asyncio.sleep(_LOOK_S)
+
+    def _note_shortages(self, found: Mapping[str, Identity | None], settings: Mapping[str, TopicSettings]) -> None:
+        short = {}
+        for name in self._targets:
+            identity = found.get(name)
+            if identity is not None and name in settings:
+                told = shortage(name, identity.in_sync, settings[name].min_in_sync)
+                if told is not None:
+                    short[name] = told, self.short[name][1] if name in self.short else time.monotonic()
+        self.short = short
 
     async def limit_of(self, topic: str) -> int | None:
         """What a topic takes now; None if the cluster does not tell. `lowered` is not called for it again."""

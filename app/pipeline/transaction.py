@@ -23,6 +23,7 @@ from app.kafka.clients import translated
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch
 from app.kafka.transaction_requests import TransactionRequests
+from app.kafka.transactional_start import start_transactional
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
@@ -33,7 +34,6 @@ from transforms.record import RecordLike
 
 __all__ = ["State", "Transaction"]
 
-_START_S = 60.0
 _ABORT_S = 3.0
 
 
@@ -121,16 +121,7 @@ class Transaction:
         Raises:
             KafkaError: the cluster does not let it.
         """
-        try:
-            async with asyncio.timeout(_START_S) as timeout:
-                await self.output.start()
-        except TimeoutError as exc:
-            if not timeout.expired():
-                raise
-            raise KafkaTimeoutError(
-                f"transactional.id {self.id}: no coordinator in {_START_S:g} s; its log takes as many brokers in sync "
-                "as transaction.state.log.min.isr says"
-            ) from exc
+        await start_transactional(self._producer, self.id)
 
     @property
     def client(self) -> AIOKafkaClient:

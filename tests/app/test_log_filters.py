@@ -12,7 +12,12 @@ import ssl
 from collections.abc import Iterator
 
 import pytest
-from aiokafka.errors import AuthenticationFailedError, GroupAuthorizationFailedError, KafkaConnectionError
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    GroupAuthorizationFailedError,
+    InvalidProducerIdMapping,
+    KafkaConnectionError,
+)
 
 from app.json_log import JsonFormatter
 from app.log_filters import TOLD_BY_US, LineFormatter, RepeatFilter, bound_repeats, calm_clients
@@ -176,6 +181,25 @@ def test_reasons_that_only_the_client_tells_stay(
     logging.getLogger("aiokafka").error("Unable connect to node with id %s: %s", 1, error)
     logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed: %s", error)
     assert [record.levelname for record in calmed] == ["ERROR", "ERROR"] * told
+
+
+@pytest.mark.parametrize(("error", "told"), [(InvalidProducerIdMapping(), False), (ValueError("a defect"), True)])
+def test_a_traceback_of_the_client_is_of_a_defect(
+    error: Exception, *, told: bool, calmed: list[logging.LogRecord]
+) -> None:
+    """An answer of brokers that ends a producer ends its flow, which reports it; the traceback is left out."""
+    calm_clients(debug=False)
+    logging.getLogger("aiokafka.producer.sender").error("Unexpected error in sender routine", exc_info=error)
+    assert len(calmed) == told
+
+
+def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each pipeline has a store, and each store asks for its credentials; another origin is logged, too."""
+    calm_clients(debug=False)
+    with caplog.at_level(logging.INFO, "botocore.credentials"):
+        for role in ("one", "one", "two"):
+            logging.getLogger("botocore.credentials").info("Found credentials from IAM Role: %s", role)
+    assert [record.args for record in caplog.records] == [("one",), ("two",)]
 
 
 def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:

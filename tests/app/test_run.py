@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -61,6 +62,33 @@ async def test_what_was_cancelled_ends_before_the_loop_does() -> None:
     task.cancel()
     await _Worker._sentinel_task(Mock())
     assert ended == ["in order"]
+
+
+def test_the_end_is_logged_when_the_event_loop_has_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time that the worker took to stop is that of all of it, with the web server and what the loop waits for."""
+    port = free_port()
+    settings = parse({"bootstrap.servers": "localhost:1", "web.port": port, "pipeline": {"p": ORDERS}}, {})
+    before: list[str] = []
+
+    async def checked(*_: object) -> tuple[list[Plan], None]:
+        return [], None
+
+    def execute(worker: Any) -> None:
+        worker.loop.run_until_complete(worker._application.stop())
+        worker.loop.close()
+        before.extend(record.getMessage() for record in caplog.records)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("app.run.check_patiently", checked)
+    monkeypatch.setattr("app.run.listening", lambda _: ())
+    monkeypatch.setattr("app.run.set_up_logging", lambda *_: lambda: None)
+    monkeypatch.setattr(_Worker, "execute_from_commandline", execute)
+    with caplog.at_level("INFO", "app.application"):
+        assert run_worker(settings, "INFO") == 0
+    (behind,) = [message for record in caplog.records if (message := record.getMessage()) not in before]
+    assert behind.startswith("wideload has ended after ")
 
 
 def test_port_that_is_taken_while_the_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

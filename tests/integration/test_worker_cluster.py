@@ -27,6 +27,8 @@ from app.local.broker import EmbeddedBroker
 from tests.forks import run
 from tests.integration.cluster import KEY_PASSWORD, Cluster
 from tests.integration.cut_log import CUT, SAME, CutLog
+from tests.integration.limits import alter
+from tests.integration.operations import Operations
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
@@ -40,15 +42,19 @@ LITERAL, PREFIXED = 3, 4
 ONCE = {"processing.guarantee": "exactly_once"}
 
 
-# A replica that is gone soon counts so, and with each checkpoint a broker finds out that a disk of its own is.
-SOON = {"replica.lag.time.max.ms": "3000", "replica.high.watermark.checkpoint.interval.ms": "500"}
+PROPERTIES = {
+    # A replica that is gone soon counts so, and with each checkpoint a broker finds out that a disk of its own is.
+    "replica.lag.time.max.ms": "3000",
+    "replica.high.watermark.checkpoint.interval.ms": "500",
+    "auto.create.topics.enable": "true",  # Kafka's default
+}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers, for the tests of this file."""
     try:
-        made = Cluster(tmp_path_factory.mktemp("cluster"), {USER: PASSWORD}, properties=SOON).__enter__()
+        made = Cluster(tmp_path_factory.mktemp("cluster"), {USER: PASSWORD}, properties=PROPERTIES).__enter__()
     except WideloadError as exc:
         pytest.fail(f"no cluster: {exc}", pytrace=False)
     with contextlib.closing(made):
@@ -91,6 +97,12 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
         restarted.callback(node.start)  # the next test needs it too, whatever comes of this one
         until(lambda: node.bootstrap_servers in str(worker.get("/health")[1]["reasons"]), "it is told which is away")
         until(lambda: cluster.leaders(way.orders)[0] != leader, "another leads")
+        lacks = f"topic {way.orders}, partition 0 (and 2 more) accepts no records: 2 replicas in sync"
+        alter(way.broker, way.orders, {"retention.ms": "-1", "min.insync.replicas": "3"})
+        until(lambda: lacks in worker.get("/health")[1]["reasons"]["offload"], "it reports what the topic lacks", 10)
+        (plan,) = asyncio.run(check(parse({**way.settings(), "pipeline": way.offload()}, {})))
+        assert str(plan.sink.shortage).startswith(lacks)
+        alter(way.broker, way.orders, {"retention.ms": "-1"})
         send(way.broker, way.raw, records[1_000:])
         until(lambda: way.arrived(len(records)), "at least as many have arrived, on two of three", 120)
         until(lambda: worker.get("/health")[1]["status"] == "ok", "nobody needs the one that is away", 90)
@@ -100,6 +112,36 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
             "each record has arrived, in order",
         )
         assert all(page["truncated_records"] == 0 for page in worker.get("/pipelines")[1])
+        assert worker.terminate() == 0
+
+
+def test_deleted_topics_stay_deleted(cluster: Cluster, make_way: Callable[[], Way]) -> None:
+    """Brokers may create a topic that a client asks for by name. A pipeline whose topic was deleted never asks so."""
+    operations = Operations(cluster.bootstrap_servers)
+    deleted = (("at_least_once", "raw"), ("at_least_once", "orders"), ("exactly_once", "raw"))
+    ways = {each: make_way() for each in deleted}
+    pipelines = {
+        f"{how}-{which}": way.offload(**{"processing.guarantee": how, "errors.retry.delay.max.ms": 500})["offload"]
+        for (how, which), way in ways.items()
+    }
+    way = ways["at_least_once", "orders"]
+    worker = WorkerProcess(way.folder, way.settings(), pipelines)
+    worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 1.0}
+    with worker:
+        worker.wait_ready()
+        for each in ways.values():
+            send(each.broker, each.raw, mixed(3, seed=1, partitions=3))
+        until(lambda: all(page["records_out"] == 3 for page in worker.get("/pipelines")[1]), "all have written")
+        gone = [getattr(each, which) for (_, which), each in ways.items()]
+        for name in gone:
+            operations.delete_topic(name)
+        send(way.broker, way.raw, mixed(3, seed=2, partitions=3))  # the producer looks for the topic
+        until(lambda: all(page["restarts"] > 1 for page in worker.get("/pipelines")[1]), "each has looked again")
+        reasons = worker.get("/health")[1]["reasons"]
+        for name, reason in zip(gone, reasons.values(), strict=True):
+            assert f"topic {name} does not exist" in reason
+            assert "did you mean" not in reason
+        assert [operations.topic(name) for name in gone] == [None] * len(gone)
         assert worker.terminate() == 0
 
 

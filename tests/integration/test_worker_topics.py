@@ -172,6 +172,7 @@ def test_source_deleted_and_created_anew(topics: Topics) -> None:
 
         until(lambda: f"topic {topics.raw} does not exist; create it" in told(), "it is told what is missing")
         assert "(since " in told()
+        assert "did you mean" not in told(), "its name was right"
         send(topics.broker, topics.orders, records(range(30, 40)))
         until(lambda: topics.count(topics.copies) == 40, "the other pipeline goes on")
         status, health = worker.get("/health")

@@ -21,3 +21,5 @@ def test_did_you_mean() -> None:
     """A name that is nearly right gets the right one; another one gets nothing."""
     assert did_you_mean("raw-larg", ["orders", "raw-large", "raw"]) == "; did you mean raw-large?"
     assert did_you_mean("payments", ["orders", "raw-large"]) == ""
+    assert did_you_mean("in-p42", ["in-p41", "in-p43", "in-p44"]) == "", "none is nearer than the others"
+    assert did_you_mean("in-p42", ["in-p41", "in-p4", "in-p4"]) == "; did you mean in-p4?"

@@ -11,7 +11,7 @@ from app.cluster.capacity import warnings
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.kafka.topics import Topic
+from app.kafka.topics import Topic, shortage
 
 MESSAGE = 1_000_000
 LARGEST = MESSAGE + 80
@@ -101,3 +101,19 @@ def test_warnings_dead_letters_that_go_early(dead_ms: int, source_ms: int, told:
     found = warnings(settings_of(["offload"]), plan)
     assert len(found) == told
     assert all(f"{dead_ms:,}" in line and f"{source_ms:,}" in line for line in found)
+
+
+def test_warnings_of_topics_that_accept_no_records() -> None:
+    """Output and dead-letter topic are reported with what they lack; no more replicas are required than there are."""
+    pipeline, plan = settings_of(["assemble"]), plan_of(LARGEST, LARGEST)
+    lacks = shortage("orders", {0: (3, 3), 1: (1, 3), 2: (0, 3)}, 2)
+    short = replace(plan, sink=replace(plan.sink, shortage=lacks))
+    assert warnings(pipeline, short) == [lacks]
+    assert lacks == (
+        "topic orders, partition 1 (and 1 more) accepts no records: 1 replica in sync, and min.insync.replicas is 2; "
+        "start the missing brokers, or lower min.insync.replicas of the topic"
+    )
+    assert plan.dead_letters is not None
+    dead = replace(plan, dead_letters=replace(plan.dead_letters, shortage=lacks))
+    assert warnings(pipeline, dead) == warnings(pipeline, short)
+    assert shortage("orders", {0: (1, 1), 1: (2, 3)}, 2) is None

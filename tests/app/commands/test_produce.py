@@ -35,7 +35,7 @@ def test_a_key_may_be_any_bytes(how: list[str], tmp_path: Path, monkeypatch: pyt
     keys: list[bytes | None] = []
 
     async def find_topic(*_: object) -> Topic:
-        return Topic("orders", 1, 1_000_000, "delete")
+        return Topic("orders", 1, 1_000_000, "delete", shortage="topic orders, partition 0 accepts no records")
 
     async def send(_: object, __: object, sources: Iterator[Source | Refill], *___: object) -> Sent:
         for source in sources:
@@ -48,8 +48,9 @@ def test_a_key_may_be_any_bytes(how: list[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(produce, "find_topic", find_topic)
     monkeypatch.setattr(produce, "_produce", send)
     arguments = ["orders", str(file), *how, "-k", "caf\udce9", "-b", "localhost:1"]
-    CliRunner().invoke(produce.command, arguments, catch_exceptions=False, standalone_mode=False)
+    done = CliRunner().invoke(produce.command, arguments, catch_exceptions=False, standalone_mode=False)
     assert keys == [b"caf\xe9"]
+    assert done.stderr.splitlines()[0] == "wideload: warning: topic orders, partition 0 accepts no records"
 
 
 def test_a_name_of_a_header_is_utf8() -> None:

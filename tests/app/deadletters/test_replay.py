@@ -14,6 +14,7 @@ from app.deadletters.reader import FoundLetter
 from app.deadletters.replay import Replay
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.kafka.source_batch import ReadRecord, Unopened
+from app.kafka.topics import Topic
 from transforms.errors import (
     BatchTooLargeError,
     DiscardedChunkError,
@@ -110,3 +111,18 @@ async def test_letters_around_a_batch_that_is_not_read_are_replayed(*, skip_unre
     assert commits[0].offset == (MILLIONS + 2 if skip_unreadable else 1)
     assert [offset in commits[0] for offset in (1, 5, MILLIONS)] == [skip_unreadable] * 3
     assert MILLIONS + 1 in commits[0]
+
+
+async def test_a_target_that_accepts_no_records_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and before anything is written: the producer would wait without a word."""
+    found = Topic("raw", 1, 1_000_000, "delete", shortage="topic raw, partition 0 accepts no records")
+
+    async def find_topic(*_: object) -> Topic:
+        return found
+
+    monkeypatch.setattr("app.deadletters.replay.find_topic", find_topic)
+    replay, warned = replaying(skip_unreadable=False), list[str]()
+    replay._topics.clear()
+    replay.warn = warned.append
+    assert [await replay._describe("raw") for _ in range(2)] == [found, found]
+    assert warned == [found.shortage]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataResponse_v5
+from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.broker_health import BrokerHealth
 
@@ -72,6 +75,15 @@ def told(brokers: BrokerHealth) -> str | None:
     return brokers.trouble
 
 
+def since(brokers: BrokerHealth, now: list[float]) -> str | None:
+    """Since when, by the clock of the test, it reports that a broker does not answer."""
+    text = told(brokers)
+    if text is None:
+        return None
+    ago_s = (datetime.now(UTC) - datetime.fromisoformat(text.rpartition(" ")[2])).total_seconds()
+    return f"{now[0] - ago_s:.0f}"
+
+
 async def watched(now: list[float]) -> tuple[BrokerHealth, Client]:
     """Brokers, and the one client that they watch."""
     brokers, client = BrokerHealth(["t"], 0.5, clock=lambda: now[0]), Client()
@@ -125,6 +137,34 @@ async def test_trouble_of_a_request_without_an_answer(now: list[float]) -> None:
     assert told(brokers) is None
 
 
+async def test_a_broker_does_not_answer_since_it_was_asked_first(now: list[float]) -> None:
+    """The time that is reported stays, whether a request is still waiting or has timed out, until an answer comes."""
+    brokers, client = await watched(now)
+    seen: set[str | None] = set()
+
+    async def hang() -> None:
+        for _ in range(4):
+            now[0] += 10.5
+            seen.add(since(brokers, now))
+        raise RequestTimedOutError
+
+    client.answer, client._conns[1, 0] = hang, SimpleNamespace(connected=lambda: True)
+    for gap in (0.0, 1.0, 200.0):  # for the last one, nobody asks for longer than a broker is reported
+        now[0] += gap
+        with pytest.raises(RequestTimedOutError):
+            await client.send(1, object())
+        seen.add(since(brokers, now))
+    assert seen <= {None, "99", "100"}, "its text has whole seconds"
+    assert len(seen) > 1
+    client.answer = None
+    await client.send(1, object())
+    assert told(brokers) is None
+    client._conns.clear()
+    connecting_s = 30.0
+    brokers._connected("b1:9", None, connecting_s)
+    assert since(brokers, now) in {f"{now[0] - connecting_s - each:.0f}" for each in (0, 1)}
+
+
 async def test_trouble_of_a_broker_that_nobody_needs(now: list[float]) -> None:
     """A broker that has left the cluster, or that nobody has asked for a minute, is no trouble."""
     brokers, client = await watched(now)
@@ -161,6 +201,47 @@ async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
     now[0] += 60
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(brokers.silent(5), 0.01)
+
+
+async def test_writes_that_are_refused_for_too_few_replicas(now: list[float]) -> None:
+    """They are reported by topic, since the first one, until a write to the same partition is answered otherwise."""
+    brokers, client = await watched(now)
+    request = ProduceRequest(required_acks=-1, timeout=1, topics=[], transactional_id=None)
+
+    async def write(code: int, partition: int) -> None:
+        client.answer = SimpleNamespace(topics=[("t", [(partition, code, 0)])])
+        await client.send(1, request)
+        now[0] += 1
+
+    await write(19, 0)
+    await write(20, 1)
+    await write(0, 1)
+    await write(19, 0)
+    assert brokers.short == {"t": 100.0}
+    await write(6, 0)
+    assert brokers.short == {}
+
+
+async def test_silence_began_with_the_first_request_without_an_answer(now: list[float]) -> None:
+    """It is as old as the request that times out, unless some broker has answered since, or the request may wait."""
+    brokers, client = await watched(now)
+    client._conns[1, 0] = SimpleNamespace(connected=lambda: True)
+
+    async def late(*, answered: bool = False) -> None:
+        now[0] += 40
+        if answered:
+            brokers._answered("b2:9")
+        raise RequestTimedOutError
+
+    other = partial(late, answered=True)
+    for request, answer, silent_s in ((object(), late, 40), (object(), other, 0), (JoinGroupRequest(), late, 0)):
+        client.answer = answer
+        brokers._answered("b2:9")
+        with pytest.raises(RequestTimedOutError):
+            await client.send(1, request)
+        assert await asyncio.wait_for(brokers.silent(silent_s), 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(brokers.silent(silent_s + 1), 0.01)
 
 
 async def test_waits_for_a_quota(now: list[float]) -> None:

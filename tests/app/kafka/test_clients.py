@@ -327,6 +327,11 @@ async def test_every_compression_has_its_library(codec: str) -> None:
     assert pipeline.producer["producer.compression.type"] == codec
 
 
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 PASSING = [
@@ -415,6 +420,20 @@ def test_an_error_that_is_newer_has_its_number() -> None:
                 "Write on sinks)"
             ),
         ),
+        *(
+            (error, "CommitFailedError: the group has given the partitions to another member")
+            for error in (kafka_errors.CommitFailedError(), kafka_errors.CommitFailedError("rebalanced"))
+        ),
+        (kafka_errors.KafkaError("two\n  lines"), "KafkaError: two lines"),
+        (
+            _caused(kafka_errors.KafkaError("Unexpected error"), kafka_errors.InvalidProducerIdMapping()),
+            (
+                "[Error 49] InvalidProducerIdMapping (the brokers have forgotten the producer, which has written "
+                "nothing for their transactional.id.expiration.ms or producer.id.expiration.ms; the next one gets "
+                "another id)"
+            ),
+        ),
+        (_caused(kafka_errors.KafkaError("Unexpected error"), ValueError("a defect")), "KafkaError: Unexpected error"),
         (TimeoutError(), "TimeoutError"),
         (OSError(111, "refused"), "ConnectionRefusedError: [Errno 111] refused"),
     ],

@@ -28,6 +28,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulat
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,6 +92,9 @@ NAMES = (
     PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
+    PrivateName("app.kafka.metadata_requests", AIOKafkaAdminClient, "_client", "let its requests create no topic"),
+    PrivateName("app.kafka.metadata_requests", AIOKafkaConsumer, "_client", "let its requests create no topic"),
+    PrivateName("app.kafka.metadata_requests", MetadataRequest, "_allow_auto_topic_creation", "let it create no topic"),
     PrivateName("app.kafka.offset_fetches", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_closed", "refuse a record before it is split"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_compression_type", "the producer's settings"),

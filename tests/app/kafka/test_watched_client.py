@@ -44,7 +44,7 @@ async def test_connections_are_told_once() -> None:
     """A connection that is open already is not told again."""
     client: Any = AIOKafkaClient()
     client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
-    told: list[tuple[str, object | None]] = []
+    told: list[tuple[object, ...]] = []
     connection: Connection | None = None
 
     class Connection:
@@ -56,12 +56,12 @@ async def test_connections_are_told_once() -> None:
         return connection
 
     client._get_conn = connect
-    watch_connections(client, lambda *each: told.append(each))
+    watch_connections(client, lambda address, reached, seconds: told.append((address, reached, seconds < 1)))
     assert await client._get_conn(1) is None
     connection = Connection()
     for _ in range(2):
         assert await client._get_conn(1, group=1) is connection
-    assert told == [("b1:9", None), ("b1:9", connection)]
+    assert told == [("b1:9", None, True), ("b1:9", connection, True)]
 
 
 async def test_each_request_of_a_connection_is_handled_once() -> None:

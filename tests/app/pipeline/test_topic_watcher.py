@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +22,11 @@ PLAN = Plan("p", (SOURCE,), SINK, DEAD)
 
 
 class Cluster:
-    """The topics of the plan, with limits of their own."""
+    """The topics of the plan, with limits of their own, and three replicas each."""
 
     def __init__(self, **limits: int) -> None:
+        self.in_sync: dict[str, list[int]] = {}
+        self.min_in_sync = "2"
         self.limits = {topic.name: topic.max_message_bytes for topic in (SOURCE, SINK, DEAD)} | limits
 
     async def send(self, request: object) -> Any:
@@ -30,11 +34,15 @@ class Cluster:
         await asyncio.sleep(0)
         if isinstance(request, DescribeConfigsRequest):
             return SimpleNamespace(to_object=lambda: {"resources": [self._described(name) for name in self.limits]})
-        topics = [{"error_code": 0, "name": name, "partitions": [None]} for name in self.limits]
+        topics = [{"error_code": 0, "name": name, "partitions": [self._partition(name)]} for name in self.limits]
         return SimpleNamespace(to_object=lambda: {"topics": topics})
+
+    def _partition(self, name: str) -> dict[str, object]:
+        return {"partition": 0, "replicas": [1, 2, 3], "isr": self.in_sync.get(name, [1, 2, 3])}
 
     def _described(self, name: str) -> dict[str, object]:
         configs = {MAX_MESSAGE_BYTES: str(self.limits[name]), CLEANUP_POLICY: "delete"}
+        configs["min.insync.replicas"] = self.min_in_sync
         entries = [{"config_names": key, "config_value": value} for key, value in configs.items()]
         return {"resource_name": name, "error_code": 0, "config_entries": entries}
 
@@ -42,10 +50,10 @@ class Cluster:
 class Watched:
     """A watcher, what it has told of lowered limits, and the termination of its flow."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, before: TopicWatcher | None = None) -> None:
         self.lowered: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.termination = Termination("p", lambda: None)
-        self.watcher = TopicWatcher(PLAN, self.termination, cluster.send, self._tell, chunked=False)
+        self.watcher = TopicWatcher(PLAN, self.termination, cluster.send, self._tell, chunked=False, before=before)
 
     def _tell(self, topic: str, limit: int) -> None:
         self.lowered.put_nowait((topic, limit))
@@ -96,3 +104,48 @@ async def test_a_limit_that_a_refusal_has_asked_for_is_not_told_again() -> None:
         await watching
     assert "max.message.bytes of topic orders is 9,000, and was 5" in str(watched.termination.error)
     assert watched.lowered.empty()
+
+
+@pytest.mark.parametrize("topic", ["orders", "dead"])
+async def test_a_topic_that_accepts_no_records_is_reported_until_it_does(topic: str) -> None:
+    """With the topic, the replicas and the property, and since when: the next flow keeps that."""
+    watched = Watched(cluster := Cluster())
+    cluster.in_sync["raw"] = [1]  # nothing is written there
+    watching = asyncio.create_task(watched.watcher.watch())
+    try:
+        async with asyncio.timeout(5):
+            cluster.in_sync[topic] = [3]
+            await until(lambda: watched.watcher.trouble is not None)
+            text = watched.watcher.trouble
+            assert str(text).startswith(
+                f"topic {topic}, partition 0 accepts no records: 1 replica in sync, and min.insync.replicas is 2; "
+                "start the missing brokers, or lower min.insync.replicas of the topic (since 20"
+            )
+            following = Watched(cluster, watched.watcher).watcher
+            assert following.trouble == text
+            cluster.in_sync[topic] = [2, 3]
+            await until(lambda: watched.watcher.trouble is None)
+    finally:
+        watching.cancel()
+    assert watched.termination.error is None
+
+
+def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_asked() -> None:
+    """Brokers before Kafka 3.7 may require more replicas than a topic has, which the cluster does not show."""
+    watcher = TopicWatcher(
+        PLAN,
+        Termination("p", lambda: None),
+        Cluster().send,
+        lambda *_: None,
+        chunked=False,
+        refused=lambda: {"orders": time.monotonic()},
+    )
+    assert str(watcher.trouble).startswith(
+        "topic orders accepts no records: brokers answer that fewer replicas are in "
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets others run until the condition is true."""
+    while not condition():  # noqa: ASYNC110  # nothing waits for a look of the watcher
+        await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""The start of a transactional producer, which ends what the last producer of its `transactional.id` has left open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ConcurrentTransactions, KafkaTimeoutError
+from aiokafka.protocol.transaction import InitProducerIdRequest
+
+from app.kafka.watched_client import Send, watch_requests
+
+__all__ = ["start_transactional"]
+
+_START_S = 60.0  # aiokafka would try for ever
+
+
+async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
+    """Starts a producer that has not been started, whose `transactional.id` is `name`, within a minute.
+
+    Raises:
+        KafkaTimeoutError: it was not started in time; the error depends on what the coordinator has answered.
+        KafkaError: the cluster does not let it.
+    """
+    code = 0
+
+    async def answered(_: str, request: Any, send: Send) -> Any:
+        nonlocal code
+        answer = await send()
+        if isinstance(request, InitProducerIdRequest):
+            code = answer.error_code
+        return answer
+
+    watch_requests(producer.client, answered)
+    try:
+        async with asyncio.timeout(_START_S) as timeout:
+            await producer.start()
+    except TimeoutError as exc:
+        if not timeout.expired():
+            raise
+        told = f"transactional.id {name}: "
+        if code == ConcurrentTransactions.errno:
+            told += (
+                f"the brokers have not ended its last transaction in {_START_S:g} s. They write the end of a "
+                "transaction to each of its partitions, and cannot while one of them has no leader, or fewer replicas "
+                "in sync than min.insync.replicas"
+            )
+        else:
+            told += (
+                f"no coordinator in {_START_S:g} s; its log requires as many brokers in sync as "
+                "transaction.state.log.min.isr"
+            )
+        raise KafkaTimeoutError(told) from exc
