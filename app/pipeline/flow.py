@@ -190,6 +190,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             offset_reset=self._offset_reset,
             termination=termination,
             changed=self._changed,
+            look_s=settings.flush_interval_ms / 1000,
         )
         self._leaving = False
         self._had: set[TopicPartition] = set()
@@ -408,6 +409,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
+        self._poll_loop.look()
         self._admission.clear()
         await self._drain()
         self._termination.raise_error()
