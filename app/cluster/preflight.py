@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
-from app.cluster.enforced_limits import check_enforced, refused_names
+from app.cluster.enforced_limits import check_enforced, check_notes, commit_limits_of, refused_names
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
 from app.config.findings import Findings, WrongValueError
@@ -29,6 +29,7 @@ from stores.encryption import open_keyring
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore, Store
+from transforms.commit_metadata import KAFKAS_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 from transforms.keyring import TYPE_NAME
 
@@ -52,6 +53,7 @@ class Plan:
         sink: the topic that it writes.
         dead_letters: the dead-letter topic; None if a record that can never succeed stops the pipeline.
         created: the names of topics that were missing and were created.
+        metadata_bytes: the longest metadata of a commit that the brokers take; asked only where chunks are assembled.
     """
 
     pipeline: str
@@ -59,6 +61,7 @@ class Plan:
     sink: Topic
     dead_letters: Topic | None
     created: tuple[str, ...] = ()
+    metadata_bytes: int = KAFKAS_BYTES
 
     def sink_partition(self, topic: str, partition: int) -> int | None:
         """The sink partition of a source partition; None if the counts differ, so that the key decides."""
@@ -245,8 +248,13 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
     with findings.noted():
         if dead_letters is not None:
             check_dead_letters(dead_letters)
+    metadata_bytes = KAFKAS_BYTES
+    if pipeline.chunks.assembles:
+        metadata_bytes = (await commit_limits_of(connection)).metadata_bytes
+        with findings.noted():
+            check_notes(pipeline, metadata_bytes)
     findings.check()
-    return Plan(pipeline.name, sources, sink, dead_letters, created)
+    return Plan(pipeline.name, sources, sink, dead_letters, created, metadata_bytes)
 
 
 async def _found(

@@ -134,6 +134,9 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "the brokers say no more; one reason is a name over its limit where they have resource.identifier.limit.enable "
         "= true: wideload names audit shows all names and limits"
     ),
+    kafka_errors.OffsetMetadataTooLargeError: (
+        "offset.metadata.max.bytes of the brokers has no room for what is noted beside an offset; raise it to 779"
+    ),
     kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
 }
 

@@ -114,7 +114,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
-        self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
+        self._assembler = None
+        if settings.chunks.assembles:
+            self._assembler = LaneAssembler(settings.chunks, stats, metadata_bytes=plan.metadata_bytes)
         self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings, stats)
         self._consumer = GroupConsumer(client, settings, brokers, share)
