@@ -211,6 +211,8 @@ def check(config: str, *, show: bool) -> int:
     print_table(TITLES, plan_rows(settings, plans))
     if settings.control_topic is not None:
         click.echo(f"control.topic {settings.control_topic}: 1 partition, compact")
+    for plan in plans:
+        click.echo(f"note: [pipeline.{plan.pipeline}] {plan.beginning}")
     for doubt in store_doubts(settings.pipelines):
         click.echo(f"warning: {doubt}")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):

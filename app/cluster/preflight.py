@@ -11,8 +11,9 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from app.cluster.beginning import find_beginning
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
 from app.cluster.enforced_limits import check_enforced, check_notes, commit_limits_of, refused_names
@@ -53,6 +54,7 @@ class Plan:
         sink: the topic that it writes.
         dead_letters: the dead-letter topic; None if a record that can never succeed stops the pipeline.
         created: the names of topics that were missing and were created.
+        beginning: where its group begins, for people; empty where that was not asked.
         metadata_bytes: the longest metadata of a commit that the brokers take; asked only where chunks are assembled.
     """
 
@@ -62,6 +64,7 @@ class Plan:
     dead_letters: Topic | None
     created: tuple[str, ...] = ()
     metadata_bytes: int = KAFKAS_BYTES
+    beginning: str = ""
 
     def sink_partition(self, topic: str, partition: int) -> int | None:
         """The sink partition of a source partition; None if the counts differ, so that the key decides."""
@@ -109,12 +112,12 @@ async def _plans(settings: Settings, findings: Findings) -> list[Plan]:
     lacking: set[str] = set()
     for pipeline in settings.pipelines:
         with findings.noted():
-            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking)
+            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking, starting=settings)
     if not findings.errors:
         for pipeline in settings.pipelines:
             if pipeline.name not in plans:
                 with findings.noted():
-                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline)
+                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, starting=settings)
     return [plans[pipeline.name] for pipeline in settings.pipelines if pipeline.name in plans]
 
 
@@ -193,7 +196,12 @@ def _store_key(pipeline: PipelineSettings) -> str:
 
 
 async def plan_pipeline(
-    client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False, lacking: set[str] | None = None
+    client: ClientSettings,
+    pipeline: PipelineSettings,
+    *,
+    began: bool = False,
+    lacking: set[str] | None = None,
+    starting: Settings | None = None,
 ) -> Plan:
     """Checks the topics of one pipeline, and returns its plan.
 
@@ -204,9 +212,10 @@ async def plan_pipeline(
             write smaller records.
         lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
             them.
+        starting: of the file, if a worker starts: where the group begins is looked up, and may need a word.
 
     Raises:
-        ConfigurationError: topics do not fit; it names the pipeline.
+        ConfigurationError: topics do not fit, or it must be said where to begin; it names the pipeline.
         ClusterError: the cluster did not answer.
         WrongValueError: a topic that it needs is among `lacking`, so there is no plan yet.
     """
@@ -214,7 +223,11 @@ async def plan_pipeline(
         with of_pipeline(pipeline.name):
             await check_enforced(connection, client, pipeline)
             try:
-                return await _plan(connection, pipeline, began=began, lacking=lacking)
+                plan = await _plan(connection, pipeline, began=began, lacking=lacking)
+                if starting is None:
+                    return plan
+                beginning = await find_beginning(connection, starting, pipeline, plan.sources, plan.sink)
+                return replace(plan, beginning=beginning)
             except (ClusterError, ConfigurationError):
                 refused = refused_names(client, pipeline, connection.refusals.code)
                 if refused is not None:

@@ -80,7 +80,12 @@ class StateLog:
             log.warning("pipeline %s waits: %s", self._name, trouble, extra=_fields(state=self._state))
 
     def starts(self, plan: Plan, store: PayloadStore | None) -> None:
-        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed."""
+        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed.
+
+        And where its group begins, if that is known.
+        """
+        if plan.beginning:
+            log.info("pipeline %s: %s", self._name, plan.beginning)
         settings = self._pipeline.settings
         said = [
             f"{', '.join(_topic(each.name, each.partitions) for each in plan.sources)} to "
