@@ -84,8 +84,6 @@ class StateLog:
 
         And where its group begins, if that is known.
         """
-        if plan.beginning:
-            log.info("pipeline %s: %s", self._name, plan.beginning)
         settings = self._pipeline.settings
         said = [
             f"{', '.join(_topic(each.name, each.partitions) for each in plan.sources)} to "
@@ -116,6 +114,8 @@ class StateLog:
             payloads=location,
         )
         log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
+        if plan.beginning:
+            log.info("pipeline %s: %s", self._name, plan.beginning, extra=_fields(group=settings.group_id))
 
     def is_asked(self, what: str) -> None:
         """Tells what a request wants of the pipeline."""
