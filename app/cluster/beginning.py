@@ -7,19 +7,18 @@ it has written before once more. If the output topic was written to, nobody but 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetFetchRequest
 
-from app.config.settings import ClientSettings, PipelineSettings, Settings
+from app.config.settings import PipelineSettings, Settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import describe
-from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.group_offsets import by_topic, committed_offsets, log_bounds
 from app.kafka.group_queries import ListGroups
-from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 
@@ -79,7 +78,7 @@ async def find_beginning(
     """
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            found = await _look(settings.client, pipeline, sources, sink)
+            found = await _look(connection, pipeline, sources, sink)
             if not found.doubtful:
                 return str(found)
             in_use = {each.group_id for each in settings.pipelines}
@@ -104,26 +103,20 @@ def _doubt(found: Beginning, sink: Topic, former: Sequence[str]) -> str:
     )
 
 
-async def _look(client: ClientSettings, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic) -> Beginning:
-    places = _places(sources)
-    consumer = topic_consumer(client, pipeline.group_id)
-    controls = ConsumerControls(consumer)  # whose answers are right after a kill of all brokers, too
-    try:
-        await consumer.start()
-        commits = await controls.commits(places)
-        firsts: Mapping[TopicPartition, int] = await consumer.beginning_offsets(places)
-        ends: Mapping[TopicPartition, int] = await consumer.end_offsets([*places, *_places([sink])])
-    finally:
-        await controls.stop()
-    begins = {each: max(firsts[each], commits[each].offset if each in commits else 0) for each in places}
+async def _look(
+    connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic
+) -> Beginning:
+    places, written = _places(sources), _places([sink])
+    committed = await committed_offsets(connection, pipeline.group_id, places)
+    bounds = await log_bounds(connection, [*places, *written])
     reset = pipeline.consumer[RESET]
     return Beginning(
         group=pipeline.group_id,
         reset=None if reset is None else str(reset),
-        known=bool(commits),
-        records=sum(max(0, ends[each] - begins[each]) for each in places),
+        known=bool(committed),
+        records=sum(max(0, bounds[each][1] - max(bounds[each][0], committed.get(each, 0))) for each in places),
         partitions=len(places),
-        written=any(ends[each] > 0 for each in _places([sink])),
+        written=any(bounds[each][1] > 0 for each in written),
     )
 
 
@@ -133,12 +126,10 @@ def _places(topics: Sequence[Topic]) -> list[TopicPartition]:
 
 async def _groups_of(connection: AdminClient, places: Sequence[TopicPartition], but: Collection[str]) -> Sequence[str]:
     """The other groups that have committed offsets of these partitions, as far as the user may see them."""
-    wanted: dict[str, list[int]] = {}
-    for place in places:
-        wanted.setdefault(place.topic, []).append(place.partition)
+    wanted = by_topic(places)
 
     async def has_committed(group: str, node: int) -> bool:
-        response = await connection.send(OffsetFetchRequest(group, list(wanted.items())), node)
+        response = await connection.send(OffsetFetchRequest(group, wanted), node)
         return any(offset >= 0 for _, partitions in response.topics for _, offset, *_ in partitions)
 
     found: list[str] = []
