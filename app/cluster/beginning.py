@@ -7,6 +7,7 @@ it has written before once more. If the output topic was written to, nobody but 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -79,17 +80,20 @@ async def find_beginning(
     try:
         async with asyncio.timeout(_PATIENCE_S):
             found = await _look(connection, pipeline, sources, sink)
-            if not found.doubtful:
-                return str(found)
-            in_use = {each.group_id for each in settings.pipelines}
-            former = await _groups_of(connection, _places(sources), in_use)
     except (KafkaError, OSError, TimeoutError) as exc:
         reason = describe(exc) if isinstance(exc, KafkaError) else f"no answer in {_PATIENCE_S:.0f} s"
         return f"where group {pipeline.group_id} begins is not known: {reason}"
+    if not found.doubtful:
+        return str(found)
+    in_use = {each.group_id for each in settings.pipelines}
+    former: Sequence[str] | None = None
+    with contextlib.suppress(KafkaError, OSError, TimeoutError):
+        async with asyncio.timeout(_PATIENCE_S):
+            former = await _groups_of(connection, _places(sources), in_use)
     shared = any(each.output_topic == pipeline.output_topic for each in settings.pipelines if each is not pipeline)
-    if shared and not former:
+    if shared and former is not None and not former:
         return str(found)  # the records of the output topic are those of the other pipelines
-    raise ConfigurationError(RESET, _doubt(found, sink, former))
+    raise ConfigurationError(RESET, _doubt(found, sink, former or ()))
 
 
 def _doubt(found: Beginning, sink: Topic, former: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import RequestTimedOutError
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
@@ -89,7 +90,7 @@ def test_pipeline_that_was_renamed(cluster: Cluster) -> None:
     assert cluster.check(renamed={"group.id": f"{cluster.raw}-orders"})[0].startswith("group orders goes on")
 
 
-def test_pipelines_that_write_one_topic(cluster: Cluster) -> None:
+def test_pipelines_that_write_one_topic(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the topic is what others write, if nobody has read the source of a new one; but not if one has."""
     cluster.write(cluster.orders, 3)
     cluster.commit("first", 2)
@@ -98,3 +99,9 @@ def test_pipelines_that_write_one_topic(cluster: Cluster) -> None:
         "group second has committed nothing: begins at the first of 1 record in"
     )
     assert "[pipeline.renamed]" in cluster.refusal(renamed={}, second={"topics": [cluster.other], RESET: "latest"})
+
+    async def silent(*_: object) -> list[str]:
+        raise RequestTimedOutError
+
+    monkeypatch.setattr("app.cluster.beginning._groups_of", silent)  # nobody knows whether another has read it
+    assert "[pipeline.second]" in cluster.refusal(**added)
