@@ -181,8 +181,9 @@ def _end_as_first_process() -> None:
 def check(config: str, *, show: bool) -> int:
     """Check whether a worker would start: configuration, the port of the pages, brokers, topics, limits, stores.
 
-    All errors are told, one a line; else where the group of each pipeline begins. The command consumes nothing. Like
-    the worker, it creates missing sink topics if topic.creation.enable is true, and the topic of control.topic.
+    Reports all errors, one per line, or else where the consumer group of each pipeline begins. The command consumes
+    nothing. Like the worker, it creates missing output topics if topic.creation.enable is true, and the topic of
+    control.topic.
 
     \b
     Example:

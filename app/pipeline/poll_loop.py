@@ -141,7 +141,7 @@ class PollLoop:
             self._delivery.due()
 
     def look(self) -> None:
-        """Takes in how far the partitions were read of which no record waits.
+        """Notes how far the partitions were read of which no record waits.
 
         What is read behind the last record is no record, and is not polled: marks of transactions, records of those
         that were aborted, gaps that compaction left. It counts as read, or the group would never reach the end.
