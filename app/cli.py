@@ -181,8 +181,9 @@ def _end_as_first_process() -> None:
 def check(config: str, *, show: bool) -> int:
     """Check whether a worker would start: configuration, the port of the pages, brokers, topics, limits, stores.
 
-    All errors are told, one a line. The command consumes nothing. Like the worker, it creates missing sink topics if
-    topic.creation.enable is true, and the topic of control.topic.
+    Reports all errors, one per line, or else where the consumer group of each pipeline begins. The command consumes
+    nothing. Like the worker, it creates missing output topics if topic.creation.enable is true, and the topic of
+    control.topic.
 
     \b
     Example:
@@ -211,6 +212,8 @@ def check(config: str, *, show: bool) -> int:
     print_table(TITLES, plan_rows(settings, plans))
     if settings.control_topic is not None:
         click.echo(f"control.topic {settings.control_topic}: 1 partition, compact")
+    for plan in plans:
+        click.echo(f"note: [pipeline.{plan.pipeline}] {plan.beginning}")
     for doubt in store_doubts(settings.pipelines):
         click.echo(f"warning: {doubt}")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):

@@ -40,7 +40,7 @@ from transforms.chunked_message import (
     Reason,
     Reread,
 )
-from transforms.commit_metadata import note
+from transforms.commit_metadata import KAFKAS_BYTES, note
 from transforms.errors import MalformedChunkError
 from transforms.partition_history import Bounds, End, PartitionHistory, hash_of, same_message
 from transforms.partition_messages import PartitionMessages
@@ -188,16 +188,19 @@ class Assembler:
         state = self._partitions.get(partition)
         return () if state is None else state.history.torn_ids(offset)
 
-    def commit(self, partition: Hashable, position: int, firsts: Iterable[int] = ()) -> tuple[int, str]:
+    def commit(
+        self, partition: Hashable, position: int, firsts: Iterable[int] = (), most_bytes: int = KAFKAS_BYTES
+    ) -> tuple[int, str]:
         """The offset to commit, and the note beside it (see `transforms.commit_metadata`).
 
         Args:
             partition: as in `add`.
             position: as in `safe_offset`.
             firsts: offsets that the commit must not pass either.
+            most_bytes: the longest note that brokers take.
         """
         offset = min([self.safe_offset(partition, position), *firsts])
-        return offset, note(offset, self.delivered_below(partition, position), self.torn(partition, offset))
+        return offset, note(offset, self.delivered_below(partition, position), self.torn(partition, offset), most_bytes)
 
     def resume(self, partition: Hashable, delivered: int, torn: Iterable[str] = ()) -> None:
         """Continues after a restart at a safe offset: messages that ended below `delivered` are not returned again.

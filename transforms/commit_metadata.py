@@ -3,7 +3,8 @@
     wideload:delivered=OFFSET[;torn=ID,...]
 
 A commit cannot pass the first chunk of an incomplete message, and later messages may be delivered before that one. The
-metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003).
+metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003), unless they are
+configured otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Noted", "note", "noted"]
+__all__ = ["KAFKAS_BYTES", "LEAST_BYTES", "Noted", "note", "noted"]
+
+KAFKAS_BYTES = 4_096
+"""The longest metadata of a commit, by the default of `offset.metadata.max.bytes`."""
+
+LEAST_BYTES = 38
+"""The longest note without ids: an offset has 19 digits at most."""
+
+_DELIVERED = "wideload:delivered="
+_TORN = ";torn="
+_ID_BYTES = 22
 
 _NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,31}[\w-]{22}))?", re.ASCII)
 
@@ -30,11 +41,21 @@ class Noted:
     torn: tuple[str, ...] = ()
 
 
-def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
-    """The metadata of a commit of `offset`; empty if there is nothing to note. At most 785 bytes."""
-    if delivered <= offset and not torn:
+def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAFKAS_BYTES) -> str:
+    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most 779 bytes.
+
+    Args:
+        offset: that is committed.
+        delivered: as in `Noted`.
+        torn: as in `Noted`; if there is no room for all, the last ones, which are the newest, are noted.
+        most_bytes: the most that brokers take; with less than `LEAST_BYTES` a restart may deliver messages again.
+    """
+    told = f"{_DELIVERED}{delivered}"
+    room = (most_bytes - len(told) - len(_TORN) + 1) // (_ID_BYTES + 1)
+    kept = torn[-room:] if room > 0 else ()
+    if len(told) > most_bytes or (delivered <= offset and not kept):
         return ""
-    return f"wideload:delivered={delivered}" + (f";torn={','.join(torn)}" if torn else "")
+    return told + (_TORN + ",".join(kept) if kept else "")
 
 
 def noted(metadata: str | None) -> Noted | None:

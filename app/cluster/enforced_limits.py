@@ -14,6 +14,7 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin
 from app.kafka.refusals import answer_text, enforced
+from transforms.commit_metadata import KAFKAS_BYTES, LEAST_BYTES
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY
 
@@ -23,7 +24,9 @@ __all__ = [
     "BrokerLimits",
     "CommitLimits",
     "check_enforced",
+    "check_notes",
     "commit_limits",
+    "commit_limits_of",
     "is_over_limit",
     "limits_of",
     "refused_names",
@@ -103,12 +106,35 @@ async def commit_limits(client: ClientSettings) -> CommitLimits:
         ConfigurationError: no broker answers, or none accepts the login.
     """
     async with admin(client) as connection:
-        found = (await _all_limits(connection)).values()
+        return await commit_limits_of(connection)
+
+
+async def commit_limits_of(connection: AdminClient) -> CommitLimits:
+    """As `commit_limits`, over a connection that is there."""
+    found = (await _all_limits(connection)).values()
     default = CommitLimits()
     return CommitLimits(
         min((each.metadata_bytes or default.metadata_bytes for each in found), default=default.metadata_bytes),
         min((each.retention_ms or default.retention_ms for each in found), default=default.retention_ms),
     )
+
+
+def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:
+    """Refuses brokers that have no room for what a pipeline with chunks notes beside the offsets that it commits.
+
+    Where chunks are not expected, and records may come twice, `inflate` goes on without notes.
+
+    Raises:
+        ConfigurationError: the longest metadata that they take is too short.
+    """
+    needed = pipeline.chunks.expects_chunks or (pipeline.chunks.assembles and pipeline.guarantee.exactly_once)
+    if needed and metadata_bytes < LEAST_BYTES:
+        raise ConfigurationError(
+            "transforms",
+            f"found {list(pipeline.transforms)}: a commit at an incomplete message notes which later messages were "
+            f"delivered, in up to {LEAST_BYTES} bytes, and {METADATA_KEY} of a broker is {metadata_bytes:,}; raise it "
+            f"on all brokers to {LEAST_BYTES} or more (Kafka's default is {KAFKAS_BYTES:,})",
+        )
 
 
 async def check_enforced(connection: AdminClient, client: ClientSettings, pipeline: PipelineSettings) -> None:

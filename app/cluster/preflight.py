@@ -11,11 +11,12 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from app.cluster.beginning import find_beginning
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
-from app.cluster.enforced_limits import check_enforced, refused_names
+from app.cluster.enforced_limits import check_enforced, check_notes, commit_limits_of, refused_names
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
 from app.config.findings import Findings, WrongValueError
@@ -29,6 +30,7 @@ from stores.encryption import open_keyring
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore, Store
+from transforms.commit_metadata import KAFKAS_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 from transforms.keyring import TYPE_NAME
 
@@ -52,6 +54,8 @@ class Plan:
         sink: the topic that it writes.
         dead_letters: the dead-letter topic; None if a record that can never succeed stops the pipeline.
         created: the names of topics that were missing and were created.
+        beginning: where its group begins, for people; empty where that was not asked.
+        metadata_bytes: the longest metadata of a commit that the brokers take; asked only where chunks are assembled.
     """
 
     pipeline: str
@@ -59,6 +63,8 @@ class Plan:
     sink: Topic
     dead_letters: Topic | None
     created: tuple[str, ...] = ()
+    metadata_bytes: int = KAFKAS_BYTES
+    beginning: str = ""
 
     @property
     def topics(self) -> Iterator[Topic]:
@@ -113,12 +119,12 @@ async def _plans(settings: Settings, findings: Findings) -> list[Plan]:
     lacking: set[str] = set()
     for pipeline in settings.pipelines:
         with findings.noted():
-            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking)
+            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking, starting=settings)
     if not findings.errors:
         for pipeline in settings.pipelines:
             if pipeline.name not in plans:
                 with findings.noted():
-                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline)
+                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, starting=settings)
     return [plans[pipeline.name] for pipeline in settings.pipelines if pipeline.name in plans]
 
 
@@ -203,6 +209,7 @@ async def plan_pipeline(
     began: bool = False,
     lacking: set[str] | None = None,
     existed: Collection[str] = (),
+    starting: Settings | None = None,
 ) -> Plan:
     """Checks the topics of one pipeline, and returns its plan.
 
@@ -214,9 +221,10 @@ async def plan_pipeline(
         lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
             them.
         existed: names of topics that an earlier plan has found.
+        starting: of the file, if a worker starts: where the group begins is looked up, and may need a word.
 
     Raises:
-        ConfigurationError: topics do not fit; it names the pipeline.
+        ConfigurationError: topics do not fit, or it must be said where to begin; it names the pipeline.
         ClusterError: the cluster did not answer.
         WrongValueError: a topic that it needs is among `lacking`, so there is no plan yet.
     """
@@ -224,7 +232,11 @@ async def plan_pipeline(
         with of_pipeline(pipeline.name):
             await check_enforced(connection, client, pipeline)
             try:
-                return await _plan(connection, pipeline, began=began, lacking=lacking, existed=existed)
+                plan = await _plan(connection, pipeline, began=began, lacking=lacking, existed=existed)
+                if starting is None:
+                    return plan
+                beginning = await find_beginning(connection, starting, pipeline, plan.sources, plan.sink)
+                return replace(plan, beginning=beginning)
             except (ClusterError, ConfigurationError):
                 refused = refused_names(client, pipeline, connection.refusals.code)
                 if refused is not None:
@@ -265,8 +277,13 @@ async def _plan(
     with findings.noted():
         if dead_letters is not None:
             check_dead_letters(dead_letters)
+    metadata_bytes = KAFKAS_BYTES
+    if pipeline.chunks.assembles:
+        metadata_bytes = (await commit_limits_of(connection)).metadata_bytes
+        with findings.noted():
+            check_notes(pipeline, metadata_bytes)
     findings.check()
-    return Plan(pipeline.name, sources, sink, dead_letters, created)
+    return Plan(pipeline.name, sources, sink, dead_letters, created, metadata_bytes)
 
 
 async def _found(

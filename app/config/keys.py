@@ -81,8 +81,10 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.auto.offset.reset",
         "string",
-        "Where a group without committed offsets begins. Unlike with Kafka's default (`latest`), no record is skipped.",
-        default="earliest",
+        "Where a group that has committed nothing begins. `earliest`: at the first record. `latest`, Kafka's default: "
+        "behind the last. `none`: the pipeline stops. If it is not set, at the first record; but if the output topic "
+        "was written to before, the worker does not start until it is set: a pipeline that was renamed would write its "
+        "records again.",
         allowed=("earliest", "latest", "none"),
     ),
     Key("consumer.check.crcs", "boolean", "Whether the checksums of fetched batches are verified.", default=True),

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 
 from app.kafka.metadata_requests import create_no_topics
 from app.kafka.refusals import Refusals
@@ -28,6 +29,11 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
         super().__init__(**arguments)
         self.refusals = Refusals(self)
         share_start(create_no_topics(self)._client)
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client that sends the requests."""
+        return self._client
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request, and returns the response.

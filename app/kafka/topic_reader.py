@@ -118,6 +118,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
         self._controls = ConsumerControls(consumer)
         self._reader = RecordReader(self._controls)
 
@@ -175,6 +176,7 @@ class Reader:
                     heard = time.monotonic()
                     if left == 0 or (enough and enough()):
                         return
+                await self._commit_read()
                 if self._too_long(heard):
                     return
         except (KafkaError, IllegalStateError) as exc:
@@ -188,7 +190,18 @@ class Reader:
             given.append(record)
             yield record
 
+    async def _commit_read(self) -> None:
+        """Commits what was read behind the last record that was given: marks of transactions, gaps of compaction.
+
+        Else retention may take it, and the next reader would not find its offset in the log.
+        """
+        for partition, committed in tuple(self._committed.items()):
+            position = self._controls.position(partition)
+            if self._reader.held and position is not None and position > committed:
+                await self._commit(partition, position)
+
     async def _commit(self, partition: TopicPartition, position: int) -> None:
+        self._committed[partition] = position
         safe = position if self._pending is None else self._pending.safe_offset(partition, position)
         try:
             await self._consumer.commit({partition: safe})

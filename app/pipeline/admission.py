@@ -160,7 +160,7 @@ class Admission:
     def _forget(self, lane: Lane) -> None:
         read = self._waiting.pop(lane, None)
         if read is not None:
-            lane.read = False
+            lane.read, lane.read_to = False, 0
             self._share.fetched(-read.size)
 
     def admit(self) -> None:

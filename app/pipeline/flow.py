@@ -116,7 +116,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
-        self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
+        self._assembler = None
+        if settings.chunks.assembles:
+            self._assembler = LaneAssembler(settings.chunks, stats, metadata_bytes=plan.metadata_bytes)
         self._lanes = lanes = Lanes(share, self._assembler)
         former = None if before is None else before.brokers
         self.brokers: BrokerHealth = _brokers(settings, stats, former)
@@ -198,6 +200,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             offset_reset=self._offset_reset,
             termination=termination,
             changed=self._changed,
+            look_s=settings.flush_interval_ms / 1000,
         )
         self._leaving = False
         self._had: set[TopicPartition] = set()
@@ -420,6 +423,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
+        self._poll_loop.look()
         self._admission.clear()
         await self._drain()
         self._termination.raise_error()

@@ -115,6 +115,8 @@ class Lane:
         holds: keep the commit back.
         waiting: the number of records that wait for the next transaction.
         read: True while records that were read wait to be admitted.
+        read_to: the offset up to which the partition was read, if all records before it were admitted or wait; 0 if it
+            is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
         work: bytes that the records in slots held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
@@ -131,6 +133,7 @@ class Lane:
     tasks: set[asyncio.Task[None] | asyncio.Task[Work]] = field(default_factory=set)
     waiting: int = 0
     read: bool = False
+    read_to: int = 0
     work: int = 0
     codec: int = 0
     measuring: tuple[int, asyncio.Task[Work]] | None = None
@@ -144,6 +147,15 @@ class Lane:
         if self.tracker is None:
             self.tracker = OffsetTracker(offset)
         return self.tracker
+
+    def pass_read(self) -> None:
+        """Counts what was read behind the last record as done, once no record is left that has not been written."""
+        if self.read or self.slots or self.waiting:
+            return
+        if self.tracker is None and self.committed is not None and self.read_to > self.committed:
+            self.tracker = OffsetTracker(self.committed)
+        if self.tracker is not None:
+            self.tracker.released = max(self.tracker.released, self.read_to)
 
     def mark_committed(self, offset: int, metadata: str) -> None:
         """Takes in what has been committed."""

@@ -15,7 +15,7 @@ from app.pipeline.lane import Lane, PlacedRecord
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
 from transforms.chunk import Chunk, is_chunk, may_hold_chunks
-from transforms.commit_metadata import noted
+from transforms.commit_metadata import KAFKAS_BYTES, noted
 from transforms.errors import MalformedChunkError
 from transforms.record import Record, SourceRecord
 
@@ -27,14 +27,21 @@ log = logging.getLogger(__name__)
 class LaneAssembler:
     """An assembler for the lanes of one flow. Belongs to its event loop.
 
-    Its clock runs only while the flow reads (`tick`): chunks that nobody reads are not late.
+    Its clock runs only while the flow reads (`tick`): chunks that nobody reads are not late. `metadata_bytes` is the
+    longest metadata of a commit that the brokers take.
     """
 
     def __init__(
-        self, settings: ChunkSettings, stats: PipelineStats, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: ChunkSettings,
+        stats: PipelineStats,
+        *,
+        metadata_bytes: int = KAFKAS_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assembler = Assembler(settings.limits)
         self._stats = stats
+        self._metadata_bytes = metadata_bytes
         self._clock = clock
         self._last_s = clock()
         self._now_ms = 0.0
@@ -131,7 +138,7 @@ class LaneAssembler:
         """
         assert lane.tracker is not None
         safe = lane.tracker.safe()
-        return self._assembler.commit(lane.partition, safe, [lane.held_back(safe)])
+        return self._assembler.commit(lane.partition, safe, [lane.held_back(safe)], self._metadata_bytes)
 
     def clear(self, partition: TopicPartition) -> None:
         """See `Assembler.clear`."""

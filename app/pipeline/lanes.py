@@ -83,7 +83,7 @@ class Lanes:
 
     def begin_again(self, lane: Lane, offset: int) -> None:
         """Takes in that a lane begins at an offset, whatever was delivered before; before its first record."""
-        lane.delivered, lane.noted, lane.committed = 0, "", offset
+        lane.delivered, lane.noted, lane.committed, lane.read_to = 0, "", offset, 0
         if lane.measuring is not None:  # another record may have that offset
             lane.measuring[1].cancel()
             lane.measuring = None
@@ -92,6 +92,7 @@ class Lanes:
 
     def to_commit(self, lane: Lane) -> tuple[int, str] | None:
         """The offset and the metadata to commit for a lane; None if they are committed already."""
+        lane.pass_read()
         tracker = lane.tracker
         if tracker is None:
             return None

@@ -46,7 +46,7 @@ class OffsetReset:
     ) -> None:
         self._consumer = consumer
         self._name = settings.name
-        self._reset = settings.consumer["consumer.auto.offset.reset"]
+        self._reset = settings.consumer["consumer.auto.offset.reset"] or "earliest"
         self._lanes = lanes
         self._stats = stats
         self._renewed = frozenset(renewed)
@@ -120,8 +120,10 @@ class OffsetReset:
             return  # by another owner, after the poll that found none; the next poll finds it
         if self._consumer.position(partition) is not None:
             return  # found meanwhile: a transaction that held the offset has ended
+        # The offset is committed before the first record is written: if the worker is killed, the next start knows that
+        # the group has begun, and was allowed to.
         if self._reset == "earliest":
-            self._consumer.begin(partition, first)
+            await self._begin(lane, first)
         elif await self._group_knows(partition.topic):
             # The group has read other partitions of the topic: it commits each of them at the first look.
             if await self._begin(lane, first):

@@ -166,6 +166,7 @@ class Output:
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
         if self._termination.error is not None:
+            lane.tracked(batch.offset).keep(batch.offset)
             return  # a batch before this one may be missing
         partition, tracker = lane.sink_partition, lane.tracked(batch.offset)
         assert partition is not None

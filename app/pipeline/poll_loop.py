@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
@@ -41,7 +42,8 @@ class Mode(Enum):
 class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
-    `changed` is set when the termination comes, and when a stalled lane may be read again.
+    `changed` is set when the termination comes, and when a stalled lane may be read again. Each `look_s` seconds it
+    looks how far partitions were read behind their last records; see `look`.
 
     Attributes:
         held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
@@ -60,6 +62,7 @@ class PollLoop:
         offset_reset: OffsetReset,
         termination: Termination,
         changed: asyncio.Event,
+        look_s: float,
     ) -> None:
         self._consumer = consumer
         self._lanes = lanes
@@ -70,6 +73,8 @@ class PollLoop:
         self._offset_reset = offset_reset
         self._termination = termination
         self._changed = changed
+        self._look_s = look_s
+        self._looked_s = time.monotonic()
         self.held = False
         self.holding = False
         self._let_go: set[Lane] = set()
@@ -124,9 +129,30 @@ class PollLoop:
             self._paused.adjust()
         if self._admission.expire(reading=mode is Mode.READ and not self._paused):
             self._delivery.due()
+        self._look_in_time()
         self._delivery.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
         await asyncio.sleep(0)
+
+    def _look_in_time(self) -> None:
+        if time.monotonic() - self._looked_s >= self._look_s:
+            self._looked_s = time.monotonic()
+            self.look()
+            self._delivery.due()
+
+    def look(self) -> None:
+        """Notes how far the partitions were read of which no record waits.
+
+        What is read behind the last record is no record, and is not polled: marks of transactions, records of those
+        that were aborted, gaps that compaction left. It counts as read, or the group would never reach the end.
+        """
+        offsets = self._delivery.offsets
+        # During a rebalance what was polled and not admitted is forgotten, though the position is behind it.
+        if not (offsets.may_read and offsets.may_admit) or self._offset_reset.fresh or self._consumer.rebalancing:
+            return
+        for lane in self._lanes:
+            if not self._admission.holds(lane):
+                lane.read_to = self._consumer.position(lane.partition) or 0
 
     async def _renew(self) -> None:
         await self._termination.unless_ended(self._offset_reset.renew())
@@ -167,6 +193,10 @@ class PollLoop:
             self._consumer.unread(polled)
             return False
         self._admission.add(polled)
+        for partition in polled:
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                lane.read_to = self._consumer.position(partition) or 0
         return bool(polled)
 
     # --- a pause -----------------------------------------------------------------------------------------------------

@@ -81,11 +81,6 @@ class Progress:
         committed = lane.tracker.committed if lane.tracker else lane.committed
         if position is None:
             return self._first(lane), None, end
-        if end is not None and position == committed and not lane.busy and not self._admission.waits:
-            read = self._consumer.position(lane.partition)
-            if read is not None and read >= end:
-                # The offsets that are left are no records: marks of transactions, and gaps of compaction.
-                end = committed
         return position, committed, end
 
     def _first(self, lane: Lane) -> int | None:

@@ -80,7 +80,10 @@ class StateLog:
             log.warning("pipeline %s waits: %s", self._name, trouble, extra=_fields(state=self._state))
 
     def starts(self, plan: Plan, store: PayloadStore | None) -> None:
-        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed."""
+        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed.
+
+        And where its group begins, if that is known.
+        """
         settings = self._pipeline.settings
         said = [
             f"{', '.join(_topic(each.name, each.partitions) for each in plan.sources)} to "
@@ -111,6 +114,8 @@ class StateLog:
             payloads=location,
         )
         log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
+        if plan.beginning:
+            log.info("pipeline %s: %s", self._name, plan.beginning, extra=_fields(group=settings.group_id))
 
     def is_asked(self, what: str) -> None:
         """Tells what a request wants of the pipeline."""

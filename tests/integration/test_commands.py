@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from app.config.parsing import load
 from app.kafka.clients import admin
@@ -391,12 +392,23 @@ def test_consume_from_offsets_with_limits(place: Place) -> None:
 
 
 def test_consume_group_goes_on_where_it_was(place: Place) -> None:
-    """A group's offsets are committed for exactly the printed records."""
+    """A group's offsets are committed for exactly the printed records; and for what is no record behind the last."""
+
+    async def write() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=place.broker, transactional_id=place.raw) as producer:
+            async with producer.transaction():
+                await producer.send_and_wait(place.raw, b"5", partition=0)
+            await producer.begin_transaction()
+            await producer.send_and_wait(place.raw, b"aborted", partition=0)
+            await producer.abort_transaction()
+
     send(place.broker, place.raw, [(0, None, b"%d" % number, [], 1) for number in range(5)])
     options = ("--group", place.group, "--from-beginning", "-b", place.broker)
     assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-n", 2))] == [0, 1]
     assert committed(place.broker, place.group, place.raw)[0] == 2
-    assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-e"))] == [2, 3, 4]
+    asyncio.run(write())
+    assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-e"))] == [2, 3, 4, 5]
+    assert committed(place.broker, place.group, place.raw)[0] == end_offsets(place.broker, place.raw)[0] == 9
 
 
 def test_consume_writes_hostile_keys_to_harmless_files(place: Place) -> None:

@@ -79,10 +79,6 @@ class Desk:
         folder.mkdir(exist_ok=True)
         self.config = str(WorkerProcess(folder, {"bootstrap.servers": broker}, {"p": self.keys}).config)
 
-    def ends(self) -> dict[int, int]:
-        """The offset behind the last record of each partition; the mark of a transaction may follow it."""
-        return {number: found[-1].offset + 1 for number, found in read_all(self.broker, self.raw).items()}
-
     def dlq(self, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
         """Lines of a command."""
         found, told, _ = run("dlq", *arguments, "-c", self.config)
@@ -103,8 +99,8 @@ def tails(found: Sequence[Found], skip: int) -> list[tuple[Any, ...]]:
 
 def bury(folder: Path, desks: Sequence[Desk]) -> None:
     """Runs one worker for all desks until it has read all their records."""
-    ends = {desk.raw: desk.ends() for desk in desks}
     broker = desks[0].broker
+    ends = {desk.raw: end_offsets(broker, desk.raw) for desk in desks}
     pipelines = {f"p{number}": desk.keys for number, desk in enumerate(desks)}
     with WorkerProcess(folder, {"bootstrap.servers": broker}, pipelines) as worker:
         until(lambda: ends == {raw: committed(broker, f"{raw}-group", raw) for raw in ends}, "all are committed")

@@ -17,6 +17,8 @@ import pytest
 from app.cluster.enforced_limits import CommitLimits, commit_limits
 from app.cluster.name_uses import Audit, Use
 from app.cluster.names_audit import audit
+from app.cluster.preflight import plan_pipeline
+from app.config.parsing import parse
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
@@ -358,7 +360,11 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
         found = asyncio.run(fill())
         done = wideload("names", "audit", "-b", broker.bootstrap_servers, "--strict")
         taken = asyncio.run(commit_limits(ClientSettings(broker.bootstrap_servers)))
+        table = {"topics": ["t"], "output.topic": "whole", "transforms": ["assemble"], "topic.creation.enable": True}
+        settings = parse({"bootstrap.servers": broker.bootstrap_servers, "pipeline": {"p": table}})
+        plan = asyncio.run(plan_pipeline(settings.client, settings.pipelines[0]))
     assert taken == CommitLimits(5000, 3 * 24 * 3_600_000)
+    assert plan.metadata_bytes == 5000  # what a pipeline with chunks notes beside its offsets fits this
     assert use(found, "offset-metadata", "m" * 5000).limit == 5000
     assert use(found, "rack-id", "r" * FITS).where == "broker 1"
     assert found.over == ()

@@ -62,7 +62,7 @@ def test_log_of_a_worker_from_start_to_end(make_way: Callable[..., Way]) -> None
     log = [line for line in lines(one) if line != sweeps]
     assert not [line for line in log if line["logger"].startswith(("aiokafka", "faust", "mode"))]
     assert Counter(line["message"] for line in log).most_common(1)[0][1] <= 2
-    _check_begin(way, one, log[:3])
+    _check_begin(way, one, log[:4])
     (gave_back,) = said(one, "gave back")
     assert {*gave_back["partitions"], *gave_back["given_back"]} == {f"{way.raw}-0", f"{way.raw}-1"}
     fails = [line for line in log if line["logger"].endswith("store_log")]
@@ -76,7 +76,7 @@ def test_log_of_a_worker_from_start_to_end(make_way: Callable[..., Way]) -> None
 
 
 def _check_begin(way: Way, worker: WorkerProcess, begin: list[dict[str, Any]]) -> None:
-    begins, starts, reads = begin
+    begins, starts, where, reads = begin
     assert {line["level"] for line in begin} == {"INFO"}
     assert begins["message"].startswith(f"wideload {VERSION} starts as process ")
     assert (begins["version"], begins["configuration"]) == (VERSION, str(worker.config))
@@ -86,6 +86,8 @@ def _check_begin(way: Way, worker: WorkerProcess, begin: list[dict[str, Any]]) -
     assert starts["message"].startswith(f"pipeline offload starts: {way.raw} (2 partitions) to {way.orders} (2 part")
     assert "values over 20.0 kB are offloaded" in starts["message"]
     assert starts["payloads"] == f"file://{way.folder}/store/"
+    assert where["message"].endswith("has committed nothing: begins at the first of 0 records in 2 partitions")
+    assert where["group"] == way.group("offload")
     assert reads["message"] == f"pipeline offload reads {way.raw}-0, {way.raw}-1"
 
 

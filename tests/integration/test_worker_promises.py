@@ -17,7 +17,7 @@ from tests.integration.limits import alter
 from tests.integration.operations import Operations
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
-from tests.integration.worker_process import StartedWorker, WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, toml, until
 from tests.s3_server import S3Server
 
 STAMP = 1_700_000_000_000
@@ -113,7 +113,7 @@ def test_group_deleted(broker: str, make_way: Callable[..., Way], make_topic: Ma
     """A group is deleted while its worker is cut off, or stopped: it reads on by `consumer.auto.offset.reset`.
 
     A worker that comes back does not commit its own offsets in place of those that were deleted. While the group has a
-    member, brokers refuse to delete it.
+    member, brokers refuse to delete it. A start after that asks whether all is to be read again, unless that is set.
     """
     way = make_way(partitions=1)
     way.session_ms = 60_000  # only the operator takes a member out of a group
@@ -156,6 +156,11 @@ def test_group_deleted(broker: str, make_way: Callable[..., Way], make_topic: Ma
         assert [committed(broker, group, way.raw)[0] for group in groups] == [12, 12]
         assert [operations.delete_group(group) for group in groups] == ["NoError"] * 2
         send(broker, way.raw, numbered(range(12, 14)))
+        worker.start()
+        assert worker.wait() == 2
+        assert "[pipeline.offload] consumer.auto.offset.reset: is not set; group" in worker.log.read_text()
+        pipelines["offload"] |= {"consumer.auto.offset.reset": "earliest"}
+        worker.config.write_text(toml({**way.settings(), "web.port": worker.port}, pipelines))
         worker.start()
         worker.wait_ready()
         until(lambda: ends()[1:] == [14], "the second begins behind what came meanwhile")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import pytest
 from aiokafka.errors import ClusterAuthorizationFailedError
 from click.testing import CliRunner
 
-from app.cluster.enforced_limits import CommitLimits, check_enforced, commit_limits, limits_of
+from app.cluster.enforced_limits import CommitLimits, check_enforced, check_notes, commit_limits, limits_of
 from app.cluster.name_uses import Audit, NotRead
 from app.cluster.preflight import plan_pipeline
 from app.commands import names
@@ -135,6 +135,27 @@ async def test_what_all_brokers_take_of_commits(
     reached(monkeypatch, "app.cluster.enforced_limits", Cluster(**brokers))
     found = await commit_limits(settings("g", limited=True).client)
     assert found == CommitLimits(size, minutes * 60_000)
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "refused"),
+    [
+        ({"transforms": ["assemble"]}, 37, True),
+        ({"transforms": ["assemble"]}, 38, False),
+        ({"transforms": ["inflate"]}, 37, False),
+        ({"transforms": ["inflate"], "processing.guarantee": "exactly_once"}, 37, True),
+        ({"transforms": ["inflate"], "large.message.strategy": "auto"}, 37, True),
+        ({"transforms": ["chunk"], "processing.guarantee": "exactly_once"}, 0, False),
+    ],
+)
+def test_room_for_what_is_noted_of_chunks(more: dict[str, object], size: int, refused: bool) -> None:  # noqa: FBT001
+    """A pipeline that would fail at the first incomplete message does not start; nor one whose records came twice."""
+    store = {} if "inflate" not in str(more) else {"large.message.payload.store.class": "memory"}
+    table = {"topics": ["raw"], "output.topic": "orders", **store, **more}
+    (pipeline,) = parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {}).pipelines
+    caught = pytest.raises(ConfigurationError, match=rf"^transforms: .*metadata.max.bytes of a broker is {size};")
+    with caught if refused else nullcontext():
+        check_notes(pipeline, size)
 
 
 @pytest.mark.parametrize(("failed", "status"), [(True, 1), (False, 0)])

@@ -97,3 +97,11 @@ async def test_a_batch_that_cannot_be_read_is_passed_by_none(bench: Bench) -> No
     assert bench.termination.error is not None
     bench.delivery.forward(lane, SimpleNamespace(offset=8), 10)  # type: ignore[arg-type]
     assert (lane.tracked(7).safe(), lane.tracked(7).in_flight) == (7, True)
+
+
+def test_a_batch_that_comes_after_an_error_is_passed_by_none(bench: Bench) -> None:
+    """A record of another partition has ended the flow: what is not written any more is not committed as read."""
+    bench.termination.fail(ValueError("of another partition"))
+    bench.delivery.forward(bench.lane, SimpleNamespace(offset=7), 10)  # type: ignore[arg-type]
+    bench.lane.committed, bench.lane.read_to = 7, 9
+    assert bench.delivery._lanes.to_commit(bench.lane) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 
 from aiokafka import TopicPartition
@@ -52,6 +53,40 @@ def test_lane_is_busy_until_everything_is_durable() -> None:
     span.durable = True
     busy.append(partition.busy)
     assert busy == [True, False, True, False]
+
+
+def test_what_is_read_behind_the_last_record_may_be_committed() -> None:
+    """Marks of transactions are: but not past a record that waits, is worked on, or is not durable."""
+    partition = lane()
+    partition.committed, partition.read_to = 4, 9
+    tried = []
+    for name, waits, nothing in (("read", True, False), ("slots", deque([Slot(Source(4), held=1)]), deque())):
+        setattr(partition, name, waits)
+        partition.pass_read()
+        tried.append(partition.tracker)
+        setattr(partition, name, nothing)
+    assert tried == [None, None]
+    partition.waiting = 1
+    partition.pass_read()
+    assert partition.tracker is None
+    partition.waiting = 0
+    partition.pass_read()
+    tracker = partition.tracked(99)
+    assert (tracker.committed, tracker.safe()) == (4, 9)
+    span = tracker.span(9)
+    tracker.released, partition.read_to = 10, 12
+    partition.pass_read()
+    assert tracker.safe() == 9
+    span.durable = True
+    assert tracker.safe() == 12
+
+
+def test_nothing_is_committed_where_nobody_knows_what_was() -> None:
+    """It could be below what another worker has committed."""
+    partition = lane()
+    partition.read_to = 9
+    partition.pass_read()
+    assert partition.tracker is None
 
 
 async def test_lane_that_is_discarded_stops_its_work() -> None:

@@ -96,6 +96,19 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
     assert stats.duplicate_chunks == len(whole) - 1
 
 
+def test_metadata_fits_the_brokers() -> None:
+    """They may take less than Kafka's default; a longer note would end the flow."""
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), metadata_bytes=40), lane()
+    tracker = one.tracked(0)
+    for record in [chunks(0)[0], *chunks(1)]:
+        assembler.add(one, record)
+        tracker.released = record.offset + 1
+    assert assembler.commit(one) == (tracker.released, "")
+    assembler.add(one, chunks(tracker.released, uuid="v")[0])
+    tracker.released += 1
+    assert assembler.commit(one) == (tracker.released - 1, f"wideload:delivered={tracker.released}")
+
+
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
 def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and nothing is passed over because of it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
+from aiokafka.errors import CommitFailedError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.clients import ClusterError
 from app.kafka.leader_epochs import Cut
@@ -33,6 +33,7 @@ class Consumer:
         meanwhile: called while the brokers are asked.
         later: the cuts that leaders tell only when they are waited for.
         waited: how often they were.
+        unknown: the partitions of which nothing is committed.
     """
 
     def __init__(self, **cuts: int) -> None:
@@ -44,12 +45,16 @@ class Consumer:
         self.meanwhile: Callable[[], None] = lambda: None
         self.later: dict[TopicPartition, Cut] = {}
         self.waited = 0
+        self.unknown: set[TopicPartition] = set()
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         return self.cuts.get(partition)
 
-    def position(self, _: TopicPartition) -> int | None:
-        return 30
+    def position(self, partition: TopicPartition) -> int | None:
+        return 30 if partition not in self.unknown else None
+
+    async def commits(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return {each: 30 for each in partitions if each not in self.unknown}
 
     async def compare(self, offsets: Mapping[TopicPartition, int], within_s: float) -> None:
         assert within_s > 0
@@ -74,7 +79,7 @@ class Flow:
     """The parts of a flow with two partitions, and its offset reset."""
 
     def __init__(
-        self, consumer: Consumer, policy: str = "earliest", committed: Mapping[TopicPartition, int] | None = None
+        self, consumer: Consumer, policy: str | None = "earliest", committed: Mapping[TopicPartition, int] | None = None
     ) -> None:
         self.consumer = consumer
         self.stats = PipelineStats()
@@ -184,3 +189,15 @@ async def test_metadata_of_a_lost_log_is_not_kept() -> None:
     with pytest.raises(ClusterError):
         await flow.reset.find(OUT_OF_RANGE)
     assert consumer.committed == {FIRST: 5}
+
+
+@pytest.mark.parametrize("policy", ["earliest", None])
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_first_beginning_of_a_group(policy: str | None, refuses: bool) -> None:  # noqa: FBT001
+    """It is committed before a record is read: after a kill, the start need not ask again whether it may begin."""
+    consumer = Consumer()
+    consumer.first, consumer.refuses = 7, refuses
+    consumer.unknown = {FIRST}
+    flow = Flow(consumer, policy)
+    await flow.reset.find(NoOffsetForPartitionError(FIRST))
+    assert (consumer.begun, consumer.committed) == ({FIRST: 7}, {} if refuses else {FIRST: 7})

@@ -11,6 +11,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from app.pipeline.budget import Budget, Share
+from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.paused_partitions import PausedPartitions
 from app.pipeline.poll_loop import Mode, PollLoop
@@ -31,28 +32,40 @@ class Bench:
         waits: bool = False,
         may_admit: bool = True,
         in_turn: bool = False,
+        look_s: float = 1_000,
     ) -> None:
         self.offsets = SimpleNamespace(may_read=may_read, may_admit=may_admit)
         self.added: list[Any] = []
         self.unread: list[Any] = []
         self.read: list[bool] = []
+        self.consumer = SimpleNamespace(
+            poll=self._poll, unread=self.unread.append, position=lambda _: self.position, rebalancing=False
+        )
+        self.position: int | None = 9
+        self.waiting: list[Lane] = []
         share = Share(Budget(100))
         lanes = Lanes(share, None)
         lanes.open(PARTITION, 0)
         self.loop = PollLoop(
-            cast(Any, SimpleNamespace(poll=self._poll, unread=self.unread.append)),
+            cast(Any, self.consumer),
             lanes,
             share,
             admission=cast(
                 Any,
                 SimpleNamespace(
-                    waits=waits, in_turn=in_turn, add=self.added.append, admit=lambda: None, expire=self._expire
+                    waits=waits,
+                    in_turn=in_turn,
+                    add=self.added.append,
+                    admit=lambda: None,
+                    expire=self._expire,
+                    holds=lambda lane: lane in self.waiting,
                 ),
             ),
             delivery=cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
             offset_reset=cast(Any, SimpleNamespace(fresh=fresh, find=self._find)),
             termination=Termination("p", lambda: None),
             changed=asyncio.Event(),
+            look_s=look_s,
         )
         self.polled = asyncio.Event()
         self.error: Exception | None = None
@@ -173,3 +186,44 @@ async def test_nothing_is_admitted_after_the_flow_has_failed() -> None:
     with pytest.raises(ValueError, match="not written"):
         await turn
     assert admitted == [True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rebalancing", "position", "read_to"),
+    [
+        ({}, False, 9, 9),
+        ({}, False, None, 0),
+        ({}, True, 9, 5),
+        ({"fresh": True}, False, 9, 5),
+        ({"may_admit": False}, False, 9, 5),
+        ({"may_read": False}, False, 9, 5),
+    ],
+)
+def test_look_at_what_was_read_behind_the_last_record(
+    flags: dict[str, bool],
+    rebalancing: bool,  # noqa: FBT001
+    position: int | None,
+    read_to: int,
+) -> None:
+    """The position of the client counts, unless what was polled before it is forgotten, or it may be set back."""
+    bench = Bench(**flags)
+    (lane,) = bench.loop._lanes
+    lane.read_to = 5
+    bench.consumer.rebalancing, bench.position = rebalancing, position
+    bench.loop.look()
+    assert lane.read_to == read_to
+    bench.position, bench.waiting = 20, [lane]
+    bench.loop.look()
+    assert lane.read_to == read_to  # a record of it waits
+
+
+async def test_a_poll_tells_how_far_it_was_read() -> None:
+    """The marks behind the records of a poll are committed with them; those alone when it is time to look."""
+    bench = Bench(look_s=0)
+    due: list[bool] = []
+    bench.loop._delivery.due = lambda: due.append(True)  # type: ignore[method-assign]
+    (lane,) = bench.loop._lanes
+    bench.waiting = [lane]
+    bench.polled.set()
+    await asyncio.wait_for(bench.loop.turn(), 10)
+    assert (lane.read_to, due) == (9, [True])
