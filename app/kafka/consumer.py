@@ -181,10 +181,6 @@ class GroupConsumer(ConsumerControls):
         position: int = state.position
         return position >= end
 
-    async def send(self, request: Any) -> Any:
-        """Sends a request to any broker, and returns the response."""
-        return await self.client.send(self.client.get_random_node(), request)
-
     def seek(self, partition: TopicPartition, offset: int) -> bool:
         """Lets the next poll read from `offset`; False if the partition is not assigned any more."""
         if partition not in self.consumer.assignment():

@@ -96,6 +96,10 @@ class ConsumerControls:
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
 
+    async def send(self, request: Any) -> Any:
+        """Sends a request to any broker, and returns the response."""
+        return await self.client.send(self.client.get_random_node(), request)
+
     # --- the group ---------------------------------------------------------------------------------------------------
 
     def commit_as_member(self) -> None:

@@ -16,14 +16,16 @@ from threading import Thread
 from typing import Any, TypeVar
 
 import aiokafka.errors as kafka_errors
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.metadata_requests import create_no_topics
+from app.kafka.topics import identities
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import Client
-from jobs.reading.topic_metadata import client_of, creating_nothing, described
+from jobs.reading.client import UNDESCRIBED, Client
 from transforms.errors import ConfigurationError
 from transforms.record import RecordLike
 
@@ -100,22 +102,23 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
         consumer = client.open(isolation_level="read_uncommitted")
         stack.push_async_callback(consumer.stop)
         await consumer.start()
-        topic = (await described(client_of(consumer), [name]))[name]
-        if topic.error is not None:
-            raise ConfigurationError(
-                "--sink", f"topic {name} cannot be written to: {topic.error.__name__}; create it first"
-            )
-        admin = AIOKafkaAdminClient(**client.connection())
+        found = await identities(ConsumerControls(consumer).send, [name])
+        if name not in found:
+            raise ConfigurationError("--sink", f"topic {name} cannot be written to: {UNDESCRIBED}")
+        topic = found[name]
+        if topic is None:
+            raise ConfigurationError("--sink", f"topic {name} does not exist; create it first")
+        admin = create_no_topics(AIOKafkaAdminClient(**client.connection()))
         stack.push_async_callback(admin.close)
         await admin.start()
         resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(_WANTED))
         (response,) = await admin.describe_configs([resource])
-        (found,) = response.to_object()["resources"]
-        if found["error_code"]:
-            reason = kafka_errors.for_code(found["error_code"]).__name__
+        (described,) = response.to_object()["resources"]
+        if described["error_code"]:
+            reason = kafka_errors.for_code(described["error_code"]).__name__
             raise ConfigurationError("--sink", f"the configuration of topic {name} cannot be read: {reason}")
-        configs = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
-        places = [TopicPartition(name, number) for number in topic.partitions]
+        configs = {entry["config_names"]: entry["config_value"] for entry in described["config_entries"]}
+        places = [TopicPartition(name, number) for number in range(topic.partitions)]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         return SinkTopic(
@@ -322,7 +325,7 @@ class SinkWriter:
         if found.end[0] not in self._partitions:
             return None  # the sink was made anew
         sink = TopicPartition(self._topic, found.end[0])
-        async with AIOKafkaConsumer(**self._client.connection(), group_id=None) as consumer:
+        async with self._client.open() as consumer:
             ends = await consumer.end_offsets([sink])
         return found if ends[sink] >= found.end[1] else None  # else the sink was made anew
 
@@ -330,14 +333,15 @@ class SinkWriter:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _start(self, client: Client, batch_bytes: int, transactional_id: str) -> AIOKafkaProducer:
-        producer = AIOKafkaProducer(
-            **client.connection(),
-            acks="all",
-            transactional_id=transactional_id,
-            transaction_timeout_ms=self._timeout_ms,
-            max_batch_size=batch_bytes,
+        producer = create_no_topics(
+            AIOKafkaProducer(
+                **client.connection(),
+                acks="all",
+                transactional_id=transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+                max_batch_size=batch_bytes,
+            )
         )
-        creating_nothing(producer.client)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await producer.start()

@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.metadata_requests import create_no_topics
+from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
 from jobs.reading.ranges import Bounds, Place
-from jobs.reading.topic_metadata import client_of, creating_nothing, described
 from stores.keys import REQUIRED, Key, Value, read
 from transforms.errors import ConfigurationError
 
-__all__ = ["KAFKA_KEYS", "Client", "Look", "answered", "client_of_java", "look"]
+__all__ = ["KAFKA_KEYS", "UNDESCRIBED", "Client", "Look", "answered", "client_of_java", "look"]
 
 KAFKA_KEYS: Sequence[Key] = (
     Key("kafka.bootstrap.servers", "string", "Kafka's `host:port`, comma-separated.", default=REQUIRED),
@@ -64,6 +66,9 @@ _CONSUMER = {
 }
 # aiokafka has other ways for these.
 _OF_JAVA = ("kafka.ssl.truststore.", "kafka.ssl.keystore.", "kafka.sasl.oauthbearer.", "kafka.sasl.client.callback.")
+UNDESCRIBED = "brokers do not describe it; the user needs Describe, and the name must be one that Kafka allows"
+"""Why a topic is not among `app.kafka.topics.identities`."""
+
 _JAAS = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 Answer = TypeVar("Answer")
@@ -102,11 +107,11 @@ class Client:
     def open(self, **more: object) -> AIOKafkaConsumer:
         """A consumer without a group, not started; it creates no topic. More arguments win over the options."""
         options = {name: self.options[key] for name, key in _CONSUMER.items()} | more
-        consumer = AIOKafkaConsumer(
-            **self.connection(), **options, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
+        return create_no_topics(
+            AIOKafkaConsumer(
+                **self.connection(), **options, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
+            )
         )
-        creating_nothing(client_of(consumer))
-        return consumer
 
     @property
     def _protocol(self) -> str:
@@ -168,7 +173,7 @@ class Look:
 
     Attributes:
         bounds: each partition; with `read_committed`, it ends at the first open transaction.
-        ids: by topic, its id; see `topic_metadata.Described`. Topics of old brokers are left out.
+        ids: by topic, its id; see `app.kafka.topics.Identity`. Topics of old brokers are left out.
     """
 
     bounds: Mapping[Place, Bounds]
@@ -189,21 +194,23 @@ async def _look(client: Client, topics: Sequence[str]) -> Look:
         consumer = client.open()
         stack.push_async_callback(consumer.stop)
         await consumer.start()
-        found = await described(client_of(consumer), topics)
-        for name, topic in found.items():
-            if topic.error is kafka_errors.UnknownTopicOrPartitionError:
+        found = await identities(ConsumerControls(consumer).send, topics)
+        places = []
+        for name in topics:
+            if name not in found:
+                raise ConfigurationError("subscribe", f"topic {name} cannot be read: {UNDESCRIBED}")
+            topic = found[name]
+            if topic is None:
                 raise ConfigurationError(
                     "subscribe", f"{name} is not on the broker at {client.servers}; create it, or check its name"
                 )
-            if topic.error is not None:
-                raise ConfigurationError("subscribe", f"topic {name} cannot be read: {topic.error.__name__}")
-        places = [TopicPartition(name, number) for name, topic in found.items() for number in topic.partitions]
+            places += [TopicPartition(name, number) for number in range(topic.partitions)]
         consumer.assign(places)
         first = await consumer.beginning_offsets(places)
         end = await consumer.end_offsets(places)
         return Look(
             {(each.topic, each.partition): Bounds(first[each], max(first[each], end[each])) for each in places},
-            {name: topic.id for name, topic in found.items() if topic.id is not None},
+            {name: topic.id for name, topic in found.items() if topic is not None and topic.id is not None},
         )
 
 

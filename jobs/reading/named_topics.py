@@ -65,7 +65,9 @@ def _there(cluster: Kafka | Client) -> set[str] | None:
 async def _names(client: Client) -> set[str]:
     from aiokafka.admin import AIOKafkaAdminClient
 
-    admin = AIOKafkaAdminClient(**client.connection())
+    from app.kafka.metadata_requests import create_no_topics
+
+    admin = create_no_topics(AIOKafkaAdminClient(**client.connection()))
     try:
         await admin.start()
         return set(await admin.list_topics())

@@ -17,9 +17,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches, Unlimited
 from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
-from jobs.reading.topic_metadata import Described, client_of, described
 from jobs.records.problems import Problem
 from transforms.errors import HeaderNameError
 from transforms.record import Header
@@ -76,6 +76,7 @@ class PartitionReader:
         self._reader: object = None
         self._runner = asyncio.Runner()
         self._consumer: AIOKafkaConsumer | None = None
+        self._controls: ConsumerControls | None = None
         try:
             self._run(self._start())
         except BaseException:
@@ -143,7 +144,7 @@ class PartitionReader:
         """
         if not topic_id:
             return
-        found = self._run(self._described()).id
+        found = self._run(self._topic_id())
         if found not in (None, topic_id):
             raise JobFailedError(
                 f"{self._name}: the topic was deleted and created again while it was read; run the query again"
@@ -171,11 +172,13 @@ class PartitionReader:
             raise JobFailedError(
                 f"topic {self._place.topic} is not on the broker at {self._client.servers} any more"
             ) from exc
-        FetchedBatches(ConsumerControls(self._consumer), Unlimited())
+        self._controls = ConsumerControls(self._consumer)
+        FetchedBatches(self._controls, Unlimited())
 
-    async def _described(self) -> Described:
-        assert self._consumer is not None
-        return (await described(client_of(self._consumer), [self._place.topic]))[self._place.topic]
+    async def _topic_id(self) -> str | None:
+        assert self._controls is not None
+        topic = (await identities(self._controls.send, [self._place.topic])).get(self._place.topic)
+        return None if topic is None else topic.id
 
     async def _poll(self) -> Sequence[SourceBatch]:
         assert self._consumer is not None

@@ -52,7 +52,7 @@ async def test_no_request_creates_a_topic(make: Any) -> None:
 def test_each_client_of_ours_is_made_so() -> None:
     """Where one is made, it goes to `create_no_topics` in the same function."""
     missing = []
-    for path in (ROOT / "app").rglob("*.py"):
+    for path in (path for folder in ("app", "jobs") for path in (ROOT / folder).rglob("*.py")):
         place = str(path.relative_to(ROOT))
         if place.startswith(OF_APPLICATIONS):
             continue
