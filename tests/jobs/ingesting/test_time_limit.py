@@ -1,0 +1,51 @@
+"""Work that is interrupted when its time is over."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from jobs.ingesting.time_limit import TimeIsUpError, within
+
+
+def endless() -> None:
+    while True:
+        with suppress(Exception):
+            sum(range(1000))
+
+
+def backtracking() -> None:
+    re.search("^(a+)+$", "a" * 60 + "!")
+
+
+@pytest.mark.parametrize("work", [endless, backtracking])
+def test_time_that_is_over(work: object) -> None:
+    """Python that handles every error is interrupted, and so is a regular expression; what follows is not."""
+    with pytest.raises(TimeIsUpError):
+        within(0.05, work)  # type: ignore[arg-type]  # a parameter
+    ends = time.process_time() + 0.3
+    while time.process_time() < ends:
+        pass
+    assert within(5, lambda: 7) == 7
+
+
+def test_errors_of_the_work() -> None:
+    """An error of the work is the caller's, and ends the limit."""
+    with pytest.raises(ZeroDivisionError):
+        within(0.05, lambda: 1 // 0)
+    ends = time.process_time() + 0.1
+    while time.process_time() < ends:
+        pass
+
+
+def test_other_threads() -> None:
+    """Outside of the main thread, where nothing can be interrupted, there is no limit."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(within(0.0, lambda: 7)))
+    thread.start()
+    thread.join()
+    assert found == [7]
