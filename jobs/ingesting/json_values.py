@@ -61,6 +61,8 @@ class JsonCodec:
         """See `codec.Codec`."""
         try:
             value = json.loads(content.decode("utf-8"), parse_constant=_no_number)
+            if b"\\ud" in content or b"\\uD" in content:  # half a character, of which Spark would make a question mark
+                json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as exc:
             raise BadValueError("is no JSON") from exc
         seconds = _SECONDS + len(content) * _SECONDS_OF_A_BYTE

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 __all__ = ["TimeIsUpError", "within"]
 
 _T = TypeVar("_T")
-_AGAIN = 0.1
+_TICK = 0.05
 
 
 class TimeIsUpError(Exception):
@@ -19,6 +21,33 @@ class TimeIsUpError(Exception):
 
 class _InterruptionError(BaseException):
     """No `Exception`: code that handles those would take it for an error of its own."""
+
+
+class _Clock:
+    """Counts the CPU time of the process, from the first work on: to set a timer for each value would cost more."""
+
+    def __init__(self) -> None:
+        self.left = math.inf
+        self.ticks = False
+        os.register_at_fork(after_in_child=self._stopped)
+
+    def start(self) -> None:
+        """Begins to count, in the main thread."""
+        signal.signal(signal.SIGVTALRM, self._tick)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _TICK, _TICK)
+        self.ticks = True
+
+    def _tick(self, *_: object) -> None:
+        self.left -= _TICK
+        if self.left < 0:  # again with each tick: an interruption in a finalizer is lost
+            raise _InterruptionError
+
+    def _stopped(self) -> None:
+        """A process does not inherit timers."""
+        self.left, self.ticks = math.inf, False
+
+
+_clock = _Clock()
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
@@ -30,21 +59,16 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
     Raises:
         TimeIsUpError: the time was over first.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return work()
-    if signal.getsignal(signal.SIGVTALRM) is not _interrupt:
-        signal.signal(signal.SIGVTALRM, _interrupt)
+    if not _clock.ticks:
+        _clock.start()
     try:
-        # Again and again, as an interruption in a finalizer is lost.
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN)
+        _clock.left = seconds
         try:
             return work()
         finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            _clock.left = math.inf
     except _InterruptionError:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        _clock.left = math.inf
         raise TimeIsUpError from None
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise _InterruptionError

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from pyspark.sql.types import StructType
 
 from jobs import ingest as job
@@ -17,7 +19,7 @@ from jobs.driver.command_line import configure
 from jobs.ingesting.command_line import parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import changes
-from jobs.ingesting.values import CORRUPT, ValueForm, parsed
+from jobs.ingesting.values import CORRUPT, ValueForm, fits, parsed
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of, table
 from transforms.errors import ConfigurationError
@@ -154,6 +156,44 @@ def test_strings_are_strings(spark: SparkSession) -> None:
         "m": {"k": "5"},
         "n": {"s": "1 day", "i": 1},
     }
+
+
+def test_decimals_without_end(spark: SparkSession) -> None:
+    """A decimal with a long exponent or thousands of digits is a bad value; Spark would calculate with it for hours."""
+    form = ValueForm(
+        "json", "d DECIMAL(9,2), s STRING, n ARRAY<STRUCT<d: DECIMAL(9,2)>>, m MAP<STRING, DECIMAL(9,2)>", on_bad="null"
+    )
+    endless = b"1e99999999"
+    good = [
+        b'{"d": 1.5e3, "s": ": 1e99999999, \\" 1e99999", "n": [{"d": 1e-9999}], "m": {"1e99999999": 1e0000000001}}',
+        b'{"d": "1,000.5", "s": "%b"}' % (b"5" * 20_000),
+    ]
+    bad = [
+        b'{"d": %b}' % endless,
+        b'{"d": 1.5E-099999999}',
+        b'{"d": "%b"}' % endless,
+        b'{"n": [null, {"d": 1e+99999}]}',
+        b'{"n": [{"d": "%b"}]}' % endless,
+        b'{"m": {"k": "%b"}}' % endless,
+        b'{"d": "%b"}' % (b"5" * 20_000),
+    ]
+    rows = parsed(rows_of(spark, *good, *bad), form).collect()
+    assert [row[CORRUPT] for row in rows] == [None, None, *map(bytearray, bad)]
+    assert rows[0].value.asDict(recursive=True) == {
+        "d": Decimal("1500.00"),
+        "s": ': 1e99999999, " 1e99999',
+        "n": [{"d": Decimal("0.00")}],
+        "m": {"1e99999999": Decimal("10.00")},
+    }
+    text = F.col("value").cast("string")
+    field = StructType.fromDDL("d DECIMAL(9,2)")
+    assert [row[0] for row in rows_of(spark, *good, *bad[:3]).select(fits(text, field)).collect()] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_bad_json_names_its_field(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -45,7 +47,27 @@ def test_errors_of_the_work() -> None:
 def test_other_threads() -> None:
     """Outside of the main thread, where nothing can be interrupted, there is no limit."""
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(within(0.0, lambda: 7)))
+    thread = threading.Thread(target=lambda: found.append(within(-1, lambda: 7)))
     thread.start()
     thread.join()
     assert found == [7]
+
+
+FORKING = """
+import os
+from jobs.ingesting.time_limit import TimeIsUpError, within
+assert within(5, lambda: 7) == 7
+child = os.fork()
+if child == 0:
+    try:
+        within(0.05, lambda: [None for _ in iter(int, 1)])
+    except TimeIsUpError:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_processes_that_are_forked() -> None:
+    """A process that was forked, as Spark forks its Python workers, has the limit too."""
+    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)
