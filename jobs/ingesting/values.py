@@ -207,10 +207,14 @@ def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
     if form.framing == "confluent":
         framed = (F.octet_length(body) >= _CONFLUENT_BYTES) & (F.substring(body, 1, 1) == F.lit(bytearray(1)))
         body = F.when(framed, F.substring(body, _CONFLUENT_BYTES + 1, 2**31 - 1 - _CONFLUENT_BYTES))
+    writer, options = json.dumps(schema), {"mode": "PERMISSIVE"}
     try:
-        taken = rows.withColumn(
-            _PARSED, from_avro(body, json.dumps(schema), {"mode": "PERMISSIVE", "avroSchema": reader})
-        )
+        if form.registered is None:
+            # A value of five bytes may say that a string of a gigabyte follows, and Avro's Java makes room for it
+            # before it looks: the whole process ends. To pass over all fields needs no room, and finds where it is cut.
+            passed = from_avro(body, writer, {**options, "avroSchema": json.dumps({**schema, "fields": [mark]})})
+            body = F.when(passed.getField(_MARK).isNotNull(), body)
+        taken = rows.withColumn(_PARSED, from_avro(body, writer, {**options, "avroSchema": reader}))
         whole = F.col(_PARSED)
         names = [field["name"] for field in schema["fields"]]
         found = taken.select(whole)  # Spark reads the schema only now

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DecimalType, StructField, StructType
 
 from jobs import ingest as job
 from jobs.driver.command_line import configure
@@ -24,6 +24,7 @@ from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of, table
 from transforms.errors import ConfigurationError
 from transforms.record import Record
+from transforms.record_format import number_bytes
 
 __all__ = ["settings"]  # the fixture
 
@@ -186,7 +187,7 @@ def test_decimals_without_end(spark: SparkSession) -> None:
         "m": {"1e99999999": Decimal("10.00")},
     }
     text = F.col("value").cast("string")
-    field = StructType.fromDDL("d DECIMAL(9,2)")
+    field = StructType([StructField("d", DecimalType(9, 2))])
     assert [row[0] for row in rows_of(spark, *good, *bad[:3]).select(fits(text, field)).collect()] == [
         True,
         True,
@@ -194,6 +195,29 @@ def test_decimals_without_end(spark: SparkSession) -> None:
         False,
         False,
     ]
+
+
+def test_avro_lengths_that_are_claimed(spark: SparkSession) -> None:
+    """A value of a few bytes that says it has a gigabyte is bad; Spark's Java process would end, and any retry too."""
+    fields = {
+        "s": "string",
+        "b": "bytes",
+        "l": {"type": "array", "items": "long"},
+        "m": {"type": "map", "values": "string"},
+    }
+    several = [{"name": name, "type": ["null", kind]} for name, kind in fields.items()]
+    schema = json.dumps({"type": "record", "name": "R", "fields": several})
+    good = b"\x02\x02a" + b"\x02\x02b" + b"\x02\x02\x0a\x00" + b"\x02\x02\x02k\x02v\x00"
+    for framing, before in (("none", b""), ("confluent", bytes(5))):
+        bad = [
+            before + b"\x00" * place + b"\x02" + number_bytes(claimed)
+            for place in range(4)
+            for claimed in (2**31 - 9, 2**28)
+        ]
+        rows = parsed(rows_of(spark, before + good, *bad), ValueForm("avro", schema, framing, on_bad="null"))  # type: ignore[arg-type]  # a literal
+        first, *others = rows.collect()
+        assert first.value.asDict() == {"s": "a", "b": bytearray(b"b"), "l": [5], "m": {"k": "v"}}
+        assert [row[CORRUPT] for row in others] == [*map(bytearray, bad)]
 
 
 def test_bad_json_names_its_field(
