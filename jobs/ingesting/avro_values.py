@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import fastavro
+from fastavro.read import LOGICAL_READERS
 from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, MapType, StructType
 
 from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
@@ -22,6 +24,22 @@ _WIDENED: Mapping[tuple[str, type[DataType]], str] = MappingProxyType(
     {("int", LongType): "long", ("int", DoubleType): "double", ("float", DoubleType): "double"}
 )
 _MOST_FREE = 64
+_MOST_DECIMAL_BYTES = 128  # Spark's longest has 16
+
+
+def _bounded(read: Callable[..., Decimal]) -> Callable[..., Decimal]:
+    """A reader of decimals that takes no more bytes than these: to make digits of a MB takes more than a minute."""
+
+    def bounded(data: bytes, *schemas: Any) -> Decimal:
+        if len(data) > _MOST_DECIMAL_BYTES:
+            raise ValueError
+        return read(data, *schemas)
+
+    return bounded
+
+
+# As fastavro's documentation has it for logical types; there is no other way to them.
+LOGICAL_READERS.update({each: _bounded(LOGICAL_READERS[each]) for each in ("bytes-decimal", "fixed-decimal")})
 
 
 class AvroCodec:

@@ -90,11 +90,12 @@ def columns(written: Registered, where: str) -> StructType:
         ConfigurationError: the schema, or a part of it, has no one type in a table.
     """
     try:
-        schema = json.loads(written.text)
-        others = {name: json.loads(text) for name, text in written.references.items()}
-    except (ValueError, RecursionError) as exc:
+        with unusable("JSON Schema"):
+            schema = json.loads(written.text)
+            others = {name: json.loads(text) for name, text in written.references.items()}
+            found = _Types(schema, others, where).of(schema, "", 0)
+    except BadValueError as exc:
         raise ConfigurationError("--schema-registry-url", f"{where} is no JSON Schema") from exc
-    found = _Types(schema, others, where).of(schema, "", 0)
     if not isinstance(found, StructType) or not found.fields:
         raise ConfigurationError(
             "--schema-registry-url", f"{where} is no object with properties; give the columns with --value-schema"

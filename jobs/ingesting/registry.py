@@ -169,17 +169,21 @@ class Registry:
         def add(schema: Mapping[str, Any]) -> None:
             if not isinstance(schema.get("schema"), str):
                 raise self._odd("an answer without a schema")
-            for each in schema.get("references") or ():
+            for each in _listed(schema.get("references")):
                 try:
-                    name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
-                except (TypeError, LookupError, ValueError):
+                    name, subject, version = (
+                        str(each["name"]),
+                        quote(str(each["subject"]), safe=""),
+                        int(each["version"]),
+                    )
+                except (TypeError, LookupError, ValueError, OverflowError):
                     raise self._odd("a reference without name, subject and version") from None
                 if name in asked:
                     continue
                 asked.add(name)
                 if len(asked) > _MOST_REFERENCES:
                     raise BadValueError(f"whose schema refers to more than {_MOST_REFERENCES} others")
-                other = self._get(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+                other = self._get(f"/subjects/{subject}/versions/{version}")
                 if other is None:
                     missing = printable(f"version {version} of {subject}", 100)
                     raise BadValueError(f"whose schema refers to {missing}, which the registry does not have")
@@ -248,6 +252,11 @@ class Registry:
 
     def _odd(self, what: str) -> JobFailedError:
         return JobFailedError(f"{self._url} does not answer as a schema registry: {what}")
+
+
+def _listed(found: Any) -> list[Any]:
+    """References of an answer; anything but a list is one that is wrong."""
+    return found if isinstance(found, list) else [found] if found else []
 
 
 def _context(options: Mapping[str, str]) -> ssl.SSLContext:

@@ -24,6 +24,7 @@ from jobs.ingesting.registered import PLAIN, REASON, Reader, RegisteredForm
 from jobs.ingesting.registry import Registered, RegistrySettings
 from tests.jobs.ingesting.test_registered import AVRO, PROTO, framed, reader, reason
 from transforms.errors import ConfigurationError
+from transforms.record_format import number_bytes
 
 PROTO2 = """syntax = "proto2";
 message M { optional string s = 1; repeated string r = 2; map<string, string> m = 3; optional bytes b = 4; }"""
@@ -163,6 +164,18 @@ def test_avro_items_of_few_bytes() -> None:
     assert reader("avro", items(3), {1: items(3)}).plain(framed(b"\x02\x02k\x01\x00")) == b"\x02\x02k\x01\x00"
     said = reason(reader("avro", items(65), {1: items(65)}), framed(b"\x00"))
     assert said.endswith("items with more than 64 fields without bytes, which no table can hold")
+
+
+def test_avro_decimals_of_many_bytes() -> None:
+    """A decimal of more bytes than any table has is bad before its digits are made, which would take minutes."""
+    kind = {"logicalType": "decimal", "precision": 9, "scale": 2}
+    for number, (schema, before) in enumerate((
+        ({"type": "bytes", **kind}, number_bytes(2**20)),
+        ({"type": "fixed", "name": "F", "size": 2**20, **kind}, b""),
+    )):  # fmt: skip
+        whole = {"type": "record", "name": "R", "fields": [{"name": "d", "type": schema}]}
+        found = reader("avro", whole, {number: whole})
+        assert reason(found, framed(before + b"\x7f" * 2**20, number)).endswith("as the table needs it: ValueError")
 
 
 def test_protobuf_messages_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

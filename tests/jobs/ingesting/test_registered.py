@@ -273,6 +273,7 @@ def test_json_references_stay_here() -> None:
         ({"type": "object", "properties": {"l": {"type": "array", "items": {"$ref": "#/no"}}}}, "l[] refers to '#/no'"),
         ({"type": "string"}, "is no object with properties"),
         ("[", "is no JSON Schema"),
+        ({"type": "object", "properties": {"a": {"enum": 5}}}, "is no JSON Schema"),
     ],
 )
 def test_json_columns_refused(schema: object, said: str) -> None:

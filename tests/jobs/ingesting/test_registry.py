@@ -155,6 +155,12 @@ def test_schema_with_its_references(server: Server) -> None:
         ((200, b"{}", {}), "an answer without a schema"),
         ((200, b'{"schema": 5}', {}), "an answer without a schema"),
         ((200, b'{"schema": "x", "references": [1]}', {}), "a reference without name"),
+        ((200, b'{"schema": "x", "references": 5}', {}), "a reference without name"),
+        ((200, b'{"schema": "x", "references": [{"name": "n", "subject": "s", "version": 1e999}]}', {}), "a reference"),
+        (
+            (200, rb'{"schema": "x", "references": [{"name": "n", "subject": "\ud800", "version": 1}]}', {}),
+            "a reference",
+        ),
         ((200, b"<html>" + b"x" * (4 << 20), {}), "more than 4,194,304 bytes"),
         ((302, b"", {"Location": "http://127.0.0.2:9/else"}), "status 302"),
         ((400, b"no", {}), "status 400"),
