@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import TypeVar
 __all__ = ["TimeIsUpError", "within"]
 
 _T = TypeVar("_T")
-_TICK = 0.05
+_AGAIN = 0.1
 
 
 class TimeIsUpError(Exception):
@@ -24,27 +22,32 @@ class _InterruptionError(BaseException):
 
 
 class _Clock:
-    """Counts the CPU time of the process, from the first work on: to set a timer for each value would cost more."""
+    """Measures the CPU time of the process, while there is work.
+
+    Nothing is left behind: a timer that goes off when the interpreter ends, and has taken its handlers away, would kill
+    the process.
+    """
 
     def __init__(self) -> None:
-        self.left = math.inf
-        self.ticks = False
-        os.register_at_fork(after_in_child=self._stopped)
+        self._handles = False
+        self._works = False
 
-    def start(self) -> None:
-        """Begins to count, in the main thread."""
-        signal.signal(signal.SIGVTALRM, self._tick)
-        signal.setitimer(signal.ITIMER_VIRTUAL, _TICK, _TICK)
-        self.ticks = True
+    def start(self, seconds: float) -> None:
+        """Interrupts after this time, and again and again: an interruption in a finalizer is lost."""
+        if not self._handles:
+            signal.signal(signal.SIGVTALRM, self._interrupt)
+            self._handles = True
+        self._works = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN)
 
-    def _tick(self, *_: object) -> None:
-        self.left -= _TICK
-        if self.left < 0:  # again with each tick: an interruption in a finalizer is lost
+    def stop(self) -> None:
+        """Interrupts no more."""
+        self._works = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+    def _interrupt(self, *_: object) -> None:
+        if self._works:
             raise _InterruptionError
-
-    def _stopped(self) -> None:
-        """A process does not inherit timers."""
-        self.left, self.ticks = math.inf, False
 
 
 _clock = _Clock()
@@ -61,14 +64,12 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
     """
     if threading.get_ident() != threading.main_thread().ident:
         return work()
-    if not _clock.ticks:
-        _clock.start()
     try:
-        _clock.left = seconds
         try:
+            _clock.start(seconds)
             return work()
         finally:
-            _clock.left = math.inf
+            _clock.stop()
     except _InterruptionError:
-        _clock.left = math.inf
+        _clock.stop()
         raise TimeIsUpError from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -35,10 +36,20 @@ def test_time_that_is_over(work: object) -> None:
     assert within(5, lambda: 7) == 7
 
 
+def test_nothing_is_left() -> None:
+    """No timer goes on behind the work, however that ended: it would kill an interpreter that is about to end."""
+    with suppress(TimeIsUpError):
+        within(0.05, endless)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    within(5, lambda: 7)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
 def test_errors_of_the_work() -> None:
     """An error of the work is the caller's, and ends the limit."""
     with pytest.raises(ZeroDivisionError):
         within(0.05, lambda: 1 // 0)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     ends = time.process_time() + 0.1
     while time.process_time() < ends:
         pass
