@@ -65,6 +65,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "google": ("stores/gcs_token", "jobs/ingesting/protobuf_values"),
     "grpc_tools": ("jobs/ingesting/protobuf_values",),
     "fastavro": ("jobs/ingesting/avro_values",),
+    "re2": ("jobs/ingesting/json_validator",),
     "pyspark": ("jobs/",),
     "py4j": ("jobs/",),
     "faust": ("app/",),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import fastavro
-from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.read import LOGICAL_READERS
 from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, MapType, StructType
 
-from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
 from jobs.ingesting.registry import Registered
 
 __all__ = ["AvroCodec", "whole", "widened"]
@@ -21,8 +23,23 @@ _NAMED = ("record", "error", "enum", "fixed")
 _WIDENED: Mapping[tuple[str, type[DataType]], str] = MappingProxyType(
     {("int", LongType): "long", ("int", DoubleType): "double", ("float", DoubleType): "double"}
 )
-_EMPTY = "an array of items without bytes"
-_ITSELF = "a record inside itself"
+_MOST_FREE = 64
+_MOST_DECIMAL_BYTES = 128  # Spark's longest has 16
+
+
+def _bounded(read: Callable[..., Decimal]) -> Callable[..., Decimal]:
+    """A reader of decimals that takes no more bytes than these: to make digits of a MB takes more than a minute."""
+
+    def bounded(data: bytes, *schemas: Any) -> Decimal:
+        if len(data) > _MOST_DECIMAL_BYTES:
+            raise ValueError
+        return read(data, *schemas)
+
+    return bounded
+
+
+# As fastavro's documentation has it for logical types; there is no other way to them.
+LOGICAL_READERS.update({each: _bounded(LOGICAL_READERS[each]) for each in ("bytes-decimal", "fixed-decimal")})
 
 
 class AvroCodec:
@@ -32,16 +49,12 @@ class AvroCodec:
         BadValueError: one of the schemas is wrong, or no table can hold its values.
     """
 
+    @unusable("Avro schema")
     def __init__(self, written: Registered, table: Registered) -> None:
-        try:
-            schemas = whole(written), whole(table)
-            self._written, self._table = (fastavro.parse_schema(each) for each in schemas)
-            hazard = _hazard(schemas[0], {}, ())
-        except (ValueError, TypeError, LookupError, RecursionError, SchemaParseException, UnknownType) as exc:
-            raise BadValueError(f"whose Avro schema cannot be used: {type(exc).__name__}") from exc
-        if hazard is not None:
-            # fastavro follows a value as deep as it goes, and as often as its count says, whatever its length.
-            raise BadValueError(f"whose Avro schema has {hazard}, which no table can hold")
+        schemas = whole(written), whole(table)
+        for each in schemas:
+            _Sizes().of(each)
+        self._written, self._table = (fastavro.parse_schema(each) for each in schemas)
 
     def plain(self, content: bytes) -> bytes:
         """See `codec.Codec`."""
@@ -135,41 +148,76 @@ def _full(schema: Mapping[str, Any], space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _hazard(schema: Any, named: dict[str, Any], open_: tuple[str, ...], space: str = "") -> str | None:
-    """What in a schema makes fastavro unsafe for hostile values; None if nothing does."""
-    if isinstance(schema, str):
-        full = schema if "." in schema or f"{space}.{schema}" not in named else f"{space}.{schema}"
-        return _ITSELF if full in open_ else None
-    inside: list[Any] = schema if isinstance(schema, list) else []
-    if isinstance(schema, dict):
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What one value of a schema is at most: the values in it, and those of them that need no byte of their own.
+
+    Items of arrays and maps count once; `empty` says that the whole value may have no byte.
+    """
+
+    values: int
+    free: int
+    empty: bool
+
+
+_PLAIN, _NULL = _Size(1, 0, empty=False), _Size(1, 1, empty=True)
+
+
+class _Sizes:
+    """Looks whether a schema lets fastavro follow a value as deep as it goes, or as often as its count says.
+
+    It looks at each named type once, so a schema takes as long as its text, whatever it says.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, _Size | None] = {}
+
+    def of(self, schema: Any, space: str = "") -> _Size:
+        """The size of a schema in this namespace.
+
+        Raises:
+            BadValueError: no table can hold its values, or a few bytes make too many of them.
+        """
+        found = self._of(schema, space)
+        if found.values > MOST_FIELDS:
+            raise BadValueError(f"whose Avro schema has more than {MOST_FIELDS:,} fields")
+        return found
+
+    def _of(self, schema: Any, space: str) -> _Size:
+        if isinstance(schema, str):
+            full = schema if "." in schema or f"{space}.{schema}" not in self._named else f"{space}.{schema}"
+            if full in self._named:
+                return self._named[full] or _refused("a record inside itself")
+            return _NULL if schema == "null" else _PLAIN
+        if isinstance(schema, list):  # which of them it is takes a byte
+            several = [self.of(each, space) for each in schema]
+            most = max((each.free for each in several), default=0)
+            return _Size(1 + sum(each.values for each in several), max(most - 1, 0), empty=False)
         kind = schema["type"]
-        if kind == "array" and _empty(schema["items"], named, space):
-            return _EMPTY
         if kind in ("array", "map"):
-            inside = [schema["items" if kind == "array" else "values"]]
-        elif kind in _NAMED:
-            full = _full(schema, schema.get("namespace", space))
-            named[full] = schema
-            space, open_ = full.rpartition(".")[0], (*open_, full)
-            inside = [each["type"] for each in schema.get("fields", ())]
+            item = self.of(schema["items" if kind == "array" else "values"], space)
+            if item.empty and kind == "array":
+                _refused("an array of items without bytes")
+            if item.free > _MOST_FREE:
+                _refused(f"items with more than {_MOST_FREE} fields without bytes")
+            return _Size(1 + item.values, 0, empty=False)
+        return self._of_named(schema, space) if kind in _NAMED else self.of(kind, space)
+
+    def _of_named(self, schema: Mapping[str, Any], space: str) -> _Size:
+        full = _full(schema, schema.get("namespace", space))
+        self._named[full] = None  # it is not to be inside itself
+        if schema["type"] == "fixed":
+            found = _NULL if schema["size"] == 0 else _PLAIN
         else:
-            inside = [kind]
-    return next((found for each in inside if (found := _hazard(each, named, open_, space))), None)
+            inside = [self.of(each["type"], full.rpartition(".")[0]) for each in schema.get("fields", ())]
+            empty = schema["type"] != "enum" and all(each.empty for each in inside)
+            found = _Size(1 + sum(each.values for each in inside), empty + sum(each.free for each in inside), empty)
+        self._named[full] = found
+        return found
 
 
-def _empty(schema: Any, named: Mapping[str, Any], space: str) -> bool:
-    """Whether a value of the schema may have no bytes; a record is told by its fields."""
-    if isinstance(schema, str):
-        found = named.get(schema, named.get(f"{space}.{schema}"))
-        return schema == "null" or (found is not None and _empty(found, named, space))
-    if isinstance(schema, list):
-        return False  # which of them it is takes a byte
-    kind = schema["type"]
-    if kind == "fixed":
-        return bool(schema.get("size") == 0)
-    if kind in ("record", "error"):
-        return all(_empty(each["type"], named, space) for each in schema["fields"])
-    return not isinstance(kind, str) and _empty(kind, named, space)
+def _refused(what: str) -> NoReturn:
+    raise BadValueError(f"whose Avro schema has {what}, which no table can hold")
 
 
 def _named(error: Exception) -> str:

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-__all__ = ["JSON_OPTIONS", "strings_fit"]
+__all__ = ["JSON_OPTIONS", "any_string", "strings_fit"]
 
 JSON_OPTIONS = MappingProxyType({"mode": "PERMISSIVE", "maxStringLen": str(2**31 - 1)})
 """The options with which `from_json` reads values, beside the name of its own field."""
@@ -47,11 +47,25 @@ def strings_fit(text: Column, parsed: Column, schema: StructType) -> Column:
     """
     if not _has_strings(schema):
         return F.lit(True)
-    maybe = _any(parsed, schema, _may_be_other)
+    maybe = any_string(parsed, schema, _may_be_other)
     again = F.from_json(text, _with_variants(schema), dict(JSON_OPTIONS))
     # Bound by a lambda, so that it is parsed once for all fields.
-    other = F.exists(F.array(again), lambda whole: _any(whole, schema, _is_other))
+    other = F.exists(F.array(again), lambda whole: any_string(whole, schema, _is_other))
     return F.when(maybe, ~other).otherwise(F.lit(True))
+
+
+def any_string(value: Column, kind: DataType, test: Test) -> Column:
+    """Whether the test holds for any string in a value of this type, which has strings; never null."""
+    if isinstance(kind, StructType):
+        fields = (field for field in kind if _has_strings(field.dataType))
+        return reduce(or_, (any_string(value.getField(field.name), field.dataType, test) for field in fields))
+    if isinstance(kind, ArrayType):
+        found = F.exists(value, lambda each: any_string(each, kind.elementType, test))
+    elif isinstance(kind, MapType):
+        found = F.exists(F.map_values(value), lambda each: any_string(each, kind.valueType, test))
+    else:
+        found = test(value)
+    return F.coalesce(found, F.lit(False))
 
 
 def _may_be_other(text: Column) -> Column:
@@ -60,20 +74,6 @@ def _may_be_other(text: Column) -> Column:
 
 def _is_other(variant: Column) -> Column:
     return ~F.schema_of_variant(variant).isin("STRING", "VOID")
-
-
-def _any(value: Column, kind: DataType, test: Test) -> Column:
-    """Whether the test holds for any string in a value of this type, which has strings; never null."""
-    if isinstance(kind, StructType):
-        fields = (field for field in kind if _has_strings(field.dataType))
-        return reduce(or_, (_any(value.getField(field.name), field.dataType, test) for field in fields))
-    if isinstance(kind, ArrayType):
-        found = F.exists(value, lambda each: _any(each, kind.elementType, test))
-    elif isinstance(kind, MapType):
-        found = F.exists(F.map_values(value), lambda each: _any(each, kind.valueType, test))
-    else:
-        found = test(value)
-    return F.coalesce(found, F.lit(False))
 
 
 def _has_strings(kind: DataType) -> bool:

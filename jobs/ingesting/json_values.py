@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.exceptions import ValidationError
 from jsonschema.validators import validator_for
 from pyspark.sql.types import (
     ArrayType,
@@ -23,14 +23,18 @@ from referencing import Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT7
 
-from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
+from jobs.ingesting.json_validator import linear
 from jobs.ingesting.registry import Registered
+from jobs.ingesting.time_limit import TimeIsUpError, within
 from transforms.errors import ConfigurationError
 from transforms.text import printable
 
 __all__ = ["JsonCodec", "columns"]
 
 _MOST_DEPTH = 64
+# jsonschema takes 3 seconds for a MiB of plain numbers.
+_SECONDS, _SECONDS_OF_A_BYTE = 1.0, 30 / 2**20
 _SIMPLE = {"string": StringType(), "integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
 
 
@@ -41,31 +45,35 @@ class JsonCodec:
         BadValueError: the schema cannot be used.
     """
 
+    @unusable("JSON Schema")
     def __init__(self, written: Registered) -> None:
-        try:
-            schema = json.loads(written.text)
-            others = {name: json.loads(text) for name, text in written.references.items()}
-            kind = validator_for(schema)
-            kind.check_schema(schema)
-        except (ValueError, RecursionError, SchemaError, AttributeError) as exc:
-            raise BadValueError(f"whose JSON Schema cannot be used: {type(exc).__name__}") from exc
+        schema = json.loads(written.text)
+        others = {name: json.loads(text) for name, text in written.references.items()}
+        kind: Any = validator_for(schema)
+        # Without formats: regular expressions would have to be those of Python.
+        kind.check_schema(schema, format_checker=None)
         known: References[Any] = References().with_resources(
             (name, Resource.from_contents(each, default_specification=DRAFT7)) for name, each in others.items()
         )
-        self._validator = kind(schema, registry=known)
+        self._validator = linear(kind)(schema, registry=known)
 
     def plain(self, content: bytes) -> bytes:
         """See `codec.Codec`."""
         try:
             value = json.loads(content.decode("utf-8"), parse_constant=_no_number)
+            if b"\\ud" in content or b"\\uD" in content:  # half a character, of which Spark would make a question mark
+                json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as exc:
             raise BadValueError("is no JSON") from exc
+        seconds = _SECONDS + len(content) * _SECONDS_OF_A_BYTE
         try:
-            self._validator.validate(value)
+            within(seconds, lambda: self._validator.validate(value))
         except ValidationError as exc:
             # The place in the schema: that in the value has names that the value chose.
             where = "/".join(map(str, exc.absolute_schema_path))
             raise BadValueError(f"is not JSON of it: {printable(where, 100)}") from exc
+        except TimeIsUpError as exc:
+            raise BadValueError(f"cannot be checked with it in {seconds:.1f} seconds of CPU") from exc
         except (Unresolvable, RecursionError) as exc:
             raise BadValueError(f"cannot be checked with it: {type(exc).__name__}") from exc
         return content
@@ -82,11 +90,12 @@ def columns(written: Registered, where: str) -> StructType:
         ConfigurationError: the schema, or a part of it, has no one type in a table.
     """
     try:
-        schema = json.loads(written.text)
-        others = {name: json.loads(text) for name, text in written.references.items()}
-    except (ValueError, RecursionError) as exc:
+        with unusable("JSON Schema"):
+            schema = json.loads(written.text)
+            others = {name: json.loads(text) for name, text in written.references.items()}
+            found = _Types(schema, others, where).of(schema, "", 0)
+    except BadValueError as exc:
         raise ConfigurationError("--schema-registry-url", f"{where} is no JSON Schema") from exc
-    found = _Types(schema, others, where).of(schema, "", 0)
     if not isinstance(found, StructType) or not found.fields:
         raise ConfigurationError(
             "--schema-registry-url", f"{where} is no object with properties; give the columns with --value-schema"
@@ -101,11 +110,15 @@ class _Types:
         self._root = root
         self._others = others
         self._where = where
+        self._found = 0
 
     def of(self, schema: Any, path: str, depth: int) -> DataType:
         """The type of a part, which is at `path` and so many parts deep."""
         if depth > _MOST_DEPTH:
             self._fail(path, f"goes on for more than {_MOST_DEPTH} levels, or contains itself")
+        self._found += 1
+        if self._found > MOST_FIELDS:
+            self._fail("", f"has more than {MOST_FIELDS:,} fields")
         if not isinstance(schema, dict):
             self._fail(path, "says no type")
         if "$ref" in schema:

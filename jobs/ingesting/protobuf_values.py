@@ -11,10 +11,10 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -37,7 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jobs.ingesting.codec import BadValueError
+from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
 from jobs.ingesting.registry import Registered
 from transforms.errors import ConfigurationError
 
@@ -46,6 +46,8 @@ __all__ = ["ProtobufCodec", "columns", "described"]
 _FILE = "value.proto"
 _MOST_DEPTH = 64
 _MOST_INDEXES = 32
+_FEWEST_FIELDS, _FIELDS_OF_A_BYTE = 1_000_000, 4
+_MOST_NAME_BYTES, _MOST_PART_BYTES = 1024, 255
 _TIMESTAMP = "google.protobuf.Timestamp"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES: Mapping[int, DataType] = {
@@ -75,6 +77,7 @@ class ProtobufCodec:
         BadValueError: one of the schemas is wrong.
     """
 
+    @unusable("Protobuf schema")
     def __init__(self, written: Registered, table: Registered, message: str | None) -> None:
         self._names = _messages(_compiled(written))
         self._table = described(table, message)
@@ -93,7 +96,13 @@ class ProtobufCodec:
             message.ParseFromString(content[start:])
         except DecodeError as exc:
             raise BadValueError(f"is no message {name}") from exc
-        return json.dumps(_object(message), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        # Two bytes are a message, and each has all its fields as JSON.
+        most = _FEWEST_FIELDS + _FIELDS_OF_A_BYTE * len(content)
+        try:
+            found = _Json(most).of(message)
+        except UnicodeDecodeError as exc:  # proto2 takes any bytes
+            raise BadValueError("has a string that is not UTF-8") from exc
+        return json.dumps(found, ensure_ascii=False).encode()
 
 
 def columns(written: Registered, where: str, message: str | None = None) -> StructType:
@@ -108,7 +117,7 @@ def columns(written: Registered, where: str, message: str | None = None) -> Stru
         ConfigurationError: the schema cannot be used, or a message contains itself.
     """
     try:
-        return _struct(described(written, message), "", 0)
+        return _Types().of(described(written, message), "", 0)
     except BadValueError as exc:
         raise ConfigurationError(
             "--schema-registry-url", f"{where}: {exc}; give the columns with --value-schema"
@@ -125,18 +134,18 @@ def _compiled(schema: Registered) -> descriptor_pb2.FileDescriptorSet:
 
     own = Path(str(grpc_tools.__file__)).parent / "_proto"
     known = descriptor_pb2.FileDescriptorSet()
+    texts = {**schema.references, _FILE: schema.text}
+    _check_names(texts)
     with tempfile.TemporaryDirectory(prefix="wideload-proto-") as folder:
-        root, out, given = Path(folder, "in").resolve(), Path(folder, "out"), Path(folder, "given")
+        root, out, given = Path(folder, "in"), Path(folder, "out"), Path(folder, "given")
         root.mkdir()
-        for name, text in {**schema.references, _FILE: schema.text}.items():
-            file = (root / name).resolve()
-            if not file.is_relative_to(root) or file.is_dir():
-                raise BadValueError("whose Protobuf schema refers to a file outside its own")
+        for name, text in texts.items():
             serialized = _serialized(text)
             if serialized is not None:
                 serialized.name = name
                 known.file.append(serialized)
                 continue
+            file = root / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         given.write_bytes(known.SerializeToString())
@@ -147,6 +156,25 @@ def _compiled(schema: Registered) -> descriptor_pb2.FileDescriptorSet:
         if status != 0:
             raise BadValueError("whose Protobuf schema does not compile")
         return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _check_names(names: Collection[str]) -> None:
+    """Makes sure that each is the name of a file, and none the name of a folder of another.
+
+    What an operating system says to other names would be an error of this machine, and end the job.
+    """
+    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    for name in names:
+        parts = name.split("/")
+        if (
+            name in folders
+            or any(part in ("", ".", "..") or len(part.encode()) > _MOST_PART_BYTES for part in parts)
+            or len(name.encode()) > _MOST_NAME_BYTES
+            or "\0" in name
+        ):
+            raise BadValueError(
+                "whose Protobuf schema refers to a file outside its own, or to a name that no file can have"
+            )
 
 
 def _serialized(text: str) -> descriptor_pb2.FileDescriptorProto | None:
@@ -185,6 +213,7 @@ def _messages(files: descriptor_pb2.FileDescriptorSet) -> dict[tuple[int, ...], 
     return found
 
 
+@unusable("Protobuf schema")
 def described(schema: Registered, message: str | None) -> Descriptor:
     """A message of a schema, by its full name; None for the first.
 
@@ -228,53 +257,73 @@ def _zigzag(content: bytes, at: int) -> tuple[int, int]:
     raise BadValueError("has no message indexes behind it")
 
 
-def _struct(kind: Descriptor, path: str, depth: int) -> StructType:
-    if depth > _MOST_DEPTH:
-        raise BadValueError(f"{path.lstrip('.')} goes on for more than {_MOST_DEPTH} levels, or contains itself")
-    return StructType([StructField(each.name, _type(each, f"{path}.{each.name}", depth)) for each in kind.fields])
+class _Types:
+    """Finds the types of messages, of which a few that share others can have billions of fields."""
 
+    def __init__(self) -> None:
+        self._found = 0
 
-def _type(field: FieldDescriptor, path: str, depth: int) -> DataType:
-    if _is_map(field):
-        value = field.message_type.fields_by_name["value"]
-        return MapType(StringType(), _type(value, f"{path}{{}}", depth + 1))
-    found = _TYPES.get(field.type)
-    if found is None:
-        inner = field.message_type
-        found = TimestampType() if inner.full_name == _TIMESTAMP else _struct(inner, path, depth + 1)
-    return ArrayType(found) if field.is_repeated else found
+    def of(self, kind: Descriptor, path: str, depth: int) -> StructType:
+        """The type of a message, which is at `path` and so many messages deep."""
+        if depth > _MOST_DEPTH:
+            raise BadValueError(f"{path.lstrip('.')} goes on for more than {_MOST_DEPTH} levels, or contains itself")
+        self._found += len(kind.fields)
+        if self._found > MOST_FIELDS:
+            raise BadValueError(f"has more than {MOST_FIELDS:,} fields")
+        return StructType(
+            [StructField(each.name, self._type(each, f"{path}.{each.name}", depth)) for each in kind.fields]
+        )
+
+    def _type(self, field: FieldDescriptor, path: str, depth: int) -> DataType:
+        if _is_map(field):
+            value = field.message_type.fields_by_name["value"]
+            return MapType(StringType(), self._type(value, f"{path}{{}}", depth + 1))
+        found = _TYPES.get(field.type)
+        if found is None:
+            inner = field.message_type
+            found = TimestampType() if inner.full_name == _TIMESTAMP else self.of(inner, path, depth + 1)
+        return ArrayType(found) if field.is_repeated else found
 
 
 def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-def _object(message: Message) -> dict[str, Any]:
-    """The fields as JSON; one that is not set is left out if Protobuf tells that apart from its default."""
-    found: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if _is_map(field):
-            kind = field.message_type.fields_by_name["value"]
-            found[field.name] = {_key(key): _json(value[key], kind) for key in value}
-        elif field.is_repeated:
-            found[field.name] = [_json(each, field) for each in value]
-        elif not field.has_presence or message.HasField(field.name):
-            found[field.name] = _json(value, field)
-    return found
+class _Json:
+    """Makes JSON of messages that have no more than so many fields together."""
 
+    def __init__(self, most: int) -> None:
+        self._left = most
 
-def _json(value: Any, field: FieldDescriptor) -> Any:
-    if field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_GROUP):
-        return _time(value) if field.message_type.full_name == _TIMESTAMP else _object(value)
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known is not None else str(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    def of(self, message: Message) -> dict[str, Any]:
+        """The fields; one that is not set is left out if Protobuf tells that apart from its default."""
+        self._left -= len(message.DESCRIPTOR.fields)
+        if self._left < 0:
+            raise BadValueError("has more fields than a table can hold for so few bytes")
+        found: dict[str, Any] = {}
+        for field in message.DESCRIPTOR.fields:
+            value = getattr(message, field.name)
+            if _is_map(field):
+                kind = field.message_type.fields_by_name["value"]
+                found[field.name] = {_key(key): self._value(value[key], kind) for key in value}
+            elif field.is_repeated:
+                found[field.name] = [self._value(each, field) for each in value]
+            elif not field.has_presence or message.HasField(field.name):
+                found[field.name] = self._value(value, field)
+        return found
+
+    def _value(self, value: Any, field: FieldDescriptor) -> Any:
+        if field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_GROUP):
+            return _time(value) if field.message_type.full_name == _TIMESTAMP else self.of(value)
+        if field.type == FieldDescriptor.TYPE_ENUM:
+            known = field.enum_type.values_by_number.get(value)
+            return known.name if known is not None else str(value)
+        if isinstance(value, bytes):
+            # proto2 takes a string that is no UTF-8, and then gives its bytes.
+            return value.decode() if field.type == FieldDescriptor.TYPE_STRING else base64.b64encode(value).decode()
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value
 
 
 def _key(key: Any) -> str:

@@ -19,11 +19,11 @@ from uuid import UUID
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from jobs.driver.failures import JobFailedError
 from jobs.driver.jvm import map_in_arrow
 from jobs.driver.session import share_code
 from jobs.ingesting.codec import BadValueError, Codec
 from jobs.ingesting.registry import Registered, Registry, RegistrySettings, SchemaId, SchemaType
+from jobs.ingesting.time_limit import TimeIsUpError, within
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,9 +43,12 @@ HEADER = "__value_schema_id"
 
 _ID, _GUID = 0, 1  # the first byte of the framing
 _ID_BYTES, _GUID_BYTES = 4, 16
-_MOST_UNKNOWN = 1000
+_MOST_ID = 2**31 - 1
 _MOST_KEPT = 256
+_MOST_KNOWN = 10_000
+_MOST_BYTES = 2**30
 _TOGETHER = 2**22
+_SCHEMA_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,7 @@ class _Plain:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader = Reader(self.form, Registry(self.form.registry).schema)
         for batch in batches:
-            # A large value is a batch of its own: written as JSON, two of them may be more than a batch can hold.
-            for part in _parts(batch):
-                yield _with(part, reader)
+            yield from _read(batch, reader)
 
 
 # The schema of an id never changes, and a Python process does many tasks.
@@ -127,8 +128,7 @@ class Reader:
     def __init__(self, form: RegisteredForm, schema: Callable[[SchemaId], Registered | None]) -> None:
         self._form = form
         self._schema = schema
-        self._codecs: dict[SchemaId, Codec | BadValueError] = {}
-        self._unknown = 0
+        self._codecs: dict[SchemaId, Codec | str] = {}  # or what is wrong with the schema
 
     def plain(self, value: bytes, header: bytes | None = None) -> bytes:
         """The content of a value, in the schema of the table.
@@ -140,7 +140,7 @@ class Reader:
         Raises:
             BadValueError: the value is damaged, or has the id of a schema that is unknown or does not fit.
             ConfigurationError: the registry refuses the credentials.
-            JobFailedError: the registry does not answer, or more than 1,000 different ids were unknown.
+            JobFailedError: the registry does not answer.
         """
         if header is None:
             found = _framing(value, (_ID,))
@@ -156,33 +156,37 @@ class Reader:
             which, content = found[0], found[1] + value
         codec = self._codecs.get(which)
         if codec is None:
+            if len(self._codecs) >= _MOST_KNOWN:  # values may name any number of ids
+                self._codecs.clear()
             codec = self._codecs[which] = self._codec(which)
-        if isinstance(codec, BadValueError):
-            raise codec
+        if isinstance(codec, str):
+            raise BadValueError(f"has {_named(which)}, {codec}")
         try:
-            return codec.plain(content)
+            plain = codec.plain(content)
         except BadValueError as exc:
             raise BadValueError(f"with {_named(which)}, {exc}") from exc
+        except Exception as exc:  # a value of anyone does to a library whatever it can
+            raise BadValueError(f"with {_named(which)}, cannot be read: {type(exc).__name__}") from exc
+        if len(plain) > _MOST_BYTES:
+            raise BadValueError(f"with {_named(which)}, is more than {_MOST_BYTES:,} bytes in the table's form")
+        return plain
 
-    def _codec(self, which: SchemaId) -> Codec | BadValueError:
+    def _codec(self, which: SchemaId) -> Codec | str:
         form = self._form
         key = (form.registry.url, form.format, form.table.text, form.message, which)
         if key in _kept:
             return _kept[key]
-        written = self._schema(which)
-        if written is None:
-            self._unknown += 1
-            if self._unknown > _MOST_UNKNOWN:
-                raise JobFailedError(
-                    f"the values of one task have more than {_MOST_UNKNOWN:,} different schema ids that the registry "
-                    "does not have; they are most likely not in its framing"
-                )
-            why = "" if isinstance(which, int) else f" (of header {HEADER}; not each registry knows GUIDs)"
-            return BadValueError(f"has {_named(which)}, which the registry does not have{why}")
         try:
-            found = self._form.codec(written)
+            # Ids are Java's integers, and what a registry answers to others differs.
+            written = None if isinstance(which, int) and which > _MOST_ID else self._schema(which)
+            if written is None:
+                why = "" if isinstance(which, int) else f" (of header {HEADER}; not each registry knows GUIDs)"
+                return f"which the registry does not have{why}"
+            found = within(_SCHEMA_SECONDS, lambda: form.codec(written))
         except BadValueError as exc:
-            return BadValueError(f"has {_named(which)}, {exc}")
+            return str(exc)
+        except TimeIsUpError:
+            return f"whose schema takes more than {_SCHEMA_SECONDS:.0f} seconds of CPU"
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
         _kept[key] = found
@@ -204,21 +208,35 @@ def _named(which: SchemaId) -> str:
     return f"schema id {which}" if isinstance(which, int) else f"schema GUID {which}"
 
 
-def _with(batch: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
-    import pyarrow as pa
+def _read(batch: pa.RecordBatch, reader: Reader) -> Iterator[pa.RecordBatch]:
+    """The rows with what becomes of their values, in batches of some MB or one larger value.
 
+    Written as JSON, a few values may be more than a batch can hold.
+    """
+    headers, start, held = batch.column("headers"), 0, 0
     plain: list[bytes | None] = []
     reasons: list[str | None] = []
-    headers = batch.column("headers")
     for row, value in enumerate(batch.column("value")):
-        content, reason = None, None
+        content, reason, length = None, None, 0
         if value.is_valid:
+            length = len(value.as_buffer())
             try:
                 content = reader.plain(value.as_py(), _header(headers[row].as_py()))
             except BadValueError as exc:
                 reason = str(exc)
+        size = length + len(content or b"")
+        if held and held + size > _TOGETHER:
+            yield _with(batch.slice(start, row - start), plain, reasons)
+            start, held, plain, reasons = row, 0, [], []
         plain.append(content)
         reasons.append(reason)
+        held += size
+    yield _with(batch.slice(start), plain, reasons)
+
+
+def _with(batch: pa.RecordBatch, plain: Sequence[bytes | None], reasons: Sequence[str | None]) -> pa.RecordBatch:
+    import pyarrow as pa
+
     columns = [*batch.columns, pa.array(plain, pa.binary()), pa.array(reasons, pa.string())]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, PLAIN, REASON])
 
@@ -227,15 +245,3 @@ def _header(headers: Sequence[Mapping[str, Any]] | None) -> bytes | None:
     """The last header `HEADER`, as Confluent's Java reads it. A null one is as none."""
     found = (each["value"] for each in reversed(headers or ()) if each["key"] == HEADER)
     return next(found, None)
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    import pyarrow.compute as pc
-
-    start, held = 0, 0
-    for row, length in enumerate(pc.binary_length(batch.column("value")).to_pylist()):
-        if held and held + (length or 0) > _TOGETHER:
-            yield batch.slice(start, row - start)
-            start, held = row, 0
-        held += length or 0
-    yield batch.slice(start)

@@ -16,7 +16,9 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 from jobs.driver.failures import JobFailedError
+from jobs.ingesting.codec import BadValueError
 from transforms.errors import ConfigurationError
+from transforms.text import printable
 
 __all__ = ["CONFIG", "OPTION", "Registered", "Registry", "RegistrySettings", "SchemaId", "SchemaType"]
 
@@ -129,6 +131,7 @@ class Registry:
         """The newest schema of a subject.
 
         Raises:
+            BadValueError: the schema is of an unknown kind, or refers to too many others.
             ConfigurationError: there is no such subject, or the registry refuses the credentials.
             JobFailedError: the registry does not answer as one.
         """
@@ -144,6 +147,7 @@ class Registry:
         """The schema with this id or GUID; None if there is none, or if the registry knows no GUIDs.
 
         Raises:
+            BadValueError: the schema is of an unknown kind, too long, or refers to too many others, or to none.
             ConfigurationError: the registry refuses the credentials.
             JobFailedError: the registry does not answer as one.
         """
@@ -155,7 +159,7 @@ class Registry:
         self._gather(found, references)
         kind = found.get("schemaType") or "AVRO"
         if kind not in ("AVRO", "JSON", "PROTOBUF"):
-            raise self._odd("a schema of an unknown type")
+            raise BadValueError(f"whose schema is of the type {printable(str(kind), 40)}, which is unknown")
         return Registered(cast("SchemaType", kind), found["schema"], references)
 
     def _gather(self, found: Mapping[str, Any], into: dict[str, str]) -> None:
@@ -165,19 +169,24 @@ class Registry:
         def add(schema: Mapping[str, Any]) -> None:
             if not isinstance(schema.get("schema"), str):
                 raise self._odd("an answer without a schema")
-            for each in schema.get("references") or ():
+            for each in _listed(schema.get("references")):
                 try:
-                    name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
-                except (TypeError, LookupError, ValueError):
+                    name, subject, version = (
+                        str(each["name"]),
+                        quote(str(each["subject"]), safe=""),
+                        int(each["version"]),
+                    )
+                except (TypeError, LookupError, ValueError, OverflowError):
                     raise self._odd("a reference without name, subject and version") from None
                 if name in asked:
                     continue
                 asked.add(name)
                 if len(asked) > _MOST_REFERENCES:
-                    raise self._odd(f"a schema that refers to more than {_MOST_REFERENCES} others")
-                other = self._get(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+                    raise BadValueError(f"whose schema refers to more than {_MOST_REFERENCES} others")
+                other = self._get(f"/subjects/{subject}/versions/{version}")
                 if other is None:
-                    raise self._odd(f"a reference to version {version} of {subject!r}, which it does not have")
+                    missing = printable(f"version {version} of {subject}", 100)
+                    raise BadValueError(f"whose schema refers to {missing}, which the registry does not have")
                 add(other)
                 into[name] = other["schema"]
 
@@ -223,6 +232,8 @@ class Registry:
             while piece := answer.read1(_PIECE, decode_content=False):
                 body += piece
                 if len(body) > _MOST_BYTES:
+                    if answer.status == 200 and body.lstrip().startswith(b"{"):  # noqa: PLR2004  # known by its number
+                        raise BadValueError(f"whose schema is more than {_MOST_BYTES:,} bytes")
                     raise self._odd(f"more than {_MOST_BYTES:,} bytes")
                 if time.monotonic() > deadline:
                     raise urllib3.exceptions.HTTPError(f"its answer takes longer than {_ANSWER_SECONDS:.0f} seconds")
@@ -241,6 +252,11 @@ class Registry:
 
     def _odd(self, what: str) -> JobFailedError:
         return JobFailedError(f"{self._url} does not answer as a schema registry: {what}")
+
+
+def _listed(found: Any) -> list[Any]:
+    """References of an answer; anything but a list is one that is wrong."""
+    return found if isinstance(found, list) else [found] if found else []
 
 
 def _context(options: Mapping[str, str]) -> ssl.SSLContext:

@@ -21,7 +21,7 @@ __all__ = ["as_table", "check", "registered"]
 
 _NEEDED = {
     "avro": ("fastavro", "urllib3"),
-    "json": ("jsonschema", "referencing", "urllib3"),
+    "json": ("jsonschema", "re2", "referencing", "urllib3"),
     "protobuf": ("google.protobuf", "grpc_tools", "urllib3"),
 }
 _FORMAT = "--value-format"
@@ -75,6 +75,8 @@ def registered(
         table = Registry(settings).newest(subject)
     except JobFailedError as exc:
         raise ConfigurationError(OPTION, str(exc)) from exc
+    except BadValueError as exc:
+        raise ConfigurationError(OPTION, f"the newest schema of {subject} is one {exc}") from exc
     if table.kind != kind:
         raise ConfigurationError(_FORMAT, f"is {form.format}, and the schema of {subject} is of the type {table.kind}")
     schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}", message)

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.driver.session import AVRO, require_class
+from jobs.ingesting.json_decimals import decimals_fit, has_decimals
 from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
@@ -43,6 +44,7 @@ _MARK = "_wideload"
 _OPTION = "--value-schema"
 _CONFLUENT_BYTES = 5
 _PARSED = "_parsed"
+_TEXT = "_text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def _text(rows: DataFrame, _: ValueForm, content: Column) -> tuple[DataFrame, Co
 def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     schema = form.json_schema()
     text = content.cast("string")
+    if has_decimals(schema):
+        rows, text = rows.withColumn(_TEXT, F.when(decimals_fit(text, schema), text)), F.col(_TEXT)
     taken = rows.withColumn(_PARSED, _from_json(text, schema))
     whole = F.col(_PARSED)
     good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
@@ -177,6 +181,8 @@ def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
 
 def fits(text: Column, schema: StructType) -> Column:
     """Whether a text is a JSON object with fields of this schema; fields that the schema does not have may be there."""
+    if has_decimals(schema):
+        text = F.when(decimals_fit(text, schema), text)
     whole = _from_json(text, schema)
     good = whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return F.coalesce(good, F.lit(False))
@@ -201,10 +207,14 @@ def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
     if form.framing == "confluent":
         framed = (F.octet_length(body) >= _CONFLUENT_BYTES) & (F.substring(body, 1, 1) == F.lit(bytearray(1)))
         body = F.when(framed, F.substring(body, _CONFLUENT_BYTES + 1, 2**31 - 1 - _CONFLUENT_BYTES))
+    writer, options = json.dumps(schema), {"mode": "PERMISSIVE"}
     try:
-        taken = rows.withColumn(
-            _PARSED, from_avro(body, json.dumps(schema), {"mode": "PERMISSIVE", "avroSchema": reader})
-        )
+        if form.registered is None:
+            # A value of five bytes may say that a string of a gigabyte follows, and Avro's Java makes room for it
+            # before it looks: the whole process ends. To pass over all fields needs no room, and finds where it is cut.
+            passed = from_avro(body, writer, {**options, "avroSchema": json.dumps({**schema, "fields": [mark]})})
+            body = F.when(passed.getField(_MARK).isNotNull(), body)
+        taken = rows.withColumn(_PARSED, from_avro(body, writer, {**options, "avroSchema": reader}))
         whole = F.col(_PARSED)
         names = [field["name"] for field in schema["fields"]]
         found = taken.select(whole)  # Spark reads the schema only now

@@ -32,7 +32,7 @@ from jobs.ingesting.registry import Registered, RegistrySettings
 from jobs.ingesting.table_schema import registered
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
 from tests.integration.worker_process import until
-from tests.jobs.ingesting.test_registry import Certificates
+from tests.jobs.ingesting.test_registry import Certificates, Server
 from tests.jobs.ingesting.test_registry import said as answered
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of
@@ -275,6 +275,29 @@ def test_json_schema(spark: SparkSession, registry: RegistryServer) -> None:
         {"id": 2, "note": None, "lines": None, "by_name": None},
     ]
     assert [row[CORRUPT] for row in rows] == [None, None, *map(bytearray, bad)]
+
+
+@pytest.mark.parametrize(
+    ("form", "schema", "content"),
+    [
+        ("json", {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.5}}},
+            [b'{"n": 5}', b'{"n": 1e999}', b'{"n": 6}']),
+        ("protobuf", 'syntax = "proto2"; message A { map<string, string> m = 1; }',
+            [b"\x00\x0a\x03\x0a\x01a", b"\x00\x0a\x03\x0a\x01\xff", b"\x00"]),
+    ],
+)  # fmt: skip
+def test_values_that_libraries_cannot_read(spark: SparkSession, form: str, schema: Any, content: list[bytes]) -> None:
+    """Whatever a library raises for a value of anyone, the job goes on: only that value is bad.
+
+    The registry is a stand-in of one answer.
+    """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    with Server() as server, server.serving():
+        server.answer = lambda path: answered(schema=text, schemaType=form.upper())
+        values = [framed(1, each) for each in content]
+        rows = taken(spark, cast("RegistryServer", server), "t", form, *values)
+    assert [row[CORRUPT] for row in rows] == [None, bytearray(values[1]), None]
+    assert [row.value is None for row in rows] == [False, True, False]
 
 
 def test_registry_goes_away(spark: SparkSession) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
+from pyspark.sql.types import DecimalType, StructField, StructType
 
 from jobs import ingest as job
 from jobs.driver.command_line import configure
 from jobs.ingesting.command_line import parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import changes
-from jobs.ingesting.values import CORRUPT, ValueForm, parsed
+from jobs.ingesting.values import CORRUPT, ValueForm, fits, parsed
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of, table
 from transforms.errors import ConfigurationError
 from transforms.record import Record
+from transforms.record_format import number_bytes
 
 __all__ = ["settings"]  # the fixture
 
@@ -154,6 +157,67 @@ def test_strings_are_strings(spark: SparkSession) -> None:
         "m": {"k": "5"},
         "n": {"s": "1 day", "i": 1},
     }
+
+
+def test_decimals_without_end(spark: SparkSession) -> None:
+    """A decimal with a long exponent or thousands of digits is a bad value; Spark would calculate with it for hours."""
+    form = ValueForm(
+        "json", "d DECIMAL(9,2), s STRING, n ARRAY<STRUCT<d: DECIMAL(9,2)>>, m MAP<STRING, DECIMAL(9,2)>", on_bad="null"
+    )
+    endless = b"1e99999999"
+    good = [
+        b'{"d": 1.5e3, "s": ": 1e99999999, \\" 1e99999", "n": [{"d": 1e-9999}], "m": {"1e99999999": 1e0000000001}}',
+        b'{"d": "1,000.5", "s": "%b"}' % (b"5" * 20_000),
+    ]
+    bad = [
+        b'{"d": %b}' % endless,
+        b'{"d": 1.5E-099999999}',
+        b'{"d": "%b"}' % endless,
+        b'{"n": [null, {"d": 1e+99999}]}',
+        b'{"n": [{"d": "%b"}]}' % endless,
+        b'{"m": {"k": "%b"}}' % endless,
+        b'{"d": "%b"}' % (b"5" * 20_000),
+    ]
+    rows = parsed(rows_of(spark, *good, *bad), form).collect()
+    assert [row[CORRUPT] for row in rows] == [None, None, *map(bytearray, bad)]
+    assert rows[0].value.asDict(recursive=True) == {
+        "d": Decimal("1500.00"),
+        "s": ': 1e99999999, " 1e99999',
+        "n": [{"d": Decimal("0.00")}],
+        "m": {"1e99999999": Decimal("10.00")},
+    }
+    text = F.col("value").cast("string")
+    field = StructType([StructField("d", DecimalType(9, 2))])
+    assert [row[0] for row in rows_of(spark, *good, *bad[:3]).select(fits(text, field)).collect()] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_avro_lengths_that_are_claimed(spark: SparkSession) -> None:
+    """A value of a few bytes that says it has a gigabyte is bad; Spark's Java process would end, and any retry too."""
+    fields = {
+        "s": "string",
+        "b": "bytes",
+        "l": {"type": "array", "items": "long"},
+        "m": {"type": "map", "values": "string"},
+    }
+    several = [{"name": name, "type": ["null", kind]} for name, kind in fields.items()]
+    schema = json.dumps({"type": "record", "name": "R", "fields": several})
+    good = b"\x02\x02a" + b"\x02\x02b" + b"\x02\x02\x0a\x00" + b"\x02\x02\x02k\x02v\x00"
+    for framing, before in (("none", b""), ("confluent", bytes(5))):
+        bad = [
+            before + b"\x00" * place + b"\x02" + number_bytes(claimed)
+            for place in range(4)
+            for claimed in (2**31 - 9, 2**28)
+        ]
+        rows = parsed(rows_of(spark, before + good, *bad), ValueForm("avro", schema, framing, on_bad="null"))  # type: ignore[arg-type]  # a literal
+        first, *others = rows.collect()
+        assert first.value.asDict() == {"s": "a", "b": bytearray(b"b"), "l": [5], "m": {"k": "v"}}
+        assert [row[CORRUPT] for row in others] == [*map(bytearray, bad)]
 
 
 def test_bad_json_names_its_field(

@@ -19,7 +19,6 @@ pytest.importorskip("jsonschema")
 from google.protobuf import descriptor_pb2
 from pyspark.sql.types import StructType
 
-from jobs.driver.failures import JobFailedError
 from jobs.ingesting import registered
 from jobs.ingesting.avro_values import widened
 from jobs.ingesting.codec import BadValueError
@@ -189,13 +188,34 @@ def test_avro_with_references() -> None:
 
 
 def test_ids_that_are_unknown() -> None:
-    """A value with an unknown id is bad; after a thousand of them in a task, it is the framing that is wrong."""
-    found = reader("avro", TABLE, {})
-    for number in range(1000):
+    """A value with an unknown id is bad, however many of them there are; one that no registry can have is not asked."""
+    asked: list[SchemaId] = []
+    written = Registered("AVRO", json.dumps(AVRO))
+
+    def schema(which: SchemaId) -> Registered | None:
+        asked.append(which)
+        return written if which == 20_000 else None
+
+    found = Reader(RegisteredForm(RegistrySettings("http://r"), "avro", written), schema)
+    for number in range(11_000):
         assert reason(found, framed(b"", number)) == f"has schema id {number}, which the registry does not have"
-    assert "id 5," in reason(found, framed(b"", 5))
-    with pytest.raises(JobFailedError, match="more than 1,000 different schema ids"):
-        found.plain(framed(b"", 1001))
+    assert "id 10999," in reason(found, framed(b"", 10_999))
+    assert len(asked) == 11_000
+    assert found.plain(framed(b"\x0e\x06abc", 20_000)) == b"\x0e\x06abc"
+    for number in (2**31, 2**32 - 1):
+        assert reason(found, framed(b"", number)) == f"has schema id {number}, which the registry does not have"
+    assert asked[-1] == 20_000
+
+
+def test_schemas_that_fail_again() -> None:
+    """Each value of a schema that cannot be used has an error of its own: none keeps those before it in memory."""
+    found = reader("avro", TABLE, {1: "{"})
+    errors = []
+    for _ in range(2):
+        with pytest.raises(BadValueError) as failed:
+            found.plain(framed(b""))
+        errors.append(failed.value)
+    assert errors[0] is not errors[1]
 
 
 def test_protobuf_schemas() -> None:
@@ -253,6 +273,7 @@ def test_json_references_stay_here() -> None:
         ({"type": "object", "properties": {"l": {"type": "array", "items": {"$ref": "#/no"}}}}, "l[] refers to '#/no'"),
         ({"type": "string"}, "is no object with properties"),
         ("[", "is no JSON Schema"),
+        ({"type": "object", "properties": {"a": {"enum": 5}}}, "is no JSON Schema"),
     ],
 )
 def test_json_columns_refused(schema: object, said: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from jobs.driver.failures import JobFailedError
 from jobs.ingesting import registry
+from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.registry import Registered, Registry, RegistrySettings
 from transforms.errors import ConfigurationError
 
@@ -153,9 +154,14 @@ def test_schema_with_its_references(server: Server) -> None:
         ((200, b"[" * 100_000, {}), "status 200"),
         ((200, b"{}", {}), "an answer without a schema"),
         ((200, b'{"schema": 5}', {}), "an answer without a schema"),
-        ((200, b'{"schema": "x", "schemaType": "XML"}', {}), "a schema of an unknown type"),
         ((200, b'{"schema": "x", "references": [1]}', {}), "a reference without name"),
-        ((200, b'{"schema": "' + b"x" * (4 << 20), {}), "more than 4,194,304 bytes"),
+        ((200, b'{"schema": "x", "references": 5}', {}), "a reference without name"),
+        ((200, b'{"schema": "x", "references": [{"name": "n", "subject": "s", "version": 1e999}]}', {}), "a reference"),
+        (
+            (200, rb'{"schema": "x", "references": [{"name": "n", "subject": "\ud800", "version": 1}]}', {}),
+            "a reference",
+        ),
+        ((200, b"<html>" + b"x" * (4 << 20), {}), "more than 4,194,304 bytes"),
         ((302, b"", {"Location": "http://127.0.0.2:9/else"}), "status 302"),
         ((400, b"no", {}), "status 400"),
         ((503, b"busy", {}), "does not answer: status 503; 4 tries"),
@@ -174,14 +180,24 @@ def test_odd_answers(server: Server, answer: Answer, message: str) -> None:
     assert len(server.asked) == (4 if answer[0] >= 500 else 1)
 
 
-def test_references_without_end(server: Server) -> None:
-    """A schema that refers to ever more schemas is given up."""
-    numbers = iter(range(1000))
-    server.answer = lambda path: said(
-        schema="x", references=[{"name": str(next(numbers)), "subject": "s", "version": 1}]
-    )
-    with pytest.raises(JobFailedError, match="refers to more than 64 others"):
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"schema": "x", "schemaType": "XML\x1b[2J"}, r"is of the type XML\x1b[2J, which is unknown"),
+        ({"schema": "x" * (4 << 20)}, "is more than 4,194,304 bytes"),
+        ({"schema": "x", "references": [{"name": "o", "subject": "other", "version": 3}]},
+            "refers to version 3 of other, which the registry does not have"),
+        ({"schema": "x", "references": [{"name": str(n), "subject": "s", "version": 1} for n in range(65)]},
+            "refers to more than 64 others"),
+    ],
+)  # fmt: skip
+def test_schemas_that_cannot_be_used(server: Server, schema: dict[str, object], message: str) -> None:
+    """A registry has schemas from anyone: one of an unknown type, or without bounds, makes bad values of its values."""
+    whole = {"/api/schemas/ids/1": said(**schema), "/api/subjects/s/versions/1": said(schema="y")}
+    server.answer = lambda path: whole.get(path, (404, b"", {}))
+    with pytest.raises(BadValueError) as failed:
         server.client().schema(1)
+    assert str(failed.value) == f"whose schema {message}"
 
 
 def test_slow_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
