@@ -86,7 +86,8 @@ async def test_clients_read_each_other(broker: str, make_topic: MakeTopic, tmp_p
     with worker_both_ways(
         tmp_path,
         broker,
-        writing(store, "w") | {"large.message.encryption.previous.keys": previous},
+        writing(store, "w")
+        | {"large.message.encryption.previous.keys": previous, "consumer.auto.offset.reset": "earliest"},
         offload=(source, topic),
         inflate=(topic, inflated),
     ):

@@ -170,7 +170,8 @@ def test_worker_without_a_store_lets_no_claim_go_on(make_way: Callable[..., Way]
     ]
     torn = Record(b"torn", b"v", Chunk("u", 1, 2, 9).headers(), STAMP)  # in the topic of chunks itself
     tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-    offload = way.offload(**tolerant, **{"large.message.strategy": "chunk"})
+    begin = {"consumer.auto.offset.reset": "earliest"}  # its output topic was written to
+    offload = way.offload(**tolerant, **begin, **{"large.message.strategy": "chunk"})
     for name in ("large.message.threshold.bytes", *way.store):
         del offload["offload"][name]
     secret.parent.mkdir()
