@@ -268,7 +268,7 @@ def open_letter(record: RecordLike) -> Letter:
         text = (headers[-1][1] or b"").decode(errors="replace")
         form, bare, headers = text.removeprefix(_BARE), text.startswith(_BARE), headers[:-1]
         if form == "batch":
-            found = "batch: its records are too large to read before compression, or have too many headers"
+            found = "batch: its records are too large to decompress, have too many headers, or are malformed"
             raise MalformedError(MARK, found, "whole, value or record")
         if form not in _FORMS:
             raise MalformedError(MARK, text, "whole, value or record")

@@ -120,7 +120,7 @@ async def commit_limits_of(connection: AdminClient) -> CommitLimits:
 
 
 def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:
-    """Refuses brokers that have no room for what a pipeline with chunks notes beside the offsets that it commits.
+    """Refuses brokers that have no room for the metadata that a pipeline with chunks commits with its offsets.
 
     Where chunks are not expected, and records may come twice, `inflate` goes on without notes.
 
