@@ -143,7 +143,8 @@ _ADVICE: Mapping[type[BaseException], str] = {
     ),
     **dict.fromkeys((kafka_errors.InvalidProducerIdMapping, kafka_errors.UnknownProducerId), _FORGOTTEN),
     kafka_errors.OffsetMetadataTooLargeError: (
-        "offset.metadata.max.bytes of the brokers has no room for the metadata that is committed with an offset; raise it to 779"
+        "offset.metadata.max.bytes of the brokers has no room for the metadata that is committed with an offset; raise "
+        "it to 779"
     ),
     kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
 }
