@@ -122,7 +122,10 @@ def _gzip(data: bytes, limit: int) -> bytes:
     value, count = bytearray(first), _Count(len(data))
     while data[at : at + len(_GZIP_MAGIC)] == _GZIP_MAGIC:
         count.block()
-        member, at = _gzip_member(data, at, _GZIP_READ_BYTES, limit - len(value))
+        try:
+            member, at = _gzip_member(data, at, _GZIP_READ_BYTES, limit - len(value))
+        except OversizeError as exc:
+            raise OversizeError(limit) from exc
         value += member
     return bytes(value)
 
@@ -130,19 +133,19 @@ def _gzip(data: bytes, limit: int) -> bytes:
 def _gzip_member(data: bytes, at: int, step: int, limit: int) -> tuple[bytes, int]:
     """The content of the member at index `at`, and the index of its end; it reads `step` bytes at once."""
     decoder, view = zlib.decompressobj(_GZIP), memoryview(data)
-    pieces: list[bytes] = []
+    most, pieces = limit, list[bytes]()
     while not decoder.eof:
         if at == len(data):
             raise CompressionError("a gzip member that is cut off")
         read = view[at : at + step]
         try:
-            piece = decoder.decompress(read, limit + 1)
+            piece = decoder.decompress(read, most + 1)
         except zlib.error as exc:
             raise CompressionError(f"not a gzip member: {exc}") from exc
-        if len(piece) > limit:
+        if len(piece) > most:
             raise OversizeError(limit)
         pieces.append(piece)
-        limit -= len(piece)
+        most -= len(piece)
         at += len(read) - len(decoder.unused_data)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces), at
 

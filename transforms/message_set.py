@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -36,6 +35,7 @@ _HEAD = struct.Struct(">qiIbb")
 _CRC_BEGIN = 16  # the bytes that it covers
 _OFFSET = _TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
+_SIZED = _OFFSET.size + _LENGTH.size  # the bytes that are not counted in the size
 _CODECS: tuple[Codec | None, ...] = (None, "gzip", "snappy", "lz4")
 _CODEC_BITS, _BROKER_TIME = 0x07, 0x08
 _NO_TIMESTAMP = -1
@@ -73,8 +73,8 @@ class Message:
         offset, size, _, magic, attributes = _HEAD.unpack_from(data)
         if magic not in (0, 1):
             raise MalformedError("magic of a message", str(magic), "0 or 1")
-        if size != len(data) - _CRC_BEGIN + _LENGTH.size:
-            raise MalformedError("size of a message", f"{size:,}", f"{len(data) - _CRC_BEGIN + _LENGTH.size:,}")
+        if size != len(data) - _SIZED:
+            raise MalformedError("size of a message", f"{size:,}", f"{len(data) - _SIZED:,}")
         codec = attributes & _CODEC_BITS
         if codec >= len(_CODECS):
             raise MalformedError("codec of a message", str(codec), f"0 to {len(_CODECS) - 1}")
@@ -145,12 +145,20 @@ class Message:
         if not self.codec:
             yield self.offset, self._record(self.data, self.timestamp)
             return
-        base, before = self._base(plain), -1
-        for inner in self._inner(plain):
-            offset = base + inner.offset
-            if not before < offset <= self.offset:
-                raise MalformedError("offset of a message", str(offset), f"{before + 1} to {self.offset}, in order")
-            before = offset
+        left, last_at = _walked(plain)
+        view, at = memoryview(plain), 0
+        # Some clients wrote distances in format 0, too, where the last offset is not that of the whole.
+        base, before = self.offset - Message.offset_of(view[last_at:]), -1
+        while left:
+            left -= 1
+            end = at + _SIZED + _LENGTH.unpack_from(view, at + _OFFSET.size)[0]
+            inner = Message.read(view[at:end])
+            if inner.magic != self.magic or inner.codec:
+                raise MalformedError("compressed messages", "one of another format, or compressed again", "neither")
+            offset, last = base + inner.offset, self.offset - left  # each message behind it has an offset, too
+            if not before < offset <= last:
+                raise MalformedError("offset of a message", str(offset), f"{before + 1} to {last}")
+            before, at = offset, end
             yield offset, self._record(inner.data, self.timestamp if self.broker_time else inner.timestamp)
 
     def _packed(self) -> bytes:
@@ -159,32 +167,27 @@ class Message:
             raise MalformedError("value of a message", "null", "compressed messages")
         return value
 
-    def _base(self, plain: bytes) -> int:
-        """What the offsets in the compressed messages count from."""
-        last = deque(self._inner(plain), maxlen=1)
-        if not last:
-            raise MalformedError("compressed messages", "none", "at least one")
-        return self.offset - last[0].offset if self.magic else 0
-
-    def _inner(self, plain: bytes) -> Iterator[Message]:
-        view, at = memoryview(plain), 0
-        while at < len(view):
-            if len(view) - at < _HEAD.size:
-                raise MalformedError("compressed messages", f"{len(view) - at} bytes more", "a message, or none")
-            end = at + _CRC_BEGIN - _LENGTH.size + _HEAD.unpack_from(view, at)[1]
-            if not at + _HEAD.size <= end <= len(view):
-                raise MalformedError("size of a message", f"{end - at:,} bytes", f"up to {len(view) - at:,}")
-            inner = Message.read(view[at:end])
-            if inner.magic != self.magic or inner.codec:
-                raise MalformedError("compressed messages", "one of another format, or compressed again", "neither")
-            yield inner
-            at = end
-
     def _record(self, data: memoryview, timestamp: int) -> Record:
         at = _HEAD.size + (_TIMESTAMP.size if self.magic else 0)
         key, at = _octets(data, at)
         value, at = _octets(data, at)
         return Record(key, value, (), timestamp)
+
+
+def _walked(plain: bytes) -> tuple[int, int]:
+    """How many messages there are, and where the last one begins; only sizes are read, as there may be millions."""
+    count, begin, at, end, size_of = 0, 0, 0, len(plain), _LENGTH.unpack_from
+    while at < end:
+        if end - at < _HEAD.size:
+            raise MalformedError("compressed messages", f"{end - at} bytes more", "a message, or none")
+        size = size_of(plain, at + _OFFSET.size)[0]
+        if not _HEAD.size - _SIZED <= size <= end - at - _SIZED:
+            raise MalformedError("size of a message", f"{size:,}", f"up to {end - at - _SIZED:,}")
+        count, begin = count + 1, at
+        at += _SIZED + size
+    if not count:
+        raise MalformedError("compressed messages", "none", "at least one")
+    return count, begin
 
 
 def _octets(data: memoryview, at: int) -> tuple[bytes | None, int]:

@@ -44,6 +44,7 @@ __all__ = [
     "Stamp",
     "is_intact",
     "is_old",
+    "leader_epoch_of",
     "offsets_of",
     "pack",
     "rebuilt",
@@ -158,8 +159,7 @@ class RecordBatch:
     @property
     def leader_epoch(self) -> int:
         """The epoch of the leader that has appended the batch; -1 if no broker has."""
-        epoch: int = _LEADER_EPOCH.unpack_from(self.data, _LEADER_EPOCH_AT)[0]
-        return epoch
+        return leader_epoch_of(self.data)
 
     @property
     def broker_time(self) -> bool:
@@ -416,6 +416,12 @@ def is_intact(data: memoryview) -> bool:
         return False
     expected: int = _CRC.unpack_from(data, _CRC_AT)[0]
     return crc32c(data[_ATTRIBUTES_AT:]) == expected
+
+
+def leader_epoch_of(data: memoryview) -> int:
+    """See `RecordBatch.leader_epoch`."""
+    epoch: int = _LEADER_EPOCH.unpack_from(data, _LEADER_EPOCH_AT)[0]
+    return epoch
 
 
 def offsets_of(data: memoryview) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -114,9 +114,14 @@ async def commit_limits_of(connection: AdminClient) -> CommitLimits:
     found = (await _all_limits(connection)).values()
     default = CommitLimits()
     return CommitLimits(
-        min((each.metadata_bytes or default.metadata_bytes for each in found), default=default.metadata_bytes),
-        min((each.retention_ms or default.retention_ms for each in found), default=default.retention_ms),
+        min(_given(default.metadata_bytes, (each.metadata_bytes for each in found))),
+        min(_given(default.retention_ms, (each.retention_ms for each in found))),
     )
+
+
+def _given(default: int, found: Iterable[int | None]) -> Sequence[int]:
+    """The values of brokers, with the default for those that do not say; the default alone if there is no broker."""
+    return [default if each is None else each for each in found] or [default]
 
 
 def check_notes(pipeline: PipelineSettings, metadata_bytes: int) -> None:

@@ -19,12 +19,12 @@ from aiokafka.protocol.fetch import FetchRequest
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_responses import viewed
 from app.kafka.old_batch import OldBatch
-from app.kafka.source_batch import SourceBatch, Unopened, decoded
+from app.kafka.source_batch import SourceBatch, Unopened, decoded, placed
 from app.kafka.watched_client import Send, watch_requests
 from transforms.errors import MalformedError
 from transforms.message_set import Message
 from transforms.record import Record
-from transforms.record_batch import RecordBatch, is_intact, is_old, offsets_of, pack, split
+from transforms.record_batch import RecordBatch, is_intact, is_old, leader_epoch_of, offsets_of, pack, split
 
 __all__ = ["FetchedBatches", "ReadAhead", "Unlimited"]
 
@@ -182,7 +182,7 @@ class _Reader:
         except MalformedError as exc:
             if not Message.is_intact(piece):
                 raise
-            return self._refused(piece, (begin, Message.offset_of(piece)), exc)
+            return self._refused(piece, (Message.offset_of(piece),) * 2, exc)
         if self._verifies and not message.intact:
             raise CorruptRecordException("the checksum of the message is wrong")
         self.next_fetch_offset = max(begin, message.offset + 1)
@@ -194,16 +194,22 @@ class _Reader:
         except MalformedError as exc:
             if not is_intact(piece):
                 raise
-            return self._refused(piece, offsets_of(piece), exc)
+            found = self._refused(piece, offsets_of(piece), exc)
+            if found is not None:
+                self._note_epoch(found.offset, leader_epoch_of(piece))
+            return found
         if self._verifies and not batch.intact:
             raise CorruptRecordException("the checksum of the batch is wrong")
-        if batch.leader_epoch != self._epoch:
-            self._epoch = batch.leader_epoch
-            self._tell(self._partition, batch.base_offset, batch.leader_epoch)
+        self._note_epoch(batch.base_offset, batch.leader_epoch)
         begin, end = self.next_fetch_offset, batch.last_offset + 1
         wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
         self.next_fetch_offset = max(begin, end)
         return SourceBatch(self._partition, max(begin, batch.base_offset), batch) if wanted else None
+
+    def _note_epoch(self, offset: int, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._tell(self._partition, offset, epoch)
 
     def _refused(self, piece: memoryview, offsets: tuple[int, int], error: MalformedError) -> SourceBatch | None:
         """What stands in the place of a batch whose header a broker has taken, and which says what cannot be."""
@@ -215,7 +221,7 @@ class _Reader:
         first = max(first, self.next_fetch_offset)
         self.next_fetch_offset = last + 1
         topic, number = self._partition.topic, self._partition.partition
-        failed = Unopened(topic, number, last, -1, bytes(piece), error, first, last - first + 1)
+        failed = Unopened(topic, number, last, -1, bytes(piece), placed(error, first, last), first, last - first + 1)
         return SourceBatch(self._partition, first, None, (failed,))
 
     def _committed(self, batch: RecordBatch) -> bool:

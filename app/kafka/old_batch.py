@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
+from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened, placed
 from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError, TransformError
 from transforms.frames import OversizeError
 from transforms.message_set import Message
@@ -28,7 +28,7 @@ class OldBatch(SourceBatch):
     __slots__ = ("_message", "_plain")
 
     def __init__(self, partition: TopicPartition, offset: int, message: Message) -> None:
-        super().__init__(partition, offset, None)
+        super().__init__(partition, offset if message.codec else max(offset, message.offset), None)
         self._message = message
         self._plain: bytes | None = None
         self.codec = message.codec
@@ -97,9 +97,9 @@ class OldBatch(SourceBatch):
     def _failed(self, first: int, error: MalformedError) -> Unopened:
         if not self._message.intact:
             raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
-        return self._all_from(first, error)
+        return self._all_from(first, placed(error, first, self._message.offset))
 
     def _all_from(self, first: int, error: TransformError) -> Unopened:
         topic, number, message = self.partition.topic, self.partition.partition, self._message
-        data, count = bytes(message.data), message.offset - first + 1
-        return Unopened(topic, number, message.offset, message.timestamp, data, error, first, count)
+        # How many they are is not known: offsets before the first record may have been removed by compaction.
+        return Unopened(topic, number, message.offset, message.timestamp, bytes(message.data), error, first)

@@ -25,7 +25,7 @@ from transforms.record_batch import CODECS, RecordBatch, single
 from transforms.record_format import MAX_HEADERS
 from transforms.record_lengths import is_crowded
 
-__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded"]
+__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded", "placed"]
 
 
 # Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
@@ -345,7 +345,7 @@ class SourceBatch:
         first = max(first, self.offset)
         if not batch.intact:
             raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
-        return self._all(batch, first, error, batch.last_offset - first + 1)
+        return self._all(batch, first, placed(error, first, batch.last_offset), batch.last_offset - first + 1)
 
     def _all(self, batch: RecordBatch, first: int, error: TransformError, count: int) -> Unopened:
         topic, number = self.partition.topic, self.partition.partition
@@ -363,6 +363,11 @@ class SourceBatch:
                 yield ReadRecord(
                     topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
                 )
+
+
+def placed(error: MalformedError, first: int, last: int) -> MalformedError:
+    """The error of records that cannot be decoded, with their offsets."""
+    return MalformedError(f"{error.field} (offsets {first} to {last})", error.found, error.allowed)
 
 
 def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:

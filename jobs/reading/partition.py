@@ -212,5 +212,5 @@ def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
 
 def _unread(unopened: Unopened, last: int) -> PartitionRecord:
     """What is not read, up to the end of a range: the rest of it is a record of the next one."""
-    problem = Problem("value", "malformed", f"offsets {unopened.first} to {last}: {unopened.error}")
+    problem = Problem("value", "malformed", str(unopened.error))
     return PartitionRecord(last, unopened.timestamp, 0, None, unopened.value, (), problem)

@@ -90,8 +90,9 @@ def test_frames_that_follow_each_other(codec: Codec, behind: bytes) -> None:
     frames, whole = b"".join(compress_frame(codec, part) for part in parts), b"".join(parts)
     assert decompress_frame(codec, frames + behind, len(whole)) == whole
     assert most_bytes(codec, frames + behind) >= len(whole)
-    with pytest.raises(OversizeError):
+    with pytest.raises(OversizeError) as error:
         decompress_frame(codec, frames + behind, len(whole) - 1)
+    assert error.value.limit == len(whole) - 1
     with pytest.raises(CompressionError):
         decompress_frame(codec, frames[:-1], len(whole))
 

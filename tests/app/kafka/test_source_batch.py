@@ -141,7 +141,7 @@ def test_offsets_that_records_cannot_have(deltas: list[int], packer: str) -> Non
     assert first.offset == 50
     assert isinstance(rest, Unopened)
     assert (rest.first, rest.offset, rest.value) == (51, 52, data)
-    assert "offset of a record is" in str(rest.error)
+    assert "offset of a record (offsets 51 to 52) is" in str(rest.error)
 
 
 def test_headers_of_a_batch_that_would_fill_the_memory_together() -> None:
@@ -254,7 +254,7 @@ def test_records_that_cannot_be_decompressed(packer: str) -> None:
     (failed,) = batch.records()
     assert isinstance(failed, Unopened)
     assert (failed.first, failed.offset, failed.value, failed.count) == (2, 9, data, 8)
-    assert "records of a batch is" in str(failed.error)
+    assert "records of a batch (offsets 2 to 9) is" in str(failed.error)
     wrong = source(data[:17] + bytes(4) + data[21:], 2)
     with pytest.raises(CorruptRecordException, match=r"topic='raw', partition=0.*offset 2: "):
         list(wrong.records())

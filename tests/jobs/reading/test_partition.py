@@ -42,7 +42,7 @@ def test_records_that_nobody_can_have_as_they_are(broker: str, make_topic: Calla
     assert name.problem.state == "malformed"
     assert (first.key, first.problem, last.key, last.problem) == (b"a", None, b"last", None)
     assert failed.problem is not None
-    assert "offsets 2 to 2: malformed record: offset of a record is '1'; allowed: 2 to 2" in failed.problem.detail
+    assert "offset of a record (offsets 2 to 2) is '1'; allowed: 2 to 2" in failed.problem.detail
     assert failed.value is not None
     assert failed.value[61:] == broken[61:]
 
