@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -18,16 +19,17 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import describe
-from app.kafka.group_offsets import by_topic, committed_offsets, log_bounds
+from app.kafka.group_offsets import by_topic, committed_offsets, log_bounds, places_of
 from app.kafka.group_queries import ListGroups
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 
-__all__ = ["RESET", "Beginning", "find_beginning"]
+__all__ = ["RESET", "Beginning", "Beginnings"]
 
 RESET = "consumer.auto.offset.reset"
 
-_PATIENCE_S = 5.0
+_PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.5
+_OURS = "wideload-"  # how groups begin that the configuration does not name
 _AT_ONCE = 50  # groups
 _MOST_NAMED = 3
 
@@ -38,62 +40,102 @@ class Beginning:
 
     Attributes:
         group: its id.
-        reset: what the configuration says of a group that has committed nothing; None if it says nothing.
-        known: whether the group has committed an offset.
-        records: how many there are from there to the end; of a group that has committed nothing, all.
-        partitions: how many it reads.
+        reset: what the configuration says of partitions without a committed offset; None if it says nothing.
+        left: how many records are behind the committed offsets, and in how many partitions.
+        fresh: how many are in partitions without a committed offset, and in how many.
         written: whether the output topic was written to.
     """
 
     group: str
     reset: str | None
-    known: bool
-    records: int
-    partitions: int
+    left: tuple[int, int]
+    fresh: tuple[int, int]
     written: bool
 
     def __str__(self) -> str:
-        within = f"{self.records:,} record{'' if self.records == 1 else 's'} in {self.partitions:,} partition"
-        within += "" if self.partitions == 1 else "s"
-        if self.known:
-            return f"group {self.group} goes on at its committed offsets: {within} are left"
-        told = f"group {self.group} has committed nothing: "
+        known = f"{_counted(*self.left)} {'is' if self.left[0] == 1 else 'are'} left"
+        known = f"group {self.group} goes on at its committed offsets: {known}"
+        if not self.fresh[1]:
+            return known
+        if self.left[1]:
+            return f"{known}; {_partitions(self.fresh[1])} without a committed offset: {self._begins}"
+        return f"group {self.group} has committed nothing: {self._begins}"
+
+    @property
+    def _begins(self) -> str:
         if self.reset == "none":
-            return f"{told}the pipeline stops, as {RESET} is none"
-        return f"{told}begins {'behind the last' if self.reset == 'latest' else 'at the first'} of {within}"
+            return f"the pipeline stops, as {RESET} is none"
+        if not self.fresh[0]:
+            return "there are no records yet"
+        return f"begins {'behind the last' if self.reset == 'latest' else 'at the first'} of {_counted(*self.fresh)}"
 
     @property
     def doubtful(self) -> bool:
         """True if records may be written again, and nobody has said that they are to be read."""
-        return not self.known and self.reset is None and self.records > 0 and self.written
+        return not self.left[1] and self.reset is None and self.fresh[0] > 0 and self.written
 
 
-async def find_beginning(
-    connection: AdminClient, settings: Settings, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic
-) -> str:
-    """Says where the group of a pipeline begins; also if that cannot be found out.
+def _counted(records: int, partitions: int) -> str:
+    return f"{records:,} record{'' if records == 1 else 's'} in {_partitions(partitions)}"
 
-    Raises:
-        ConfigurationError: it has committed nothing, the output topic was written to, and the configuration does not
-            say where to begin.
+
+def _partitions(count: int) -> str:
+    return f"{count:,} partition{'' if count == 1 else 's'}"
+
+
+class Beginnings:
+    """Finds where the groups of pipelines begin, at a start; all together take some seconds at most.
+
+    Args:
+        settings: of the file.
     """
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            found = await _look(connection, pipeline, sources, sink)
-    except (KafkaError, OSError, TimeoutError) as exc:
-        reason = describe(exc) if isinstance(exc, KafkaError) else f"no answer in {_PATIENCE_S:.0f} s"
-        return f"where group {pipeline.group_id} begins is not known: {reason}"
-    if not found.doubtful:
-        return str(found)
-    in_use = {each.group_id for each in settings.pipelines}
-    former: Sequence[str] | None = None
-    with contextlib.suppress(KafkaError, OSError, TimeoutError):
-        async with asyncio.timeout(_PATIENCE_S):
-            former = await _groups_of(connection, _places(sources), in_use)
-    shared = any(each.output_topic == pipeline.output_topic for each in settings.pipelines if each is not pipeline)
-    if shared and former is not None and not former:
-        return str(found)  # the records of the output topic are those of the other pipelines
-    raise ConfigurationError(RESET, _doubt(found, sink, former or ()))
+
+    # State that changes: `_left_s`, by each look.
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._left_s = _PATIENCE_S
+
+    async def find(
+        self, connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic
+    ) -> str:
+        """Says where the group of a pipeline begins; also if that cannot be found out.
+
+        Raises:
+            ConfigurationError: it has committed nothing, the output topic was written to, and the configuration does
+                not say where to begin.
+        """
+        began_s, patience_s = time.monotonic(), max(_LEAST_PATIENCE_S, self._left_s)
+        try:
+            async with asyncio.timeout(patience_s + _LEAST_PATIENCE_S):
+                found = await _look(connection, pipeline, sources, sink, patience_s)
+        except (KafkaError, OSError, TimeoutError) as exc:
+            reason = describe(exc) if isinstance(exc, KafkaError) else "no answer in time"
+            return f"where group {pipeline.group_id} begins is not known: {reason}"
+        finally:
+            self._left_s -= time.monotonic() - began_s
+        if not found.doubtful:
+            return str(found)
+        former: Sequence[str] | None = None
+        shared = False
+        with contextlib.suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                former = await _groups_of(
+                    connection, _places(sources), {each.group_id for each in self._settings.pipelines}
+                )
+                shared = not former and await self._is_written_by_others(connection, pipeline)
+        if shared:
+            return str(found)  # the records of the output topic are those of the other pipelines
+        raise ConfigurationError(RESET, _doubt(found, sink, former or ()))
+
+    async def _is_written_by_others(self, connection: AdminClient, pipeline: PipelineSettings) -> bool:
+        """Whether another pipeline of the file writes the same output topic, and has committed offsets."""
+        for other in self._settings.pipelines:
+            if other is not pipeline and other.output_topic == pipeline.output_topic:
+                places = await places_of(connection, other.topics)
+                if await committed_offsets(connection, other.group_id, places, _LEAST_PATIENCE_S):
+                    return True
+        return False
 
 
 def _doubt(found: Beginning, sink: Topic, former: Sequence[str]) -> str:
@@ -102,24 +144,29 @@ def _doubt(found: Beginning, sink: Topic, former: Sequence[str]) -> str:
     return (
         f"is not set; {found}, and output topic {sink.name} was written to before, so records may be written a second "
         "time; if the pipeline was renamed, set group.id to its former group "
-        f"({known if former else 'by default wideload- and the former name'}); if not, set {RESET} to "
-        '"earliest" to read all records, or to "latest" to read only new ones'
+        f"({known if former else 'by default wideload- and the former name'}); if not, or if its topics were created "
+        f'again or its offsets have expired, set {RESET} to "earliest" to read all records, or to "latest" to read '
+        "only new ones"
     )
 
 
 async def _look(
-    connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic
+    connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic, within_s: float
 ) -> Beginning:
     places, written = _places(sources), _places([sink])
-    committed = await committed_offsets(connection, pipeline.group_id, places)
+    committed = await committed_offsets(connection, pipeline.group_id, places, within_s)
     bounds = await log_bounds(connection, [*places, *written])
     reset = pipeline.consumer[RESET]
+
+    def records(those: Sequence[TopicPartition]) -> tuple[int, int]:
+        behind = (max(0, bounds[each][1] - max(bounds[each][0], committed.get(each, 0))) for each in those)
+        return sum(behind), len(those)
+
     return Beginning(
         group=pipeline.group_id,
         reset=None if reset is None else str(reset),
-        known=bool(committed),
-        records=sum(max(0, bounds[each][1] - max(bounds[each][0], committed.get(each, 0))) for each in places),
-        partitions=len(places),
+        left=records([each for each in places if each in committed]),
+        fresh=records([each for each in places if each not in committed]),
         written=any(bounds[each][1] > 0 for each in written),
     )
 
@@ -144,4 +191,4 @@ async def _groups_of(connection: AdminClient, places: Sequence[TopicPartition], 
             some = ids[start : start + _AT_ONCE]
             committed = await asyncio.gather(*(has_committed(each, node) for each in some))
             found += [each for each, has in zip(some, committed, strict=True) if has]
-    return sorted(found)
+    return sorted(found, key=lambda group: (not group.startswith(_OURS), group))  # a few of them are named

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from app.cluster.beginning import find_beginning
+from app.cluster.beginning import Beginnings
 from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
 from app.cluster.enforced_limits import check_enforced, check_notes, commit_limits_of, refused_names
@@ -117,14 +117,15 @@ async def _plans(settings: Settings, findings: Findings) -> list[Plan]:
     """The plans of all pipelines. Topics that are missing are created last, if nothing is wrong."""
     plans: dict[str, Plan] = {}
     lacking: set[str] = set()
+    starting = Beginnings(settings)
     for pipeline in settings.pipelines:
         with findings.noted():
-            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking, starting=settings)
+            plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, lacking=lacking, starting=starting)
     if not findings.errors:
         for pipeline in settings.pipelines:
             if pipeline.name not in plans:
                 with findings.noted():
-                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, starting=settings)
+                    plans[pipeline.name] = await plan_pipeline(settings.client, pipeline, starting=starting)
     return [plans[pipeline.name] for pipeline in settings.pipelines if pipeline.name in plans]
 
 
@@ -209,7 +210,7 @@ async def plan_pipeline(
     began: bool = False,
     lacking: set[str] | None = None,
     existed: Collection[str] = (),
-    starting: Settings | None = None,
+    starting: Beginnings | None = None,
 ) -> Plan:
     """Checks the topics of one pipeline, and returns its plan.
 
@@ -221,7 +222,7 @@ async def plan_pipeline(
         lacking: names of topics that are to be created, but not now; those of this pipeline are added. None to create
             them.
         existed: names of topics that an earlier plan has found.
-        starting: of the file, if a worker starts: where the group begins is looked up, and may need a word.
+        starting: if a worker starts: finds where the group begins, which may need a word.
 
     Raises:
         ConfigurationError: topics do not fit, or it must be said where to begin; it names the pipeline.
@@ -235,7 +236,7 @@ async def plan_pipeline(
                 plan = await _plan(connection, pipeline, began=began, lacking=lacking, existed=existed)
                 if starting is None:
                     return plan
-                beginning = await find_beginning(connection, starting, pipeline, plan.sources, plan.sink)
+                beginning = await starting.find(connection, pipeline, plan.sources, plan.sink)
                 return replace(plan, beginning=beginning)
             except (ClusterError, ConfigurationError):
                 refused = refused_names(client, pipeline, connection.refusals.code)

@@ -159,6 +159,8 @@ class _Run:
     async def take(self, source: SourceRecord) -> None:
         """Restores, writes and prints one record. A record that cannot be restored, or read, is printed as failed."""
         if isinstance(source, Unopened):
+            self.totals.messages += source.count - 1
+            self.totals.failed += source.count - 1
             await self._put(Restored(source, source, error=str(source.error)))
         elif self.restorer is None:
             await self._put(Restored(source, source))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +16,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from app.kafka.admin import AdminClient
 from app.kafka.offset_fetches import OffsetFetches
 
-__all__ = ["by_topic", "committed_offsets", "log_bounds"]
+__all__ = ["by_topic", "committed_offsets", "log_bounds", "places_of"]
 
 _AGAIN_S = 0.1
 _CONSUMER, _READ_COMMITTED = -1, 1
@@ -30,15 +31,31 @@ def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
     return list(found.items())
 
 
+async def places_of(connection: AdminClient, topics: Sequence[str]) -> Sequence[TopicPartition]:
+    """The partitions of topics that exist.
+
+    Raises:
+        KafkaError: there was no response.
+    """
+    response = await connection.send(MetadataRequest(list(topics), allow_auto_topic_creation=False))
+    return [
+        TopicPartition(topic["topic"], row["partition"])
+        for topic in response.to_object()["topics"]
+        for row in topic["partitions"]
+    ]
+
+
 async def committed_offsets(
-    connection: AdminClient, group: str, places: Sequence[TopicPartition]
+    connection: AdminClient, group: str, places: Sequence[TopicPartition], within_s: float
 ) -> Mapping[TopicPartition, int]:
     """The committed offsets of the partitions that have one; asked again until the coordinator has them all.
 
     Raises:
-        KafkaError: the user may not see the group, or there was no response.
+        KafkaError: the user may not see the group, there was no response, or the coordinator has not all of them after
+            so many seconds.
     """
     OffsetFetches(connection.client, _AGAIN_S)
+    until_s = time.monotonic() + within_s
     while True:
         try:
             node = await connection.find_coordinator(group)
@@ -47,7 +64,7 @@ async def committed_offsets(
             for *_, code in rows:
                 _raise(code)
         except KafkaError as exc:
-            if not exc.retriable:
+            if not exc.retriable or time.monotonic() + _AGAIN_S > until_s:
                 raise
             await asyncio.sleep(_AGAIN_S)
         else:

@@ -309,7 +309,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
             await self._raise_if_replaced(exc)
-            lacking = self.topic_watcher.trouble
+            lacking = self.topic_watcher.lacking
             if type(exc) is ClusterError and lacking is not None:
                 raise ClusterError(f"{exc}; {lacking}", retriable=exc.retriable, forbidden=exc.forbidden) from exc
             raise

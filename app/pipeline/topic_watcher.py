@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -105,10 +105,17 @@ class TopicWatcher:
     def trouble(self) -> str | None:
         """Which topics accept no records, why, and since when; None if all do."""
         now_s = time.monotonic()
+        return "; ".join(f"{reason} (since {ago(now_s - since_s)})" for reason, since_s in self._reasons()) or None
+
+    @property
+    def lacking(self) -> str | None:
+        """As `trouble`, without the times."""
+        return "; ".join(reason for reason, _ in self._reasons()) or None
+
+    def _reasons(self) -> Collection[tuple[str, float]]:
         # Brokers before Kafka 3.7 may require more replicas than there are; and the last look may be some time ago.
         refused = {name: (_REFUSED.format(name), since_s) for name, since_s in self._refused().items()}
-        short = {**refused, **self.short}.values()
-        return "; ".join(f"{told} (since {ago(now_s - since_s)})" for told, since_s in short) or None
+        return {**refused, **self.short}.values()
 
     async def watch(self) -> None:
         """Looks again and again; ends the flow with the first change, and returns."""

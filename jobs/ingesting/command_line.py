@@ -281,8 +281,8 @@ def parser() -> argparse.ArgumentParser:
         help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default")
     source.add_argument("--on-bad-timestamp", choices=get_args(OnBad), default="fail",
         help="a record whose timestamp is out of Spark's range, as it is not in milliseconds: fail (default), or null: "
-        "keep it with a null timestamp; that reads records with Python, which takes longer and needs aiokafka on "
-        "executors")
+        "keep it with a null timestamp; that reads records with Python, which takes longer and needs aiokafka and "
+        "crc32c on executors")
 
     sink = parser.add_argument_group("where to write")
     sink.add_argument("--output", required=True, metavar="FOLDER",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import RequestTimedOutError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, RequestTimedOutError
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
@@ -74,7 +74,28 @@ def test_beginning_of_a_group(cluster: Cluster) -> None:
     assert cluster.check(**both) == [begins.format("new", "at the first"), begins.format("late", "behind the last")]
     cluster.commit("new", 1)
     cluster.write(cluster.orders, 1)
-    assert cluster.check(new={}) == ["group new goes on at its committed offsets: 2 records in 2 partitions are left"]
+    known = "group new goes on at its committed offsets: 1 record in 1 partition is left"
+    assert cluster.check(new={}) == [
+        f"{known}; 1 partition without a committed offset: begins at the first of 1 record in 1 partition"
+    ]
+    assert cluster.check(new={"topics": [cluster.orders], "output.topic": cluster.raw, RESET: "latest"}) == [
+        "group new has committed nothing: begins behind the last of 1 record in 2 partitions"
+    ]
+
+
+def test_beginning_that_is_not_known(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the brokers do not answer in time, that is reported with the reason, and the worker starts."""
+    cluster.write(cluster.orders, 1)
+
+    async def moving(*_: object) -> str:
+        raise GroupCoordinatorNotAvailableError
+
+    monkeypatch.setattr("app.cluster.beginning._PATIENCE_S", 0.1)
+    monkeypatch.setattr("app.cluster.beginning._LEAST_PATIENCE_S", 0.1)
+    monkeypatch.setattr("app.kafka.admin.AdminClient.find_coordinator", moving)
+    (beginning,) = cluster.check(new={})
+    assert beginning.startswith("where group new begins is not known: ")
+    assert "GroupCoordinatorNotAvailableError" in beginning
 
 
 def test_pipeline_that_was_renamed(cluster: Cluster) -> None:
@@ -82,7 +103,10 @@ def test_pipeline_that_was_renamed(cluster: Cluster) -> None:
     cluster.write(cluster.orders, 3)
     told = cluster.refusal(renamed={})
     assert re.match(rf"\[pipeline\.renamed\] {RESET}: is not set; group renamed has committed nothing: begins", told)
-    assert "its former group (by default wideload- and the former name); if not, set" in told
+    assert (
+        "its former group (by default wideload- and the former name); if not, or if its topics were created again"
+        in told
+    )
     cluster.commit("orders", 2)
     assert "its former group (offsets of these topics are committed by orders); if not" in cluster.refusal(renamed={})
     for reset in ("earliest", "latest", "none"):
@@ -99,6 +123,9 @@ def test_pipelines_that_write_one_topic(cluster: Cluster, monkeypatch: pytest.Mo
         "group second has committed nothing: begins at the first of 1 record in"
     )
     assert "[pipeline.renamed]" in cluster.refusal(renamed={}, second={"topics": [cluster.other], RESET: "latest"})
+    expired = cluster.refusal(third={}, second={"topics": [cluster.other]})
+    assert "[pipeline.third]" in expired
+    assert "[pipeline.second]" in expired, "no pipeline that writes the topic has committed offsets"
 
     async def silent(*_: object) -> list[str]:
         raise RequestTimedOutError

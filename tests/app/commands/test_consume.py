@@ -71,7 +71,7 @@ async def test_consume_tells_of_records_that_are_not_read(capsys: pytest.Capture
     await run.take(Read(b"v"))
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first["partition"], first["offset"], first["error"]) == (0, 7, str(error))
-    assert ("error" in second, run.totals.failed, names()) == (False, 1, ["k"])
+    assert ("error" in second, run.totals.failed, names()) == (False, 3, ["k"])
 
 
 def test_text_json() -> None:
