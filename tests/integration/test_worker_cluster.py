@@ -99,7 +99,9 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
         until(lambda: cluster.leaders(way.orders)[0] != leader, "another leads")
         lacks = f"topic {way.orders}, partition 0 (and 2 more) accepts no records: 2 replicas in sync"
         alter(way.broker, way.orders, {"retention.ms": "-1", "min.insync.replicas": "3"})
-        until(lambda: lacks in worker.get("/health")[1]["reasons"].get("offload", ""), "it reports what the topic lacks")
+        until(
+            lambda: lacks in worker.get("/health")[1]["reasons"].get("offload", ""), "it reports what the topic lacks"
+        )
         (plan,) = asyncio.run(check(parse({**way.settings(), "pipeline": way.offload()}, {})))
         assert str(plan.sink.shortage).startswith(lacks)
         alter(way.broker, way.orders, {"retention.ms": "-1"})
