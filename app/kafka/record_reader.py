@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches, Unlimited
-from app.kafka.source_batch import SourceBatch
 from transforms.record import SourceRecord
 
 __all__ = ["RecordReader"]
@@ -64,7 +63,7 @@ class RecordReader:
             given: list[SourceRecord] = []
             size = 0
             for batch in batches:
-                for record in _records(batch):
+                for record in batch.opened(_MOST_BYTES, _ALLOWED):
                     given.append(record)
                     size += _size(record)
                     if len(given) >= most or size >= _GIVEN_BYTES:
@@ -77,11 +76,6 @@ class RecordReader:
                 yield partition, given
                 if not self.held:
                     return
-
-
-def _records(batch: SourceBatch) -> Iterator[SourceRecord]:
-    unopened = batch.unopened(_MOST_BYTES, _ALLOWED)
-    return batch.records() if unopened is None else iter((unopened,))
 
 
 def _size(record: SourceRecord) -> int:

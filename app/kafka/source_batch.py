@@ -245,6 +245,15 @@ class SourceBatch:
         error = BatchTooLargeError(self.offset, batch.last_offset, limit, allowed)
         return self._all(batch, self.offset, error, batch.count)
 
+    def opened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Iterator[SourceRecord]:
+        """The records that are wanted, or what `unopened` has in their place.
+
+        Raises:
+            CorruptRecordException: the checksum of the batch is wrong.
+        """
+        unopened = self.unopened(limit, allowed)
+        return self.records() if unopened is None else iter((unopened,))
+
     @property
     def plain(self) -> bool:
         """True if aiokafka may read each record at once.

@@ -214,8 +214,7 @@ class TopicLog:
 
     def _take_batch(self, batch: SourceBatch) -> None:
         try:
-            unopened = batch.unopened(_MOST_BYTES, "1 MiB in this topic")
-            for record in batch.records() if unopened is None else (unopened,):
+            for record in batch.opened(_MOST_BYTES, "1 MiB in this topic"):
                 if isinstance(record, Unopened):
                     self._skipped(f"offset {record.first}: {record.error}")
                 else:

@@ -188,12 +188,8 @@ class PartitionReader:
 
 
 def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
-    unopened = batch.unopened(_MOST_BYTES, _ALLOWED)
-    if unopened is not None:
-        yield unopened
-        return
     kind = batch.timestamp_type
-    for record in batch.records():
+    for record in batch.opened(_MOST_BYTES, _ALLOWED):
         if isinstance(record, Unopened):
             yield record
             continue

@@ -223,8 +223,7 @@ async def read_opened(reader: Reader) -> list[SourceRecord]:
     """All records, as the pipeline and commands open batches."""
     found: list[SourceRecord] = []
     for batch in await reader.read():
-        unopened = batch.unopened(1 << 20)
-        found += batch.records() if unopened is None else (unopened,)
+        found += batch.opened(1 << 20)
     return found
 
 
