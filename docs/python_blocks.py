@@ -25,18 +25,21 @@ _HEAD = f"from docs.readers_program import {', '.join(readers_program.__all__)}"
 def module_of(page: str) -> str | None:
     """The module of a page; None if the page has no Python."""
     lines: list[str] = []
-    depth, indent = 0, None
+    depth, indent, session = 0, None, False
     for line in page.splitlines():
         fence = _FENCE.match(line)
         if fence and indent is not None:
             indent = None
-        elif fence and fence["language"].strip() == "python":
-            indent = fence["indent"]
+        elif fence and fence["language"].strip() in {"python", "pycon"}:
+            indent, session = fence["indent"], "pycon" in fence["language"]
             lines.append(f"{_margin(depth)}async def block_{len(lines) + 1}() -> None:")
             depth += 1
             continue
         elif indent is not None:
-            lines.append(f"{_margin(depth)}{line.removeprefix(indent)}" if line.strip() else "")
+            code = line.removeprefix(indent)
+            if session:
+                code = code[4:] if code.startswith((">>> ", "... ")) else ""  # the rest is output
+            lines.append(f"{_margin(depth)}{code}" if code.strip() else "")
             continue
         lines.append("")
     if not depth:

@@ -160,6 +160,7 @@ function readAddress() {
   if (location.hash && !location.hash.includes("=")) return; // a part of the page
   const kept = new URLSearchParams(location.hash.slice(1));
   for (const each of ["name", "state"]) byId(each).value = kept.get(each) ?? "";
+  if (!byId("state").value) byId("state").value = ""; // a state that there is not
   open.clear();
   for (const name of kept.getAll("open")) open.add(name);
   if (!rows.size) return;
