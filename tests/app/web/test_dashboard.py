@@ -176,10 +176,9 @@ async def test_fifty_pipelines_are_an_overview(tmp_path: Path) -> None:
                     browser.look(width, 900)
                     rows(browser, address, width, most)
                 browser.look(780, 900)  # the narrowest with columns
-                assert browser.run("return document.querySelector('.row th').clientWidth") > 150
+                browser.until("innerWidth === 780 && document.querySelector('.row th').clientWidth > 150")
                 filters(browser)
-                pipelines[49].degraded = "broker 1 does not answer"
-                row_moves(browser)
+                row_moves(browser, pipelines[49])
                 unseen_pictures(browser)
                 assert browser.complaints() == []
 
@@ -228,9 +227,10 @@ def filters(browser: Browser) -> None:
     assert browser.run("return document.querySelector('#state').selectedOptions[0].text") == "All"
 
 
-def row_moves(browser: Browser) -> None:
+def row_moves(browser: Browser, last: Pipeline) -> None:
     """The last pipeline gets into trouble: it goes up, with the focus and the reason, and is reported."""
     browser.run("[...document.querySelectorAll('.open')].at(-1).focus()")
+    last.degraded = "broker 1 does not answer"
     browser.run(ASK)
     browser.until(f"({NAMES}).indexOf('orders-49') === 2")
     assert browser.run(f"return {NAMES}") == ["orders-7", "orders-23", "orders-49", "orders-30", *CALM[:-1]]
