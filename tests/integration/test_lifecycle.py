@@ -344,7 +344,7 @@ def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
     assert len(log) == 2
     by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
     assert set(by_pipeline) == {"missing", "compacted"}
-    assert "WARNING app.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
+    assert "WARNING wideload.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
     assert "a TTL must not be used" in by_pipeline["compacted"]
     assert [line.partition(" ")[2] for line in margins if 'pipeline="missing"' in line] == ["+Inf"]
     assert not [line for line in margins if 'pipeline="gateway"' in line]  # it does not tell its rules

@@ -270,13 +270,16 @@ def test_validate_hides_no_word_of_others(served: Served) -> None:
 
 
 def test_loggers(served: Served) -> None:
-    """Loggers that have a level of their own; one by its name, root in any case; others are not found."""
+    """All loggers; one by its name, root in any case; others are not found. Ours are below `wideload` alone."""
     levels = served.get("/admin/loggers")
     assert levels["root"] == {"level": "INFO", "last_modified": None}
     assert levels["aiokafka"] == {"level": "WARN", "last_modified": None}
     assert served.get("/admin/loggers/ROOT") == levels["root"]
-    assert served.get("/admin/loggers/app.pipeline.flow")["level"] == "INFO"
-    assert served.ask("GET", "/admin/loggers/no.such").refusal == (404, "Logger no.such not found.")
+    assert levels["wideload.pipeline"] == served.get("/admin/loggers/wideload.pipeline.flow") == levels["root"]
+    assert {"app", "jobs", "stores", "transforms"}.isdisjoint(name.partition(".")[0] for name in levels)
+    assert not [name for name in levels if name.startswith("wideload._")]
+    for name in ("no.such", "app.pipeline", "wideload.pipe"):
+        assert served.ask("GET", f"/admin/loggers/{name}").refusal == (404, f"Logger {name} not found.")
 
 
 @pytest.mark.parametrize(
@@ -603,12 +606,12 @@ def payloads(store: Path) -> set[Path]:
 def test_levels_of_loggers(served: Served) -> None:
     """A level is set for a logger and those below it, and is seen in the log; secrets are not logged at any."""
     set_level = partial(served.change, "PUT")
-    answer = set_level("/admin/loggers/app.pipeline", {"level": "warn"})
+    answer = set_level("/admin/loggers/wideload.pipeline", {"level": "warn"})
     assert answer.status == 200
-    assert {"app.pipeline", "app.pipeline.flow", "app.pipeline.service"} <= set(answer.document)
-    assert served.get("/admin/loggers/app.pipeline.flow")["level"] == "WARN"
-    assert served.get("/admin/loggers")["app.pipeline"]["last_modified"] > 1_700_000_000_000
-    assert "app.pipeline" in set_level("/admin/loggers/app.pipeline", {"level": "INFO"}).document
+    assert {"wideload.pipeline", "wideload.pipeline.flow", "wideload.pipeline.service"} <= set(answer.document)
+    assert served.get("/admin/loggers/wideload.pipeline.flow")["level"] == "WARN"
+    assert served.get("/admin/loggers")["wideload.pipeline"]["last_modified"] > 1_700_000_000_000
+    assert "wideload.pipeline" in set_level("/admin/loggers/wideload.pipeline", {"level": "INFO"}).document
     assert "botocore" in set_level("/admin/loggers/root", {"level": "DEBUG"}).document
     assert served.get("/admin/loggers/botocore")["level"] == "INFO"
     assert served.get("/admin/loggers/aiokafka.conn")["level"] == "DEBUG"
@@ -627,8 +630,9 @@ def test_levels_of_loggers(served: Served) -> None:
         ("root", {}, 400, "Desired 'level' parameter was not specified in request."),
         ("root", {"level": 10}, 400, "Desired 'level' parameter was not specified in request."),
         ("root", b"", 400, "the body is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("a%2Fb", {"level": "INFO"}, 400, "a/b is no name of a logger"),
-        ("x" * 201, {"level": "INFO"}, 400, "x" * 199 + "… is no name of a logger"),
+        ("app.pipeline", {"level": "INFO"}, 404, "Logger app.pipeline not found."),
+        ("a%2Fb", {"level": "INFO"}, 404, "Logger a/b not found."),
+        ("x" * 201, {"level": "INFO"}, 404, "Logger " + "x" * 199 + "… not found."),
         (
             "root?scope=cluster",
             {"level": "INFO"},
@@ -638,8 +642,9 @@ def test_levels_of_loggers(served: Served) -> None:
     ],
 )
 def test_levels_that_cannot_be(path: str, body: object, status: int, message: str, served: Served) -> None:
-    """Connect's errors for levels; names are bounded."""
+    """Connect's errors for levels; a logger that is not there is not made."""
     assert served.change("PUT", f"/admin/loggers/{path}", body).refusal == (status, message)
+    assert path.startswith("root") or served.ask("GET", f"/admin/loggers/{path}").status == 404
 
 
 # --- hostile ---------------------------------------------------------------------------------------------------------
