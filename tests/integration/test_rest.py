@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import json
+import os
 import select
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +335,12 @@ def test_what_a_file_decides_is_not_allowed(method: str, path: str, allowed: str
 
 # --- changing --------------------------------------------------------------------------------------------------------
 
+
+def basic(user: str, password: str) -> str:
+    """The header of HTTP Basic."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
 CHANGES = [
     ("PUT", "/connectors/offload/pause"),
     ("PUT", "/connectors/offload/resume"),
@@ -344,6 +356,7 @@ WRONG = {
     "longer": {"Authorization": f"Bearer {TOKEN}1"},
     "upper": {"Authorization": f"Bearer {TOKEN.upper()}"},
     "basic": {"Authorization": f"Basic {TOKEN}"},
+    "basic of another": {"Authorization": basic("operator", TOKEN[:-1])},
     "bytes": {"Authorization": "Bearer \xff\xfe"},
     "long": {"Authorization": "Bearer " + "x" * 7_000},
 }
@@ -375,8 +388,9 @@ def test_changes_need_the_token(method: str, path: str, headers: dict[str, str],
 )
 def test_no_page_of_another_origin_changes_anything(method: str, path: str, origin: str, served: Served) -> None:
     """A browser says where a page comes from; that page may change nothing, with the token neither."""
-    answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=f"Bearer {TOKEN}")
-    assert answer.refusal == (403, "a page of another origin may change nothing here")
+    for authorization in (f"Bearer {TOKEN}", basic("operator", TOKEN)):
+        answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=authorization)
+        assert answer.refusal == (403, "a page of another origin may change nothing here")
     assert not [name for name in answer.headers if name.startswith("Access-Control")]
     assert served.state("offload") == "RUNNING"
 
@@ -605,7 +619,7 @@ def payloads(store: Path) -> set[Path]:
 
 def test_levels_of_loggers(served: Served) -> None:
     """A level is set for a logger and those below it, and is seen in the log; secrets are not logged at any."""
-    set_level = partial(served.change, "PUT")
+    set_level = functools.partial(served.change, "PUT")
     answer = set_level("/admin/loggers/wideload.pipeline", {"level": "warn"})
     assert answer.status == 200
     assert {"wideload.pipeline", "wideload.pipeline.flow", "wideload.pipeline.service"} <= set(answer.document)
@@ -700,19 +714,74 @@ def connections(served: Served) -> int:
     return sum(each.laddr.port == served.worker.port and each.status == "ESTABLISHED" for each in found)
 
 
-# --- a client of that API --------------------------------------------------------------------------------------------
+# --- clients of that API, which give the token as the password of HTTP Basic ------------------------------------------
+
+CLIENTS = Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache/wideload") / "connect-clients"
+API = """
+import sys
+from kafka_connect_api.kafka_connect_api import Api, Cluster
+cluster = Cluster(Api("127.0.0.1", int(sys.argv[1]), username="operator", password=sys.argv[2]))
+offload = cluster.connectors["offload"]
+exec(sys.argv[3])
+"""
 
 
-def bearer(request: Any) -> Any:
-    """Sends the token with each request, as `requests` wants it."""
-    request.headers["Authorization"] = f"Bearer {TOKEN}"
-    return request
+def run_client(*arguments: str, status: int = 0) -> str:
+    """What a client prints that the set-up has put in a folder of its own; it has to end with `status`."""
+    if not CLIENTS.is_dir():
+        pytest.skip("the clients of Connect's REST API are not there: `make setup-test` fetches them")
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(CLIENTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == status, done
+    return done.stdout + done.stderr
+
+
+def test_kafka_connect_cli(running: Served) -> None:
+    """It takes user and password in the URL, and shows what it was refused with."""
+    address = f"127.0.0.1:{running.worker.port}"
+    command = functools.partial(run_client, "-m", "kafka_connect", "connector")
+    url = ("--url", f"http://operator:{TOKEN}@{address}")
+    assert json.loads(command("list", *url))[0] == {"connector": "offload", "state": "RUNNING", "failedTasks": []}
+    command("pause", *url, "--name", "offload")
+    running.until_state("offload", "PAUSED")
+    command("resume-all", *url)
+    running.until_state("offload", "RUNNING")
+    refused = command("pause", "--url", f"http://operator:no-token@{address}", "--name", "offload", status=1)
+    assert "the password of Authorization: Basic is not the token of this worker" in refused
+
+
+def test_kafka_connect_api(running: Served) -> None:
+    """It pauses, restarts and resumes, and sets the level of a logger that it finds in the list."""
+    api = functools.partial(run_client, "-c", API, str(running.worker.port), TOKEN)
+    api("offload.pause()")
+    running.until_state("offload", "PAUSED")
+    before = begun(running)
+    assert "RUNNING" in api(
+        "offload.restart(); offload.cycle_connector(); print(cluster.connectors['inflate'].state); "
+        "cluster.set_logger_log_level('wideload.pipeline', 'INFO')"
+    )
+    running.until_state("offload", "RUNNING")
+    assert begun(running) > before
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl(running: Served) -> None:
+    """`curl -u` gives the token with any name, or none, and reads from the answer what it lacks."""
+    for user in ("operator", ""):
+        curl = ["curl", "-sS", "-X", "PUT", "-u", f"{user}:{TOKEN}", "-w", "%{http_code}"]
+        address = f"http://127.0.0.1:{running.worker.port}/connectors/offload/resume"
+        assert subprocess.run([*curl, address], capture_output=True, text=True, check=True, timeout=60).stdout == "202"
 
 
 def test_kafka_connect_py(running: Served) -> None:
     """The client lists, looks, pauses, resumes, stops, restarts and validates as it does with Connect."""
-    client = KafkaConnect(url=f"http://127.0.0.1:{running.worker.port}")
-    client.auth = bearer
+    client = KafkaConnect(url=f"http://127.0.0.1:{running.worker.port}", auth=f"operator:{TOKEN}")
     assert client.get_cluster_info()["kafka_cluster_id"]
     assert client.list_connectors() == ["offload", "inflate"]
     assert set(client.list_connectors(expand="info", pattern="off")) == {"offload"}
