@@ -41,12 +41,10 @@ _DIGITS = re.compile("[0-9]+")
 _CREDENTIALS = "botocore.credentials"
 _first: dict[str, logging.LogRecord] = {}
 
-_CALM_LEVELS: Mapping[str, int] = {
-    "aiohttp.server": logging.CRITICAL,  # a traceback for each malformed request: who reaches the port fills the log
-    "aiokafka": logging.WARNING,  # at INFO these log each step
+_CLIENTS: Mapping[str, int] = dict.fromkeys(("aiokafka", "faust", "mode"), logging.WARNING)  # at INFO: each step
+_OF_THE_PROCESS: Mapping[str, int] = {
     "asyncio": logging.WARNING,
-    "faust": logging.WARNING,
-    "mode": logging.WARNING,
+    "aiohttp.server": logging.CRITICAL,  # a traceback for each malformed request: anyone could fill the log
 }
 
 TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
@@ -97,14 +95,18 @@ def _is_no_login(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and any(isinstance(each, _LOGINS) for each in record.args))
 
 
-def calm_clients() -> None:
+def calm_clients(*, whole: bool = False) -> None:
     """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG.
 
     They log everything if the root logger is at DEBUG, and never more than the root logger does; so this is called
     again if its level changes. Where the store's credentials come from is logged once, not for the store of each
     pipeline.
+
+    Args:
+        whole: whether the process has no code of users, whose own pages and tasks may fail.
     """
-    _set_levels(dict.fromkeys(_CALM_LEVELS, logging.NOTSET) if _root_level() <= logging.DEBUG else _CALM_LEVELS)
+    calm = {**_CLIENTS, **_OF_THE_PROCESS} if whole else _CLIENTS
+    _set_levels(dict.fromkeys(calm, logging.NOTSET) if _root_level() <= logging.DEBUG else calm)
     keep_secrets()
     for name in TOLD_BY_US:
         logger = logging.getLogger(name)

@@ -169,5 +169,5 @@ def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> Callab
     if form == "json":
         log_as_json(logging.getLogger())
         logging.captureWarnings(capture=True)
-    calm_clients()
+    calm_clients(whole=True)
     return bound_repeats(logging.getLogger())

@@ -143,7 +143,7 @@ def calmed() -> Iterator[list[logging.LogRecord]]:
     logger.addHandler(handler)
     yield records
     logger.removeHandler(handler)
-    calm_clients()
+    calm_clients(whole=True)
     logger.setLevel(level)
 
 
@@ -218,7 +218,7 @@ def test_no_client_logs_more_than_the_log(
     """What `--log-level` leaves out, no library logs; only botocore stays above DEBUG, where it would log secrets."""
     del calmed  # it takes the levels back
     caplog.set_level(level)
-    calm_clients()
+    calm_clients(whole=True)
     clients = (("botocore",), ("aiokafka", "asyncio", "faust", "mode"), ("aiohttp.server",))
     for names, expected in zip(clients, levels, strict=True):
         assert {logging.getLogger(f"{name}.below").getEffectiveLevel() for name in names} == {expected}
