@@ -355,5 +355,5 @@ MARGIN = "wideload_payload_expiry_margin_seconds{"
 
 def warnings(worker: WorkerProcess, count: int) -> list[str]:
     """The lines of the log that are about expiry, once there are so many."""
-    found = [line for line in worker.log.read_text().splitlines() if "app.cluster.expiry" in line]
+    found = [line for line in worker.log.read_text().splitlines() if "wideload.cluster.expiry" in line]
     return found if len(found) >= count else []
