@@ -51,8 +51,8 @@ def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None
         context.find_root().meta[_DEBUG] = True
         from app.log_filters import keep_secrets
 
-        keep_secrets()
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
+        keep_secrets()
         for name in _CLIENT_LOGS:
             logging.getLogger(name).setLevel(logging.NOTSET)
 
