@@ -137,7 +137,9 @@ class Writes:
                 than `producer_max_batch_size`.
             SerializationError: the store failed.
         """
-        if not isinstance(value, bytes) or not isinstance(key, bytes | None) or not self._oversized.asks(key, value):
+        if not isinstance(value, bytes) or not isinstance(key, bytes | None):
+            return value, None
+        if not self._oversized.asks(key, value, headers):
             return value, None
         stamp_ms = int((time.time() if timestamp_s is None else timestamp_s) * 1000)
         record = Record(key, value, headers, stamp_ms)
