@@ -49,7 +49,7 @@ _PRODUCER = Arguments.of(
 ).without("serializer")
 _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
-_WRITTEN_KEYS = frozenset(key.name for key in PRODUCER_KEYS)
+_WRITTEN_KEYS = frozenset(key.name for key in (STRATEGY, *PRODUCER_KEYS))  # the strategy for messages alone
 
 
 class SerializingProducer(ChunkingProducer):

@@ -60,8 +60,6 @@ class Writes:
             # Only the reader has the store, and looks at its keys.
             store = cast("str | type", config[STORE_CLASS])
             config = {n: v for n, v in config.items() if n == STRATEGY.name or not is_store_key(n, store)}
-        if len(stages) > 1 and MAX_BLOCK.name not in config:
-            config = {**config, MAX_BLOCK.name: len(stages) * cast("int", MAX_BLOCK.default)}  # Faust has no such limit
         self._largest = cast("int", config["max.request.size"]) - _ESTIMATE_BYTES
         cluster = cluster_arguments(app)
         self._oversized = Oversized(

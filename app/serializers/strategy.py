@@ -163,7 +163,8 @@ class Oversized:
     ) -> None:
         self._strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-        self.serializers = taken.producer(config, [*names, *(key.name for key in PRODUCER_KEYS)])
+        # The strategy may have been meant by a misspelt key.
+        self.serializers = taken.producer(config, [*names, *(key.name for key in (STRATEGY, *PRODUCER_KEYS))])
         self.limits = TopicLimits(config if cluster is None else cluster(config), ask)
         self._unknown_until: dict[str, float] = {}
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
