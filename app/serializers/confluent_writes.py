@@ -69,7 +69,7 @@ class WritingProducer(CallbackProducer):
         """As confluent-kafka's; see `SerializingProducer`."""
         oversized, told_to = self._oversized, on_delivery or callback
         key, value = _encoded(key), _encoded(value)
-        own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers or [])
+        own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers) if headers else []
         if not oversized.asks(key, value, own):
             # Of two callbacks confluent-kafka takes the first, even if that is None.
             super().produce(topic, value, key, partition, on_delivery=told_to, timestamp=timestamp, headers=headers)

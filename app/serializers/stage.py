@@ -124,7 +124,10 @@ def shared_headers(context: Any) -> Headers:
 
 def encoded(headers: Sequence[tuple[str, Any]]) -> list[Header]:
     """Headers as Kafka has them, in a list of its own: confluent-kafka also takes text as a value, and sends UTF-8."""
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+    for _, each in headers:
+        if isinstance(each, str):
+            return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+    return list(headers)
 
 
 class _Appended(bytes):

@@ -191,9 +191,11 @@ class Oversized:
         """Whether what the topic takes may matter for this record, whose key and value are serialized."""
         if self._large is None and self._strategy == "offload":
             return False
-        size = sum(len(data) for data in (key, value) if isinstance(data, bytes | bytearray))
-        if headers and size <= _ANY_TOPIC_BYTES:
-            size += sum(len(name.encode()) + len(data or b"") for name, data in headers)
+        size = len(value) if isinstance(value, bytes | bytearray) else 0
+        if isinstance(key, bytes | bytearray):
+            size += len(key)
+        for name, data in headers:
+            size += len(name if name.isascii() else name.encode()) + len(data or b"")
         return size > _ANY_TOPIC_BYTES
 
     def fits(self, topic: str, record: Record) -> bool:
