@@ -177,7 +177,7 @@ def _check_store_name(
 
 
 def _is_listed(name: str, store_class: object) -> bool:
-    """Whether a class of the user's own lists this key; False if there is no such class, which is told elsewhere."""
+    """Whether a custom class lists this key; False if there is no such class, which is reported elsewhere."""
     with suppress(ConfigurationError):
         return isinstance(store_class, str) and name in named_keys(store_class)
     return False

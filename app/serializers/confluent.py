@@ -190,7 +190,8 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         try:
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
         finally:
-            self._split.close()
+            if not self.in_callback:  # where it is refused, and the producer goes on
+                self._split.close()
 
 
 def _largest(config: Mapping[str, object]) -> int:

@@ -36,7 +36,7 @@ class CallbackProducer(confluent_kafka.Producer):
     """
 
     def begin(self) -> None:
-        """Takes in that no callback runs."""
+        """Prepares the guard; no callback runs yet."""
         self._calling = set[int]()
 
     @property

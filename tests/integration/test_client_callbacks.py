@@ -11,6 +11,8 @@ from kafka.partitioner import Partitioner
 from app.serializers import confluent as by_confluent
 from app.serializers import kafka_python as by_kafka_python
 from app.serializers.confluent_callbacks import _CALLS, CallbackProducer
+from tests.integration.client_config import LARGE, ON_GATE, producing
+from tests.integration.client_stores import GatedStore
 from tests.integration.test_client_chunks import value_of
 from tests.integration.test_client_writes import SMALL_TOPIC, forms
 from tests.integration.topics import end_offsets
@@ -59,8 +61,10 @@ async def test_values_in_chunks_are_sent_in_a_callback(
     assert (await forms(broker, topic))[: _SMALL + 6] == ["plain"] * _SMALL + ["chunk"] * 6
 
 
-def test_what_waits_for_callbacks_is_an_error_in_one(broker: str, make_topic: MakeTopic) -> None:
-    """`poll`, `flush` and what else would end the process there is refused, and the process lives."""
+def test_what_waits_for_callbacks_is_an_error_in_one(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """`poll`, `flush` and what else would end the process there is refused, and the producer goes on."""
     topic = make_topic()
     found: list[str] = []
 
@@ -71,11 +75,13 @@ def test_what_waits_for_callbacks_is_an_error_in_one(broker: str, make_topic: Ma
             assert caught.value.args[0].code() == KafkaError._STATE
             found.append(caught.value.args[0].str())
 
-    with by_confluent.SerializingProducer({"bootstrap.servers": broker}) as producer:
+    with by_confluent.SerializingProducer(producing(broker, ON_GATE)) as producer:
         for _ in range(_SMALL):
             producer.produce(topic, b"k", b"small", on_delivery=done)
         until(lambda: sum(end_offsets(broker, topic).values()) == _SMALL, "all callbacks wait for one poll")
         assert producer.flush(_LONG_S) == 0
+        producer.produce(topic, b"k", LARGE)  # no store was closed
+    assert len(gate.payloads) == 1
     assert [text.partition(" ")[0] for text in found] == ["flush", "list_topics", "close", "poll"] * _SMALL
     assert "was called in a callback of the same producer" in found[0]
 

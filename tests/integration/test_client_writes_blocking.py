@@ -133,7 +133,7 @@ async def test_chunks_without_a_store(broker: str, make_topic: MakeTopic, client
 
 
 async def test_headers_count(broker: str, make_topic: MakeTopic, client: Make) -> None:
-    """What headers have over the topic's limit is chunked, be the value small; text in them counts in bytes."""
+    """If headers put a record over the topic's limit, its value is chunked, even a small one. Text counts in bytes."""
     topic = make_topic(**SMALL_TOPIC)
     with client({"bootstrap.servers": broker, "large.message.strategy": "chunk"}) as producer:
         producer.sent(topic, b"v" * 900, headers=[("h", bytes(LIMIT - 800))])

@@ -236,7 +236,7 @@ def test_a_class_gets_all_other_keys() -> None:
 
 
 def test_a_class_gets_no_misspelt_key_of_ours() -> None:
-    """Whoever opens the store, be it a worker, a job or a command; a key that the class lists is its own."""
+    """A worker, a job and a command all open the store this way. A key that the class lists is its own."""
     with pytest.raises(ConfigurationError, match=r"^large\.message\.max\.byts: .* mean large\.message\.max\.bytes"):
         open_store({STORE_CLASS: Listing, "large.message.max.byts": 1})
     with pytest.raises(ConfigurationError, match=r"^large\.mesage\.what: .* list it in the KEYS of the class"):

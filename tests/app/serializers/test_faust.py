@@ -378,7 +378,7 @@ def test_a_wrong_configuration_is_told_where_the_topic_is_made(app: faust.App, c
         app.topic("orders", schema=LargeMessageSchema(config_of(**{"large.message.treshold.bytes": 1})))
 
 
-def test_a_misspelt_key_is_told_before_what_is_missing(app: faust.App) -> None:
+def test_a_misspelt_key_is_reported_before_what_is_missing(app: faust.App) -> None:
     """A strategy that is misspelt needs no store; and a class without a list of its keys hides none of ours."""
     for given, found in (
         ({"large.mesage.strategy": "chunk"}, "large.mesage.strategy: .*did you mean large.message.strategy"),
