@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from app.config.client import LIMIT, coerced, limits_names
+from app.config.idempotence import idempotent
 from app.config.naming import check_config
 from app.kafka.arguments import Arguments
 from app.kafka.batches import BatchingProducer, BatchSettings
@@ -83,8 +84,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
                 raise unknown(name, known)
         values = cast("Mapping[str, Any]", read(KEYS, coerced(KEYS, whole)))
         client = {name: value for name, value in whole.items() if name not in _NAMES}
-        client.setdefault("enable.idempotence", True)
-        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client), "max_request_size": _REQUEST_BYTES}
+        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client)), "max_request_size": _REQUEST_BYTES}
         if arguments["acks"] == 0:
             raise ConfigurationError("acks", "found 0, allowed are 1 and all: a refused batch has no answer then")
         settings = BatchSettings(
