@@ -6,7 +6,7 @@ from typing import Any
 import faust
 from pyspark.sql import SparkSession
 
-__all__ = ["Order", "common", "from_json", "options", "order", "spark", "to_json", "token"]
+__all__ = ["Order", "common", "from_json", "options", "order", "spark", "to_json"]
 
 
 class Order(faust.Record):
@@ -20,7 +20,6 @@ from_json: Any
 options: Mapping[str, str]
 order: object
 spark: SparkSession
-token: str
 
 
 def to_json(value: object) -> bytes:

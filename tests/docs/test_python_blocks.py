@@ -59,7 +59,7 @@ def test_lines_are_those_of_the_page() -> None:
 def test_all_pages_are_compiled() -> None:
     """The module of each page compiles: a block may await, and stands where its page has it."""
     found = [(path, module) for path in PAGES if (module := module_of(path.read_text(encoding="utf-8")))]
-    assert len(found) >= 8
+    assert len(found) > 5
     for path, module in found:
         compile(module, str(path), "exec")
 
