@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from stores.keys import Key, Value
-from stores.root import Root, check_object_id
+from stores.root import Root, check_object_id, check_prefix
 from stores.store import PayloadInfo, Removal, Store
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, shown
 from transforms.masking import HIDDEN, masked
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
 __all__ = ["CloudStore", "check_endpoint", "client_keys"]
-
-# The longest name of an object is 1,024 bytes or characters in both clouds; topic and id take up to 500.
-_LONGEST_PREFIX = 1024 - 500
 
 # No topic can have this name, so no payload is ever there.
 _ABSENT = "~wideload-check"
@@ -106,7 +103,7 @@ class CloudStore(Store):
             raise ConfigurationError(
                 f"{self.START}.{self.CONTAINER}", f"found {name!r}, which cannot be the name of a {self.CONTAINER}"
             )
-        prefix = _prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
+        prefix = check_prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
         self._container_uri = f"{self.SCHEME}://{name}/"
         self.root = Root(f"{self._container_uri}{prefix}/" if prefix else self._container_uri)
         self._threads = cast("int", values[f"{self.START}.max.connections"])
@@ -243,14 +240,3 @@ def check_endpoint(name: str, endpoint: str, path: str = "") -> str:
     # One from elsewhere hides its text.
     found = shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint))) if type(endpoint) is str else repr(endpoint)
     raise ConfigurationError(name, f"found {found}, allowed is http:// or https://, host and port, and nothing else")
-
-
-def _prefix(name: str, prefix: str) -> str:
-    prefix = prefix.removesuffix("/")
-    if prefix and ({"", ".", ".."} & set(prefix.split("/")) or not prefix.isprintable()):
-        raise ConfigurationError(
-            name, f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
-        )
-    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
-        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} bytes of the 1,024 for a name")
-    return prefix
