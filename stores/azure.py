@@ -20,7 +20,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 from urllib.parse import quote, urlsplit
 
-from stores.cloud import CloudStore, check_endpoint, client_keys
+from stores.cloud import CloudStore, client_keys
+from stores.endpoint import check_endpoint
 from stores.keys import REQUIRED, Key, Value
 from stores.store import ExpiryRule
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -82,7 +83,7 @@ class AzureStore(CloudStore):
                 "azure.account.name", f"found {account!r}, allowed are 3 to 24 lower-case letters and digits"
             )
         told = cast("str | None", values["azure.endpoint"]) or f"https://{account}.blob.core.windows.net"
-        endpoint = check_endpoint("azure.endpoint", told, r"(/[a-z0-9]{3,24})?")
+        endpoint = check_endpoint("azure.endpoint", told, r"(/[a-z0-9]{3,24})?", "and perhaps the account")
         credentials = _credentials(values)
         plain = endpoint.startswith("http://")
         if plain and "account_key" not in credentials:

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from stores.keys import Key, Value
 from stores.root import Root, check_object_id, check_prefix
 from stores.store import PayloadInfo, Removal, Store
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, shown
-from transforms.masking import HIDDEN, masked
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError
 
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
-__all__ = ["CloudStore", "check_endpoint", "client_keys"]
+__all__ = ["CloudStore", "client_keys"]
 
 # No topic can have this name, so no payload is ever there.
 _ABSENT = "~wideload-check"
@@ -221,22 +220,3 @@ class CloudStore(Store):
 
     def _info(self, found: Found) -> PayloadInfo:
         return PayloadInfo(f"{self._container_uri}{found.key}", found.size, found.modified)
-
-
-def check_endpoint(name: str, endpoint: str, path: str = "") -> str:
-    """`endpoint` without a slash at its end.
-
-    Args:
-        name: of the key.
-        endpoint: its value.
-        path: a pattern for what may stand behind host and port.
-
-    Raises:
-        ConfigurationError: it is not `http://` or `https://`, host and port.
-    """
-    endpoint = endpoint.removesuffix("/")
-    if re.fullmatch(rf"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{{1,5}})?{path}", endpoint):
-        return endpoint
-    # One from elsewhere hides its text.
-    found = shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint))) if type(endpoint) is str else repr(endpoint)
-    raise ConfigurationError(name, f"found {found}, allowed is http:// or https://, host and port, and nothing else")

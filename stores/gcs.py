@@ -18,7 +18,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import quote
 
-from stores.cloud import CloudStore, check_endpoint, client_keys
+from stores.cloud import CloudStore, client_keys
+from stores.endpoint import check_endpoint
 from stores.keys import REQUIRED, Key, Value
 from stores.root import check_object_id
 from stores.store import ExpiryRule
@@ -141,7 +142,9 @@ class GcsStore(CloudStore):
         try:
             reader, writer = made(reading=True), made(reading=False)
         except BaseError as exc:
-            raise ConfigurationError("gcs", f"obstore refuses the settings: {str(exc).partition(chr(10))[0]}") from exc
+            raise ConfigurationError(
+                "gcs.endpoint", f"obstore refuses the settings: {str(exc).partition(chr(10))[0]}"
+            ) from exc
         return CloudClient(reader, writer, times, _cloud(bucket), self._ready)
 
     def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:

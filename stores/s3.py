@@ -70,7 +70,12 @@ class S3Store(Store):
             "The beginning of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
             default="",
         ),
-        Key("s3.endpoint", "string", "The URL of an S3 server other than Amazon's. Default: `AWS_ENDPOINT_URL`."),
+        Key(
+            "s3.endpoint",
+            "string",
+            "The URL of an S3 server other than Amazon's, with a path if it stands below one. Default: "
+            "`AWS_ENDPOINT_URL`.",
+        ),
         Key("s3.region", "string", "The region of the bucket. Default: AWS's own settings."),
         Key(
             "s3.access.key",
