@@ -260,6 +260,7 @@ def _cloud(container: str, key: str) -> Cloud:
         permissions="the role Storage Blob Data Contributor, or a shared access signature with rwdl",
         missing=frozenset({"BlobNotFound", "ResourceNotFound"}),
         no_container=frozenset({"ContainerNotFound"}),
+        kept=frozenset({"BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold"}),
         passing=frozenset(
             {"ServerBusy", "InternalError", "OperationTimedOut", "ContainerBeingDeleted", "AccountBeingCreated"}
         ),
@@ -269,6 +270,5 @@ def _cloud(container: str, key: str) -> Cloud:
             "AuthenticationFailed": f"check {key}, and the clock of this machine",
             "AuthorizationFailure": f"check {key}; the firewall of the account may refuse this address",
             "SnapshotsPresent": "a blob with snapshots stays; delete those first",
-            "BlobImmutableDueToPolicy": "an immutability policy keeps it",
         },
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from stores.kept import put_beside_kept
 from stores.keys import Key, Value
 from stores.root import Root, check_object_id, check_prefix
 from stores.store import PayloadInfo, Removal, Store
@@ -22,10 +24,11 @@ from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadS
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
-__all__ = ["CloudStore", "client_keys"]
+__all__ = ["ABSENT", "CloudStore", "client_keys"]
 
-# No topic can have this name, so no payload is ever there.
-_ABSENT = "~wideload-check"
+ABSENT = "~wideload-check"
+"""No topic can have this name, so no payload is ever there."""
+
 _GROUP = 250
 
 
@@ -144,9 +147,7 @@ class CloudStore(Store):
         return Times(self.timeout_ms, connect_ms, read_ms, attempts)
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        path = self.root.path(topic, object_id)
-        self._client.put(self._key(path), data, path)
-        return path
+        return put_beside_kept(self.root, topic, object_id, lambda path: self._client.put(self._key(path), data, path))
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
@@ -206,11 +207,21 @@ class CloudStore(Store):
     def folders_below(self, prefix: str) -> Iterator[str]:
         """The beginning of names up to the first slash behind `prefix`, each once."""
 
-    def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
-        """See `Check.check`: gets a payload that never exists."""
-        path = f"{self.root.uri}{_ABSENT}"
-        with contextlib.suppress(PayloadNotFoundError):
-            self._client.get(self._key(path), 0, path)
+    def check(self, *, writing: bool = True) -> None:
+        """See `Check.check`: puts a probe and removes it, or gets a payload that never exists.
+
+        The probe stays where the caller may not remove it. Each has a name of its own: Google takes about one put of a
+        name a second, and Azure may keep what it has. Like `ABSENT` it is no payload.
+        """
+        if not writing:
+            absent = f"{self.root.uri}{ABSENT}"
+            with contextlib.suppress(PayloadNotFoundError):
+                self._client.get(self._key(absent), 0, absent)
+            return
+        path = f"{self.root.uri}wideload-check-{uuid.uuid4().hex}"
+        self._client.put(self._key(path), b"A probe of Wideload. It may be deleted.", path)
+        with contextlib.suppress(PayloadStoreError):
+            self.delete_key(self._key(path), path)
 
     def close(self) -> None:
         """See `PayloadStore.close`. obstore closes connections when they have been idle for a time."""

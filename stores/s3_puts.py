@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import PutObjectOutputTypeDef
 
-__all__ = ["Puts", "wants_md5"]
+__all__ = ["Puts", "content_md5", "wants_md5"]
 
 
 def wants_md5(exc: ClientError) -> bool:
     """Whether the server refuses a request that has no `Content-MD5`."""
     missing = status(exc) == HTTPStatus.BAD_REQUEST and "content-md5" in said(exc).lower()
     return missing or code(exc) == "MissingContentMD5"
+
+
+def content_md5(data: bytes) -> str:
+    """The value of the header `Content-MD5`."""
+    return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 class Puts:
@@ -82,4 +87,4 @@ def _crc32(data: bytes) -> Mapping[str, str]:
 
 
 def _md5(data: bytes) -> Mapping[str, str]:
-    return {"ContentMD5": b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
+    return {"ContentMD5": content_md5(data)}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from hashlib import md5
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 import pytest
@@ -21,15 +20,22 @@ from botocore.exceptions import ClientError
 from stores.s3 import S3Store
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server
-from tests.stores.scripted_server import Request, Script, ScriptedServer, Wire, error, payload, scripted_server
+from tests.stores.scripted_server import (
+    MODIFIED,
+    Bucket,
+    Refusal,
+    Request,
+    Script,
+    ScriptedServer,
+    error,
+    payload,
+    said,
+    scripted_server,
+)
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
 NAME = "orders", "an-id"
 DENIED = "User: arn:aws:iam::1:role/any is not authorized to perform: {} on resource: arn:aws:s3:::payloads"
-Refusal = Callable[[Request, bool], Script | None]
-"""What is answered in place of a bucket, by whether the object is there; None if the bucket answers."""
-
-MODIFIED = "Wed, 26 Nov 2025 10:00:00 GMT"
 
 
 @contextlib.contextmanager
@@ -38,45 +44,6 @@ def opened(config: Mapping[str, object]) -> Iterator[S3Store]:
     store.configure(config)
     with contextlib.closing(store):
         yield store
-
-
-def said(status: int, code: str, message: str) -> Script:
-    """Answers with an error that has this message."""
-
-    def script(request: Request, wire: Wire) -> bool:
-        body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
-        sent = b"" if request.method == "HEAD" else body
-        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
-        return True
-
-    return script
-
-
-@dataclass(slots=True)
-class Bucket:
-    """The script of a bucket in memory; `refuses` may answer in its place."""
-
-    refuses: Refusal
-    objects: dict[str, bytes] = field(default_factory=dict)
-
-    def __call__(self, request: Request, wire: Wire) -> bool:
-        url = urlsplit(request.path)
-        name = unquote(url.path)
-        refusal = self.refuses(request, name in self.objects)
-        if refusal is not None:
-            return refusal(request, wire)
-        if request.method == "PUT":
-            self.objects[name] = request.body
-        elif request.method == "DELETE":
-            self.objects.pop(name, None)
-            wire.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-            return True
-        elif name not in self.objects and name != "/payloads":
-            return error(404, "NoSuchKey")(request, wire)
-        body = self.objects.get(name, b"") if request.method in ("GET", "HEAD") else b""
-        head = f'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: {MODIFIED}\r\nContent-Length: {len(body)}\r\n\r\n'
-        wire.write(head.encode() + (b"" if request.method == "HEAD" else body))
-        return True
 
 
 def allowing(*rights: str, words: bool) -> Refusal:
