@@ -197,10 +197,12 @@ class S3Store(Store):
             try:
                 response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))
             except ClientError as exc:
-                # The response to a HEAD has no body, so 404 may mean the payload or the bucket.
+                # The response to a HEAD has no body: 404 may mean the payload or the bucket, 403 names no permission.
                 if status(exc) == HTTPStatus.NOT_FOUND:
                     self._client.head_bucket(Bucket=self._bucket)
                     raise PayloadNotFoundError(full_path) from exc
+                if status(exc) == HTTPStatus.FORBIDDEN:
+                    self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))["Body"].close()
                 raise
         check_answer(response, "HeadObject", full_path)
         return info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")

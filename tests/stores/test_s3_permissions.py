@@ -48,11 +48,12 @@ def opened(config: Mapping[str, object]) -> Iterator[S3Store]:
 
 def allowing(*rights: str, words: bool) -> Refusal:
     """Refuses as AWS does; with `words` the message names the permission, as it does within an organization."""
-    needed = {"PUT": "s3:PutObject", "GET": "s3:GetObject", "DELETE": "s3:DeleteObject"}
+    needed = {"PUT": "s3:PutObject", "GET": "s3:GetObject", "HEAD": "s3:GetObject", "DELETE": "s3:DeleteObject"}
 
     def refuses(request: Request, there: bool) -> Script | None:  # noqa: FBT001
-        right = "s3:ListBucket" if "list-type" in request.path else needed.get(request.method, "s3:ListBucket")
-        if request.method == "GET" and right in rights and not there:
+        listing = "list-type" in request.path or request.path == "/payloads"
+        right = "s3:ListBucket" if listing else needed[request.method]
+        if right == "s3:GetObject" and right in rights and not there:
             right = "s3:ListBucket"  # by which S3 decides whether to say that the object is missing
         if right in rights:
             return None
@@ -138,12 +139,12 @@ def test_a_right_to_use_the_key_is_named() -> None:
 @pytest.mark.parametrize(("words", "expected"), [(True, PayloadNotFoundError), (False, PayloadStoreAccessError)])
 def test_a_missing_payload_without_the_right_to_list(words: bool, expected: type[Exception]) -> None:  # noqa: FBT001
     """It is told apart from a missing right where the server says which right decides."""
-    with (
-        bucket(allowing("s3:GetObject", words=words)) as (store, _, _),
-        pytest.raises(expected, match=r"no payload|without s3:ListBucket, a missing payload") as caught,
-    ):
-        store.get(store.root.path(*NAME), 9)
-    assert type(caught.value) is expected
+    with bucket(allowing("s3:GetObject", words=words)) as (store, _, _):
+        path = store.root.path(*NAME)
+        for call in (lambda: store.get(path, 9), lambda: store.stat(path)):
+            with pytest.raises(expected, match=r"no payload|without s3:ListBucket, a missing payload") as caught:
+                call()
+            assert type(caught.value) is expected
 
 
 def test_a_listing_that_is_denied_finds_nothing_missing() -> None:
