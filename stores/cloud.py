@@ -24,10 +24,7 @@ from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadS
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
-__all__ = ["ABSENT", "CloudStore", "client_keys"]
-
-ABSENT = "~wideload-check"
-"""No topic can have this name, so no payload is ever there."""
+__all__ = ["CloudStore", "client_keys"]
 
 _GROUP = 250
 
@@ -207,18 +204,18 @@ class CloudStore(Store):
     def folders_below(self, prefix: str) -> Iterator[str]:
         """The beginning of names up to the first slash behind `prefix`, each once."""
 
-    def check(self, *, writing: bool = True) -> None:
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets a payload that never exists.
 
         The probe stays where the caller may not remove it. Each has a name of its own: Google takes about one put of a
-        name a second, and Azure may keep what it has. Like `ABSENT` it is no payload.
+        name a second, and Azure may keep what it has.
         """
         if not writing:
-            absent = f"{self.root.uri}{ABSENT}"
+            absent = self.root.probe(topic)
             with contextlib.suppress(PayloadNotFoundError):
                 self._client.get(self._key(absent), 0, absent)
             return
-        path = f"{self.root.uri}wideload-check-{uuid.uuid4().hex}"
+        path = self.root.probe(topic, f"-{uuid.uuid4().hex}")
         self._client.put(self._key(path), b"A probe of Wideload. It may be deleted.", path)
         with contextlib.suppress(PayloadStoreError):
             self.delete_key(self._key(path), path)

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import quote
 
-from stores.cloud import ABSENT, CloudStore, client_keys
+from stores.cloud import CloudStore, client_keys
 from stores.endpoint import check_endpoint
 from stores.keys import REQUIRED, Key, Value
 from stores.root import check_object_id
@@ -152,19 +152,19 @@ class GcsStore(CloudStore):
             ) from exc
         return CloudClient(reader, writer, times, _cloud(bucket), self._ready)
 
-    def check(self, *, writing: bool = True) -> None:
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `CloudStore.check`. A reader that may not list the bucket may pass though it may not read, either."""
         from stores.cloud_errors import Failure
 
         try:
-            super().check(writing=writing)
+            super().check(writing=writing, topic=topic)
         except PayloadStoreAccessError as exc:
             failure = None if writing or exc.__cause__ is None else Failure.of(exc.__cause__)
             if failure is None or failure.code != "AccessDenied" or failure.token:
                 raise
             # Google refuses a missing object like one that may not be read, unless the caller may list the bucket.
             try:
-                next(self.found_below(self._key(f"{self.root.uri}{ABSENT}")), None)
+                next(self.found_below(self._key(self.root.probe(topic))), None)
             except PayloadStoreAccessError:
                 return
             raise

@@ -55,9 +55,6 @@ _RECEIVE_BYTES = 1 << 18
 # How long botocore waits for `100 Continue` before it sends the body anyway; it has no setting.
 _CONTINUE_MS = 1_000
 
-# No topic can have this name, so no payload is ever there.
-_PROBE = "~wideload-check"
-
 
 class S3Store(Store):
     """One client for all threads, with a pool of connections."""
@@ -242,13 +239,13 @@ class S3Store(Store):
                 if self.root.holds(path):
                     yield info("ListObjectsV2", path, item, "Size")
 
-    def check(self, *, writing: bool = True) -> None:
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets one, which mostly does not exist.
 
         The probe stays where the caller may not remove it. Unlike the response to HeadBucket, these have a body with
         the reason of a failure.
         """
-        path = f"{self.root.uri}{_PROBE}"
+        path = self.root.probe(topic)
         if not writing:
             with contextlib.suppress(PayloadNotFoundError):
                 self._check_readable(path)

@@ -346,8 +346,8 @@ class Store(Put, Get, Check, ABC):
         """See `Get.get`."""
 
     @abstractmethod
-    def check(self, *, writing: bool = True) -> None:
-        """See `Check.check`."""
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
+        """See `Check.check`; with a topic, what is allowed for its payloads decides."""
 
     @abstractmethod
     def close(self) -> None:

@@ -261,7 +261,9 @@ def test_a_signed_url_is_for_one_delete() -> None:
             _point(store, server.endpoint)
             path = store.root.path(*NAME)
             assert [each.outcome for each in store.delete_unchanged([store.stat(path)])] == ["deleted"]
-        (deleted,) = [request for request in server.requests if request.method == "DELETE"]
+            store.check(topic="orders")
+        deleted, probe = [request for request in server.requests if request.method == "DELETE"]
+        assert probe.path.startswith("/acme/payloads/orders/~wideload-check-")  # obstore signs this as it is sent
         assert deleted.path.startswith("/acme/payloads/orders/an-id?")
         assert "sp=d&" in f"{deleted.path}&"
         assert "authorization" not in deleted.headers

@@ -95,7 +95,7 @@ def test_the_permissions_of_the_docs_are_enough_for_the_check(rights: list[str],
     with bucket(GcsStore, google(*rights, unlisted=unlisted)) as (store, made, _):
         store.check(writing=writing)
         store.check(writing=writing)
-        left = [PurePosixPath(name).name.startswith("wideload-check-") for name in made.objects]
+        left = [PurePosixPath(name).name.startswith("~wideload-check-") for name in made.objects]
         assert left == ([True, True] if rights == ["storage.objects.create"] else [])
 
 

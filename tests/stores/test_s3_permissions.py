@@ -17,6 +17,7 @@ from zlib import crc32
 import pytest
 from botocore.exceptions import ClientError
 
+from stores import registry
 from stores.s3 import S3Store
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server
@@ -123,6 +124,22 @@ def test_a_permission_that_is_missing_is_named_by_the_check(
     ):
         store.check(writing=writing)
     assert caught.value.key == "s3.access.key"
+
+
+@pytest.mark.parametrize("writing", [True, False])
+def test_permissions_for_one_topic_are_enough_for_its_check(writing: bool) -> None:  # noqa: FBT001
+    """What the caller may do elsewhere does not count."""
+
+    def refuses(request: Request, there: bool) -> Script | None:  # noqa: FBT001
+        may = allowing("s3:PutObject", "s3:GetObject", "s3:ListBucket", words=True)
+        return may(request, there) if request.path.startswith("/payloads/orders/") else error(403, "AccessDenied")
+
+    with bucket(refuses) as (store, made, _):
+        assert registry.check(store, "orders", writing=writing)
+        assert list(made.objects) == (["/payloads/orders/~wideload-check"] if writing else [])
+        if writing:
+            with pytest.raises(PayloadStoreAccessError):
+                store.check()
 
 
 def test_a_right_to_use_the_key_is_named() -> None:
