@@ -54,6 +54,7 @@ class Cloud:
         missing: the codes for a payload that does not exist.
         no_container: the codes for a container that does not exist.
         kept: the codes for an object that is neither replaced nor removed, for a policy or a hold.
+        kms_key: the key of the configuration that names an encryption key of the service; empty if there is none.
         unlisted: the permission without which a missing object is refused; empty if there is none.
         passing: the codes of errors that may pass, whatever their status.
         denied: the codes of refusals whose status does not say so.
@@ -71,6 +72,7 @@ class Cloud:
     no_container: frozenset[str]
     passing: frozenset[str]
     kept: frozenset[str] = frozenset()
+    kms_key: str = ""
     unlisted: str = ""
     denied: frozenset[str] = frozenset()
     blamed: Mapping[str, str] = field(default_factory=dict)
@@ -159,6 +161,11 @@ def translated(exc: Exception, operation: str, path: str, cloud: Cloud) -> Paylo
             key=cloud.container_key,
         )
     again = failure.may_pass(cloud)
+    if cloud.kms_key and "KMS key" in failure.text and not again:
+        return PayloadStoreAccessError(
+            f"{start}{failure.text}; check {cloud.kms_key}, and whether {cloud.name} itself may use that key",
+            key=cloud.kms_key,
+        )
     if failure.token and not (again and failure.status != HTTPStatus.BAD_REQUEST):
         return PayloadStoreAccessError(
             f"{start}{failure.text}; no token for these credentials: check {cloud.credentials_key}",

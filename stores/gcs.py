@@ -317,6 +317,7 @@ def _cloud(bucket: str) -> Cloud:
         kept=frozenset(
             {"RetentionPolicyNotMet", "retentionPolicyNotMet", "ObjectUnderActiveHold", "objectUnderActiveHold"}
         ),
+        kms_key="gcs.kms.key",
         unlisted="storage.objects.list",
         passing=frozenset(
             {"InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "IncompleteBody", "backendError"}

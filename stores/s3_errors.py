@@ -130,8 +130,16 @@ _LIST = "s3:ListBucket"
 # AWS names the permission that is missing, if the caller is of the same organization as the bucket.
 _NAMED_RIGHT = re.compile(r"not authorized to perform: ([A-Za-z0-9-]+:[A-Za-z0-9]+)")
 
-# In the words of Amazon's servers, Google's, IBM's, MinIO and versitygw.
-_KEPT_CODES = frozenset({"ObjectLocked", "ObjectUnderActiveHold", "ObjectUnderRetention", "RetentionPolicyNotMet"})
+# In the words of Amazon's servers, Cloudflare's, Dell's, Google's, IBM's, MinIO and versitygw.
+_KEPT_CODES = frozenset(
+    {
+        "ObjectLocked",
+        "ObjectLockedByBucketPolicy",
+        "ObjectUnderActiveHold",
+        "ObjectUnderRetention",
+        "RetentionPolicyNotMet",
+    }
+)
 _KEPT_WORDS = re.compile(r"WORM protected|protected by object lock|under (retention|legal hold)", re.IGNORECASE)
 
 # Of a put that is refused because the server has no KMS, in the words of MinIO and others.

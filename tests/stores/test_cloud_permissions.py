@@ -116,6 +116,17 @@ def test_a_permission_that_is_missing_is_named(rights: list[str], writing: bool,
     assert caught.value.key == "gcs.credentials.file"
 
 
+def test_an_encryption_key_that_is_refused_is_found_by_the_check() -> None:
+    """By the probe, before the first record, and with the key to change."""
+    refused = said(403, "AccessDenied", "Access denied.", "<Details>Permission denied on Cloud KMS key.</Details>")
+    with (
+        bucket(GcsStore, lambda *_: refused) as (store, _, _),
+        pytest.raises(PayloadStoreAccessError, match=r"Cloud KMS key.*check gcs\.kms\.key") as caught,
+    ):
+        store.check()
+    assert caught.value.key == "gcs.kms.key"
+
+
 def test_a_missing_payload_without_the_right_to_list() -> None:
     """Google says that the caller may not list, and only if the payload does not exist."""
     with bucket(GcsStore, google("storage.objects.get")) as (store, _, _):

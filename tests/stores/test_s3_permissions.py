@@ -304,6 +304,7 @@ def test_a_bucket_with_a_default_retention(server: S3Server) -> None:
     ("status", "code", "message"),
     [
         (409, "ObjectUnderRetention", "The object is under retention and can't be deleted or modified."),
+        (409, "ObjectLockedByBucketPolicy", "The object is locked by the bucket policy."),
         (403, "AccessDenied", "Access Denied because object protected by object lock."),
         (400, "InvalidRequest", "Object is WORM protected and cannot be overwritten"),
     ],
