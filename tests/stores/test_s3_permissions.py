@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 
 from stores import registry
 from stores.s3 import S3Store
+from stores.s3_puts import _crc32, _md5
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server
 from tests.stores.scripted_server import (
@@ -267,6 +268,21 @@ def test_a_bucket_that_asks_for_a_checksum_gets_it(code: str, message: str, sent
         ]
         assert list(made.objects.values()) == [b"data"] * 2
         store.check()
+
+
+@pytest.mark.parametrize("checksum", [_crc32, _md5])
+def test_a_real_server_finds_the_checksum_right(
+    server: S3Server, checksum: Callable[[bytes], Mapping[str, str]]
+) -> None:
+    """What it is sent may be empty. Both servers compare a CRC, and neither compares an MD5."""
+    with opened(server.config(f"sums{checksum.__name__}")) as store:
+        store._puts._wanted = checksum
+        for data in (b"", bytes(range(256)) * 5_000):
+            assert store.download(store.publish("orders", data)) == data
+        if checksum is _crc32:
+            store._puts._wanted = lambda _: checksum(b"other")
+            with pytest.raises(PayloadStoreError, match=r"BadDigest|ChecksumMismatch"):
+                store.publish("orders", b"data")
 
 
 def test_a_checksum_that_does_not_help_is_tried_once() -> None:
