@@ -38,7 +38,7 @@ _MOST: Mapping[str, int] = {"aiokafka": 1, f"{_PARENT}app": 10, f"{_PARENT}store
 _OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _DIGITS = re.compile("[0-9]+")
 
-_CREDENTIALS = "botocore.credentials"
+_CREDENTIALS = ("botocore.credentials", "botocore.configprovider")
 _first: dict[str, logging.LogRecord] = {}
 
 _TOO_LOUD = ("aiokafka", "faust", "mode")  # at INFO they tell each step of theirs
@@ -95,7 +95,8 @@ def _is_no_login(record: logging.LogRecord) -> bool:
 def calm_clients(*, debug: bool) -> None:
     """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG. May be called again.
 
-    Where the store's credentials come from is logged once, not for the store of each pipeline.
+    Where the store's credentials come from is logged once, not for the store of each pipeline; and once, without a
+    traceback, why they are not renewed.
 
     Args:
         debug: whether they log everything.
@@ -106,13 +107,17 @@ def calm_clients(*, debug: bool) -> None:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
             logger.addFilter(_calmed)
-    logger = logging.getLogger(_CREDENTIALS)
-    if _is_first not in logger.filters:
-        logger.addFilter(_is_first)
+    for name in _CREDENTIALS:
+        logger = logging.getLogger(name)
+        if _is_first not in logger.filters:
+            logger.addFilter(_is_first)
 
 
 def _is_first(record: logging.LogRecord) -> bool:
-    """Whether no line before has had this text; several threads may ask."""
+    """Whether no line before has had this text, with its error; several threads may ask."""
+    if record.exc_info and record.exc_info[1] is not None:
+        error = record.exc_info[1]
+        record.msg, record.args, record.exc_info = f"{record.getMessage()} {type(error).__name__}: {error}", (), None
     return _first.setdefault(record.getMessage(), record) is record
 
 

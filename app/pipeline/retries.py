@@ -20,7 +20,6 @@ from app.pipeline.store_log import StoreLog
 from stores.store import Check, PayloadStore
 from transforms.errors import (
     PayloadNotFoundError,
-    PayloadStoreAccessError,
     PayloadStoreError,
     PayloadUnavailableError,
     PayloadUnfitError,
@@ -31,6 +30,9 @@ from transforms.record import RecordLike, SourceRecord
 __all__ = ["Retries"]
 
 _T = TypeVar("_T")
+
+# The store is as it should be, and waiting for it would not help.
+_OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +124,12 @@ class Retries:
         """Finishes work that blocks; calls the store until it succeeds or can never do so.
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
-        and the calls go on. The same holds for a store that denies access, if it has allowed it before.
+        and the calls go on. If the store has worked for this pipeline before, this holds whatever the error is.
 
         Raises:
             TransformError: this record can never succeed.
-            PayloadStoreError: the store has failed for good; `PayloadUnavailableError` if it has for this record alone.
+            PayloadStoreError: the store has never worked and refuses, or it refuses this record;
+                `PayloadUnavailableError` if it has failed for this record alone.
         """
         if not work.asks_store:
             # On a thread of asyncio's own: those of the store may all hang.
@@ -317,9 +320,9 @@ class Retries:
             trial.lane.stalled += 1
 
     def _may_pass(self, error: PayloadStoreError) -> bool:
-        """A right that was withdrawn may be given back; one that was never given is for the user to give."""
-        was_let_in = self._stats.offloaded_records or self._stats.inflated_records
-        return error.retriable or (isinstance(error, PayloadStoreAccessError) and was_let_in > 0)
+        """Whether to wait for the store: if it has worked, it may work again; if not, the user must set it right."""
+        has_worked = self._stats.offloaded_records + self._stats.inflated_records > 0
+        return error.retriable or (has_worked and not isinstance(error, _OF_THE_RECORD))
 
     def _waiting(self) -> tuple[SourceRecord | None, int]:
         return next((trial.record for trial in self._trials), None), len(self._trials)

@@ -202,6 +202,18 @@ def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixtu
     assert [record.args for record in caplog.records] == [("one",), ("two",)]
 
 
+def test_credentials_that_are_not_renewed_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """botocore logs a traceback with each call; its last line says it, and the store says the rest."""
+    calm_clients(debug=False)
+    for reason in ("the provider is away", "the provider is away", "100 % denied"):
+        error = OSError(reason)
+        logging.getLogger("botocore.credentials").warning("Refreshing failed during %s period.", "r", exc_info=error)
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("Refreshing failed during r period. OSError: the provider is away", None),
+        ("Refreshing failed during r period. OSError: 100 % denied", None),
+    ]
+
+
 def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
     """Each template that is taken down to DEBUG stands in the module of aiokafka that logs it."""
     for name, templates in TOLD_BY_US.items():
