@@ -16,6 +16,7 @@ from typing import Any
 
 import botocore.exceptions as aws
 import botocore.session
+from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.loaders import Loader, create_loader
 
@@ -26,6 +27,8 @@ __all__ = ["ChainCredentials", "CredentialsError", "open_session", "refused_of_c
 
 _METHOD = "WideloadMethod"  # in the `Error` of a refusal: botocore's name of the source whose credentials were refused
 _AGAIN_S = 1.0
+_CONNECT_S = 5
+_READ_S = 10
 _TEXT_CHARACTERS = 500
 
 # A service refuses the credentials themselves: by code, and why. Other refusals may come from their permissions.
@@ -185,7 +188,7 @@ class ChainCredentials:
         return refused and not isinstance(self._found, RefreshableCredentials)
 
     def _has_others(self) -> bool:
-        before = self._signed.with_these
+        before = getattr(self._signed, "with_these", None)
         try:
             if self._frozen() == before:  # else another thread has found them
                 self._searched_again()
@@ -231,6 +234,8 @@ def _bare_session() -> botocore.session.Session:
     """A new one: a session keeps what it has read of AWS's files."""
     session = botocore.session.get_session()
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    # Of the clients that ask AWS for credentials: botocore would wait for a minute, and try again.
+    session.set_default_client_config(Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S))
     return session
 
 

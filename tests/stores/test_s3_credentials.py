@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stores import s3_credentials
 from stores.encryption import keyring_of
 from stores.s3_credentials import ChainCredentials, CredentialsError
 from tests.kms_server import KmsServer, refusal
@@ -182,6 +183,34 @@ def answer(wire: Wire, status: int, body: str) -> bool:
     return True
 
 
+def identify(monkeypatch: pytest.MonkeyPatch, folder: Path, server: ScriptedServer) -> None:
+    """Lets AWS's own chain ask this server for the credentials of a web identity."""
+    (folder / "token").write_text("a.b.c")
+    for name, value in {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "token"),
+        "AWS_ROLE_ARN": "arn:aws:iam::1:role/r",
+        "AWS_ENDPOINT_URL_STS": server.endpoint,
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_token_service_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A call does not wait for it as long as botocore would: a minute, five times."""
+
+    def hang(_: Request, wire: Wire) -> bool:
+        wire.stopped.wait(60)
+        return False
+
+    monkeypatch.setattr(s3_credentials, "_READ_S", 0.1)
+    with scripted_server(hang) as server:
+        identify(monkeypatch, tmp_path, server)
+        with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
+            store.put(*NAME, b"data")
+        assert len(server.requests) == 1  # the store's own was not sent
+    assert caught.value.retriable
+
+
 @pytest.mark.parametrize(
     ("trouble", "seconds", "retriable"),
     [
@@ -201,16 +230,8 @@ def test_a_web_identity_that_fails_for_a_while(
 ) -> None:
     """An error of the store, whatever the token service says; what may pass is retriable. It works again after that."""
     sts = Sts()
-    (tmp_path / "token").write_text("a.b.c")
     with scripted_server(sts.script) as server:
-        environ = {
-            "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
-            "AWS_ROLE_ARN": "arn:aws:iam::1:role/r",
-            "AWS_ENDPOINT_URL_STS": server.endpoint,
-            "AWS_MAX_ATTEMPTS": "1",
-        }
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
+        identify(monkeypatch, tmp_path, server)
         with opened(chain(server)) as store:
             store.put(*NAME, b"data")
             sts.trouble, sts.seconds = trouble, seconds

@@ -201,6 +201,22 @@ async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: E
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
+async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(executor: Executor) -> None:
+    """Before the first payload, a refusal ends the pipeline only if the store still passes that check."""
+    stage, stats, lane = Storing([REFUSED] * 3), PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    store = Checked(REFUSED)
+
+    def retries() -> Retries:
+        chain, checked = Chain([stage], "orders", 1_000_000), cast("PayloadStore", store)
+        return Retries(chain, executor, settings(), stats=stats, unstalled=lambda: None, store=checked)
+
+    await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+    assert (stats.retries, store.errors) == (3, [])
+    stats.offloaded_records, stage.errors = 0, [REFUSED]
+    with pytest.raises(PayloadStoreError, match="access denied"):
+        await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+
+
 async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> None:
     """While the store is down a hundred records ask it no more often than one would; when it is back all go on."""
     lane, stats = Lane(TopicPartition("raw", 3), 3), PipelineStats()
