@@ -114,11 +114,13 @@ def calm_clients(*, debug: bool) -> None:
 
 
 def _is_first(record: logging.LogRecord) -> bool:
-    """Whether no line before has had this text, with its error; several threads may ask."""
-    if record.exc_info and record.exc_info[1] is not None:
-        error = record.exc_info[1]
-        record.msg, record.args, record.exc_info = f"{record.getMessage()} {type(error).__name__}: {error}", (), None
-    return _first.setdefault(record.getMessage(), record) is record
+    """Whether no line before has had this text, and this class of error; several threads may ask."""
+    text = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        text = f"{text} {type(error).__name__}"
+        record.msg, record.args, record.exc_info = f"{text}: {error}", (), None
+    return _first.setdefault(text, record) is record
 
 
 def _calmed(record: logging.LogRecord) -> bool:

@@ -205,12 +205,11 @@ def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixtu
 def test_credentials_that_are_not_renewed_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """botocore logs a traceback with each call; its last line says it, and the store says the rest."""
     calm_clients(debug=False)
-    for reason in ("the provider is away", "the provider is away", "100 % denied"):
-        error = OSError(reason)
+    for error in (OSError("the provider is away"), OSError("it is still away"), ValueError("100 % denied")):
         logging.getLogger("botocore.credentials").warning("Refreshing failed during %s period.", "r", exc_info=error)
     assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
         ("Refreshing failed during r period. OSError: the provider is away", None),
-        ("Refreshing failed during r period. OSError: 100 % denied", None),
+        ("Refreshing failed during r period. ValueError: 100 % denied", None),
     ]
 
 
