@@ -18,10 +18,11 @@ from app.kafka.clients import ClusterError, describe
 from app.kafka.topics import topic_of
 from stores.keys import Key, read, unknown
 from transforms.errors import ConfigurationError
+from transforms.logger_name import logger_name
 
 __all__ = ["KEYS", "ConfiguredBatchingProducer"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 _DEFAULTS = BatchSettings()
 _BUFFER = Key(

@@ -23,6 +23,7 @@ from stores.keys import read
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.keyring import TYPE_NAME
+from transforms.logger_name import logger_name
 from transforms.record import Header, Record
 from transforms.reference import VALUE, is_reference
 from transforms.wrapper import MessageWrapper
@@ -38,7 +39,7 @@ __all__ = [
     "told_unknown",
 ]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 ASK_AGAIN_S = 60.0
 """After this time a topic that did not say what it takes is asked again."""

@@ -110,7 +110,7 @@ async def test_auto_while_the_store_is_down(
     topic = make_topic(**SMALL_TOPIC)
     store = on_s3(cuttable.server)
     more = {"large.message.strategy": "auto", "chunk.max.message.bytes": 100_000}
-    with caplog.at_level(logging.INFO, "app.serializers.fallback"):
+    with caplog.at_level(logging.INFO, "wideload.serializers.fallback"):
         async with SerializingProducer(producing(broker, store, **more)) as producer:
             await producer.send_and_wait(topic, value_of(50_000, 1), b"k")
             cuttable.cut()

@@ -221,7 +221,7 @@ async def test_auto_while_the_store_is_down(
     topic = make_topic(**SMALL_TOPIC)
     more = {"large.message.strategy": "auto", "chunk.max.message.bytes": 100_000}
     with (
-        caplog.at_level(logging.INFO, "app.serializers.fallback"),
+        caplog.at_level(logging.INFO, "wideload.serializers.fallback"),
         client(producing(broker, on_s3(cuttable.server), **more)) as producer,
     ):
         producer.sent(topic, value_of(50_000, 1))
