@@ -78,8 +78,8 @@ _ADVICE: Mapping[str, str] = {
     "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
     "AccessDenied": "it needs s3:GetObject, s3:PutObject and s3:ListBucket",
     "AuthorizationHeaderMalformed": "check s3.region",
-    "ExpiredToken": "the session of s3.session.token is over: give it a new one, or leave the keys to AWS's own chain, "
-    "which renews them",
+    "ExpiredToken": "the session of s3.session.token is over: give it a new one and restart, or leave the keys to "
+    "AWS's own chain, which renews them",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",
     "RequestExpired": "set the clock of this machine",
