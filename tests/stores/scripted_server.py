@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -148,8 +149,8 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def scripted_server(script: Script) -> Iterator[ScriptedServer]:
-    """Runs a server on 127.0.0.1 that answers each request by `script`."""
+def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    """Runs a server on 127.0.0.1 that answers each request by `script`, over TLS if it has a context for that."""
     stopped = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -180,7 +181,9 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
             super().shutdown_request(request)
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        state = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
+        state = ScriptedServer(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}")
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
