@@ -18,7 +18,7 @@ from app.pipeline.lane import Lane
 from app.pipeline.stats import PipelineStats
 from app.pipeline.store_log import StoreLog
 from stores.registry import check
-from stores.store import PayloadStore
+from stores.store import Check, PayloadStore
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,

@@ -108,7 +108,8 @@ def test_credentials_that_are_exchanged_are_taken_in_the_same_call(
         calls[call]()
         first, *others = [signer(request.headers) for request in server.requests]
         assert (first, {*others}) == (OLD, {GOOD})
-        assert len(others) == 1 + (call == "stat" and status == 400)  # botocore asks for the region of the bucket
+        # botocore asks for the region of the bucket if the answer has no body; the check removes its probe.
+        assert len(others) == 1 + (call == "check" or (call == "stat" and status == 400))
         if call == "put":
             assert len(server.requests[1].body) >= 3_000_000
 
