@@ -102,7 +102,7 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
             metrics = worker.text("/metrics")
             assert worker.terminate() == 0
         asked = Counter(request.path.rpartition("/")[2] for request in server.requests if way.orders in request.path)
-    assert set(asked) == {name for name, _ in read}
+    assert set(asked) == {"~wideload-check", *(name for name, _ in read)}
     counts = {
         "malformed-reference": len(malformed),
         "payload-corrupt": 4,
