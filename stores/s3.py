@@ -7,9 +7,10 @@ s3:ListBucket, without which S3 answers 403 instead of 404 for a missing payload
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
-import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -23,12 +24,13 @@ from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadS
 try:
     from botocore.exceptions import ClientError
 
+    from stores.http_time import within
     from stores.s3_body import Bodies
     from stores.s3_client import open_client
     from stores.s3_errors import NO_S3_SERVER, status, translated
+    from stores.s3_expect import CONTINUE_MS
     from stores.s3_lifecycle import S3Lifecycle
     from stores.s3_removal import S3Removal
-    from stores.s3_time import LateError, within
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -46,9 +48,6 @@ _LONGEST_PREFIX = 1024 - 500
 
 _SEND_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
-
-# How long botocore waits for `100 Continue` before it sends the body anyway; it has no setting.
-_CONTINUE_MS = 1_000
 
 # No topic can have this name, so no payload is ever there.
 _ABSENT = "~wideload-check"
@@ -116,9 +115,10 @@ class S3Store(Store):
         Key(
             "s3.payload.signing",
             "boolean",
-            "`true`: the signature of a put covers the payload, and the put has a CRC. `false`: neither. Both cost "
-            "more CPU than sending the payload. The reference has a SHA-256 in any case, and TLS protects the "
-            "transfer. By default the signature covers the payload if the endpoint is `http://`, without TLS.",
+            "`true`: the signature of a put covers the payload, also over TLS, and the put has a CRC-32, which the "
+            "server compares. `false`: neither. Both cost more CPU than sending the payload. The reference has a "
+            "SHA-256 in any case, and TLS protects the transfer. By default the signature covers the payload if the "
+            "endpoint is `http://`, without TLS.",
         ),
         Key(
             "s3.max.connections",
@@ -141,11 +141,9 @@ class S3Store(Store):
         self._bucket_uri = f"s3://{self._bucket}/"
         self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
         self._encryption = _encryption(values)
-        # The deadline is checked before each piece of a body, and the wait for the last piece may take its full time.
-        longest_wait_ms = max(cast("int", values[name]) for name in ("s3.connection.timeout.ms", "s3.read.timeout.ms"))
+        self._sums = bool(values["s3.payload.signing"])
         _check_time(values, self.timeout_ms)
-        self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
-        self._client = open_client(values)
+        self._client = open_client(values, self.timeout_ms / 1000)
         self._bodies = Bodies(self._client, cast("int", values["s3.retry.attempts"]), _attempt_ms(values) / 1000)
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
         self._removal = S3Removal(
@@ -154,24 +152,27 @@ class S3Store(Store):
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
         path = self.root.path(topic, object_id)
-        body = _Upload(data, time.monotonic() + self._transfer_seconds) if data else b""
+        body = _Upload(data) if data else b""
+        checksum = _checksum(data) if self._sums else {}
         with self._translated("PutObject", path):
             response = self._client.put_object(
-                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption
+                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption, **checksum
             )
         _check_answer(response, "PutObject", path)
+        for name, sent in checksum.items():
+            stored = response.get(name, sent)  # a server that does not know it leaves it out
+            if stored != sent:
+                raise _foreign("PutObject", path, f"{name} {sent} was sent, and what is stored has {stored}")
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
-        deadline = time.monotonic() + self._transfer_seconds
 
         def receive(answer: Mapping[str, Any]) -> bytes:
-            # StreamingBody gives its raw stream only as a context manager, which closes it at the end. Its own `read`
-            # goes on while a byte comes before each time-out; `read1` of the stream returns after one receive.
+            # StreamingBody gives its raw stream only as a context manager, which closes it at the end.
             with answer["Body"] as stream:
                 _check_answer(answer, "GetObject", full_path)
-                return _receive(stream, full_path, answer.get("ContentLength"), max_bytes, deadline)
+                return _receive(stream, full_path, answer.get("ContentLength"), max_bytes)
 
         with self._translated("GetObject", full_path, max_bytes):
             return self._bodies.get(self._bucket, self._key(full_path), self.timeout_ms / 1000, receive)
@@ -312,9 +313,8 @@ class _Upload:
     pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
     """
 
-    def __init__(self, data: bytes, deadline: float) -> None:
+    def __init__(self, data: bytes) -> None:
         self._view = memoryview(data)
-        self._deadline = deadline
         self._position = 0
 
     def __len__(self) -> int:
@@ -322,8 +322,6 @@ class _Upload:
 
     def read(self, size: int = -1) -> memoryview:
         """The next piece, larger than the 16 KiB that urllib3 asks for, since each call costs."""
-        if time.monotonic() > self._deadline:
-            raise LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
         piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
         self._position += len(piece)
         return piece
@@ -336,7 +334,7 @@ class _Upload:
         return self._position
 
 
-def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, deadline: float) -> bytes:
+def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
     if size is not None and size > max_bytes:
         raise PayloadTooLargeError(path, size, max_bytes)
     pieces: list[bytes] = []
@@ -350,8 +348,6 @@ def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, 
             raise PayloadTooLargeError(path, None, max_bytes)
         if not piece or received == size:
             break
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{received:,} of {'?' if size is None else f'{size:,}'} bytes came in the time allowed")
     if size is not None and received < size:
         raise ConnectionError(f"the connection was cut after {received:,} of {size:,} bytes")
     return b"".join(pieces)
@@ -380,9 +376,18 @@ def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
     }
 
 
+def _checksum(data: bytes) -> dict[str, Any]:
+    """A checksum of a payload that the server compares.
+
+    Made here, it is a header. One that botocore makes stands behind the body over TLS: a signature then does not cover
+    the payload, and a server that does not know this form (`aws-chunked`) stores the frames of the body as data.
+    """
+    return {"ChecksumCRC32": base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()}
+
+
 def _attempt_ms(values: Mapping[str, Value | None]) -> int:
     """How long an attempt may take until the head of its answer is there."""
-    return cast("int", values["s3.connection.timeout.ms"]) + _CONTINUE_MS + cast("int", values["s3.read.timeout.ms"])
+    return cast("int", values["s3.connection.timeout.ms"]) + CONTINUE_MS + cast("int", values["s3.read.timeout.ms"])
 
 
 def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
@@ -396,7 +401,7 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
-            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {_CONTINUE_MS:,} ms to be "
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to be "
             f"told to go on and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
             "raise it, or lower s3.retry.attempts, "
             "s3.connection.timeout.ms or s3.read.timeout.ms",

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import botocore.exceptions as aws
 import urllib3.exceptions
 
-from stores.s3_time import LateError
+from stores.http_time import LateError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Request", "Script", "ScriptedServer", "Wire", "error", "payload", "scripted_server", "slow_reader"]
+__all__ = [
+    "Request",
+    "Script",
+    "ScriptedServer",
+    "Wire",
+    "dribbling",
+    "error",
+    "payload",
+    "scripted_server",
+    "slow_reader",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +99,29 @@ def payload(body: bytes, *, length: int | None = None) -> Script:
     return script
 
 
+def dribbling(start: bytes) -> Script:
+    """Answers with `start`, and then for ever with one byte before each time-out."""
+
+    def dribble(_: Request, wire: Wire) -> bool:
+        wire.write(start)
+        while not wire.stopped.wait(0.02):
+            wire.write(b"x")
+        return False
+
+    return dribble
+
+
 @contextlib.contextmanager
-def scripted_server(script: Script) -> Iterator[ScriptedServer]:
-    """Runs a server on 127.0.0.1 that answers each request by `script`."""
+def scripted_server(
+    script: Script, expect: Callable[[Wire], bool] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[ScriptedServer]:
+    """Runs a server on 127.0.0.1 that answers each request by `script`.
+
+    Args:
+        script: see `Script`.
+        expect: answers `Expect: 100-continue`, and says whether the body is read; by default with 100.
+        tls: of a server with TLS.
+    """
     stopped = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,6 +130,9 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         def setup(self) -> None:
             super().setup()
             state.connections += 1
+
+        def handle_expect_100(self) -> bool:
+            return super().handle_expect_100() if expect is None else expect(Wire(self.wfile.write, stopped))
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -121,7 +155,9 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
             super().shutdown_request(request)
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        state = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        state = ScriptedServer(f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
