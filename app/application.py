@@ -22,7 +22,7 @@ from app.config.version import VERSION
 from app.json_log import log_as_json
 from app.kafka.clients import security_arguments
 from app.kafka.cluster_id import ClusterId
-from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets, keep_secrets
+from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.service import Pipeline
@@ -35,11 +35,12 @@ from app.web.pages import add_pages
 from app.web.rest import Rest
 from app.web.server import WebServer
 from transforms.errors import WideloadError
+from transforms.logger_name import logger_name
 from transforms.text import bytes_text
 
 __all__ = ["Application", "PipelinesFailedError", "read_control_topic"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 
 class PipelinesFailedError(WideloadError):
@@ -116,8 +117,7 @@ class Application(faust.App):
             web_tables_enabled=False,
             web_metrics_enabled=False,
         )
-        keep_secrets()
-        calm_clients(debug=False)  # until the level of the log is known
+        calm_clients()
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
         by_name = {plan.pipeline: plan for plan in plans}
@@ -159,7 +159,7 @@ class Application(faust.App):
         if self.settings.log_format == "json":
             log_as_json(root)
         bound_repeats(root)
-        calm_clients(debug=root.level <= logging.DEBUG)
+        calm_clients()  # Faust's own command has set the level of the log
         self._tell_start()
         if self.agents:
             await super().on_first_start()

@@ -18,6 +18,7 @@ import click
 from app.commands.connection import config_option
 from app.config.secret import without_secrets
 from app.config.version import VERSION
+from app.interrupts import keep_interrupts
 from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -50,8 +51,8 @@ def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None
         context.find_root().meta[_DEBUG] = True
         from app.log_filters import keep_secrets
 
-        keep_secrets()
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
+        keep_secrets()
         for name in _CLIENT_LOGS:
             logging.getLogger(name).setLevel(logging.NOTSET)
 
@@ -248,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The logs of the clients would surround the one line of an error.
     for name in _CLIENT_LOGS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    keep_interrupts()
     sys.exit(_status(list(sys.argv[1:] if arguments is None else arguments)))
 
 

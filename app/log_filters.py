@@ -13,6 +13,7 @@ from aiokafka.errors import IllegalGenerationError, KafkaError, RebalanceInProgr
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 
 from app.config.secret import without_secrets
+from transforms.logger_name import ROOT
 
 __all__ = [
     "LEAST_LEVELS",
@@ -26,22 +27,25 @@ __all__ = [
     "keep_secrets",
 ]
 
-LEAST_LEVELS = {"botocore": logging.INFO}
+LEAST_LEVELS: Mapping[str, int] = {"botocore": logging.INFO}
 """Levels below which no logger may be set: at DEBUG, botocore logs each request, with the session token."""
 
 _LOGINS = (SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1)
 _SECONDS = 30.0
 _LOOK_S = 1.0
 _REMEMBERED = 1_000
-_PARENT = __name__.rpartition(".")[0].removesuffix("app")  # of our folders: the wheel has them in a package
-_MOST: Mapping[str, int] = {"aiokafka": 1, f"{_PARENT}app": 10, f"{_PARENT}stores": 10}
+_MOST: Mapping[str, int] = {"aiokafka": 1, ROOT: 10}
 _OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _DIGITS = re.compile("[0-9]+")
 
 _CREDENTIALS = "botocore.credentials"
 _first: dict[str, logging.LogRecord] = {}
 
-_TOO_LOUD = ("aiokafka", "faust", "mode")  # at INFO they tell each step of theirs
+_CLIENTS: Mapping[str, int] = dict.fromkeys(("aiokafka", "faust", "mode"), logging.WARNING)  # at INFO: each step
+_OF_THE_PROCESS: Mapping[str, int] = {
+    "asyncio": logging.WARNING,
+    "aiohttp.server": logging.CRITICAL,  # a traceback for each malformed request: anyone could fill the log
+}
 
 TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
     "aiokafka": (
@@ -79,9 +83,8 @@ offsets were not committed, that a batch was not acknowledged in its time.
 
 
 def keep_secrets() -> None:
-    """Keeps passwords and tokens out of the clients' logs, at any log level. May be called again."""
-    for name, level in LEAST_LEVELS.items():
-        logging.getLogger(name).setLevel(level)
+    """Keeps passwords and tokens out of the clients' logs, at any log level. Is called again if that changes."""
+    _set_levels(LEAST_LEVELS)
     # At DEBUG, aiokafka logs each request, and the login request has the password.
     logger = logging.getLogger("aiokafka.conn")
     if _is_no_login not in logger.filters:
@@ -92,16 +95,19 @@ def _is_no_login(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and any(isinstance(each, _LOGINS) for each in record.args))
 
 
-def calm_clients(*, debug: bool) -> None:
-    """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG. May be called again.
+def calm_clients(*, whole: bool = False) -> None:
+    """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG.
 
-    Where the store's credentials come from is logged once, not for the store of each pipeline.
+    They log everything if the root logger is at DEBUG, and never more than the root logger does; so this is called
+    again if its level changes. Where the store's credentials come from is logged once, not for the store of each
+    pipeline.
 
     Args:
-        debug: whether they log everything.
+        whole: whether the process has no code of users, whose own pages and tasks may fail.
     """
-    for name in _TOO_LOUD:
-        logging.getLogger(name).setLevel(logging.NOTSET if debug else logging.WARNING)
+    calm = {**_CLIENTS, **_OF_THE_PROCESS} if whole else _CLIENTS
+    _set_levels(dict.fromkeys(calm, logging.NOTSET) if _root_level() <= logging.DEBUG else calm)
+    keep_secrets()
     for name in TOLD_BY_US:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
@@ -109,6 +115,16 @@ def calm_clients(*, debug: bool) -> None:
     logger = logging.getLogger(_CREDENTIALS)
     if _is_first not in logger.filters:
         logger.addFilter(_is_first)
+
+
+def _set_levels(levels: Mapping[str, int]) -> None:
+    """Sets levels; that of the root logger counts where it is higher, or a line that it leaves out would pass."""
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(max(level, _root_level()))
+
+
+def _root_level() -> int:
+    return logging.getLogger().level
 
 
 def _is_first(record: logging.LogRecord) -> bool:

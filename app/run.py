@@ -22,10 +22,11 @@ from app.log_filters import LineFormatter, bound_repeats, calm_clients, hide_sec
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
 from app.web.address import check_address, listening
+from transforms.logger_name import logger_name
 
 __all__ = ["run_worker"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _LEAVE_S = 1.0
 _TURNS = 5  # of the loop: a transport that is closed needs two
@@ -156,7 +157,7 @@ def _end_process(status: int) -> NoReturn:
 
 
 def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> Callable[[], None]:
-    """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG.
+    """Logs to standard error; see `calm_clients` for the lines of the client libraries.
 
     Returns:
         See `bound_repeats`.
@@ -168,8 +169,5 @@ def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> Callab
     if form == "json":
         log_as_json(logging.getLogger())
         logging.captureWarnings(capture=True)
-    calm_clients(debug=level == "DEBUG")
-    logging.getLogger("asyncio").setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
-    # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.
-    logging.getLogger("aiohttp.server").setLevel(logging.NOTSET if level == "DEBUG" else logging.CRITICAL)
+    calm_clients(whole=True)
     return bound_repeats(logging.getLogger())

@@ -13,7 +13,7 @@ from app.application import Application, read_control_topic
 from app.cluster.startup import check_patiently
 from app.config.findings import Findings
 from app.config.parsing import load
-from app.log_filters import calm_clients, keep_secrets
+from app.log_filters import calm_clients
 from app.malloc import keep_freed
 from app.web.address import check_address
 from transforms.errors import ConfigurationError, WideloadError
@@ -29,8 +29,7 @@ def _build() -> Application:
         raise ConfigurationError(
             CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
         )
-    keep_secrets()
-    calm_clients(debug=False)
+    calm_clients()
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
     # Faust imports the app for each of its commands, but only `worker` uses the cluster.

@@ -11,7 +11,10 @@ from typing import Literal
 from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN
 
-__all__ = ["REQUIRED", "Key", "Kind", "Value", "nearest", "read", "unknown"]
+__all__ = ["OURS", "REQUIRED", "Key", "Kind", "Value", "misspelt", "nearest", "read", "unknown"]
+
+OURS = "large.message."
+"""Names that begin so are ours, whatever class may have keys of its own."""
 
 Value = str | int | float | bool | list[str]
 Kind = Literal["string", "int", "bytes", "float", "boolean", "list"]
@@ -32,6 +35,7 @@ _UNITS: Mapping[str, int] = {
     "KB": 1000, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
 }  # fmt: skip
 _SHOWN_CHARACTERS = 200
+_TYPO = 0.9  # similarity from which a key that a user's class may have counts as one that is known here, misspelt
 _NEAR = 0.75  # names with a long common prefix are similar: at 0.6, `producer.acks` was near `producer.linger.ms`
 
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
@@ -189,3 +193,20 @@ def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known key that an unknown name is probably meant to be; None if none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)
+
+
+def misspelt(name: str, known: Iterable[str]) -> ConfigurationError | None:
+    """The error for a key that may be one of a user's class, if it is rather one that is known here, misspelt.
+
+    It is if it begins as ours do, or nearly so, or is very near to a known one. One that has a known name between its
+    dots, as `kv.bootstrap.servers` has, is not.
+    """
+    names = list(known)
+    near = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_TYPO)), None)
+    if name in names or (near is not None and f".{near}." in f".{name}."):
+        return None
+    first = ".".join([*name.split(".")[:2], ""])
+    if near is None and not difflib.get_close_matches(first, [OURS], n=1, cutoff=_TYPO):
+        return None
+    reason = unknown(name, names).reason
+    return ConfigurationError(name, f"{reason}; if a class of your own has this key, list it in the KEYS of the class")

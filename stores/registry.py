@@ -9,6 +9,7 @@ from stores.dotted import parts, resolve
 from stores.keys import Key
 from stores.store import Get, PayloadStore, Put, Store
 from stores.user import UserStore, missing_methods
+from stores.user import named_keys as user_keys
 from transforms.errors import ConfigurationError, PayloadTooLargeError
 
 __all__ = ["STORE_CLASS", "STORE_NAMES", "get", "named_keys", "open_store", "put", "store_keys"]
@@ -78,8 +79,8 @@ def named_keys(name: str | type) -> Sequence[str]:
     """
     keys = store_keys(name)
     if keys is None:
-        keys = getattr(name if isinstance(name, type) else _class(name), "KEYS", ())
-    return [key.name if isinstance(key, Key) else str(key) for key in keys]
+        return user_keys(name if isinstance(name, type) else _class(name))
+    return [key.name for key in keys]
 
 
 def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:

@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 from stores.calls import Calls, HangingError
 from stores.encryption import ENCRYPTION_KEYS
-from stores.keys import read
+from stores.keys import Key, misspelt, read
 from stores.store import (
     COMMON_KEYS,
     SIGNING_KEYS,
@@ -37,7 +37,7 @@ from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooL
 from transforms.keyring import TAG_BYTES
 from transforms.masking import masked
 
-__all__ = ["UserStore", "missing_methods"]
+__all__ = ["UserStore", "missing_methods", "named_keys"]
 
 _REQUIRED = ("publish", "download")
 _NOT_THEIRS = {key.name for key in (*SIGNING_KEYS, *ENCRYPTION_KEYS)}
@@ -49,6 +49,11 @@ def missing_methods(cls: type) -> Sequence[str]:
 
 
 _T = TypeVar("_T")
+
+
+def named_keys(cls: type) -> Sequence[str]:
+    """The names in the attribute `KEYS` of a user's class, if it has one."""
+    return [key.name if isinstance(key, Key) else str(key) for key in getattr(cls, "KEYS", ())]
 
 
 class UserStore:
@@ -75,7 +80,15 @@ class UserStore:
         return made(inner, name, bounded=bounded)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. The instance gets all of `config` but the keys of signatures and encryption."""
+        """See `PayloadStore.configure`. The instance gets all of `config` but the keys of signatures and encryption.
+
+        Raises:
+            ConfigurationError: a value is wrong, a key is a misspelt one of ours, or the class refuses them.
+        """
+        ours, theirs = [key.name for key in COMMON_KEYS], named_keys(type(self._inner))
+        for name in config:
+            if name not in theirs and (error := misspelt(name, ours)) is not None:
+                raise error
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)

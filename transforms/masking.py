@@ -11,10 +11,12 @@ HIDDEN = "***"
 LEAST_SECRET = 6
 """Characters of the shortest secret that is looked for. To hide a shorter one would hide half of each text."""
 
-# User and password before the host, and the signatures of Amazon, Google and Azure.
+# User and password before the host, the signatures of Amazon, Google and Azure, and the Base64 of HTTP Basic, which is
+# longer than a word that follows "Basic".
 _SECRET = re.compile(
     r"(?<=://)[^/?#\s@]*:[^/?#\s@]*(?=@)"
-    r"|(?<=[?&])(?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|sig|token)=[^&\s'\"]*",
+    r"|(?<=[?&])(?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|sig|token)=[^&\s'\"]*"
+    r"|(?<=\bBasic )[A-Za-z0-9+/]{20,}=*",
     re.IGNORECASE,
 )
 

@@ -6,10 +6,11 @@ import logging
 from typing import Any, cast
 
 from transforms.assembly import Discarded
+from transforms.logger_name import logger_name
 
 __all__ = ["warn"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 
 def warn(discarded: Discarded) -> None:

@@ -21,6 +21,7 @@ from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart
 from app.chunks.topic_limits import check_splits
+from app.config.idempotence import idempotent
 from app.config.naming import check_name
 from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.arguments import Arguments
@@ -107,8 +108,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """The values of `PRODUCER_KEYS`, and the arguments of `AIOKafkaProducer`."""
         values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
-        client.setdefault("enable.idempotence", True)
-        return values, {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client)}
+        return values, {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client))}
 
     async def send(
         self,

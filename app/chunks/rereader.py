@@ -12,11 +12,12 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError
 
 from transforms.assembly import Assembled, Discarded, Limits, Reread
+from transforms.logger_name import logger_name
 from transforms.rereading import Beginnings, Rereading
 
 __all__ = ["Again", "ReadAgain", "Rereader"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 _POLL_MS = 1_000
 # These are of a member of a group; the rest says how to reach the cluster, and how much to fetch.

@@ -19,6 +19,7 @@ from app.kafka.topics import Topic
 from stores.registry import STORE_CLASS, open_store
 from stores.store import ExpiryRule, Lifecycle, PayloadStore, Store
 from transforms.errors import PayloadStoreError
+from transforms.logger_name import logger_name
 from transforms.retention import Retention, State
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "with_carriers",
 ]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 Transform = Literal["offload", "inflate", "dead-letter", "client"]
 

@@ -14,10 +14,11 @@ from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import topics
 from stores.store import Lifecycle, PayloadStore
 from transforms.errors import ConfigurationError
+from transforms.logger_name import logger_name
 
 __all__ = ["ExpiryWatch"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _AGAIN_S = 3_600.0
 

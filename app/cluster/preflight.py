@@ -33,10 +33,11 @@ from stores.store import Check, PayloadStore, Store
 from transforms.commit_metadata import KAFKAS_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 from transforms.keyring import TYPE_NAME
+from transforms.logger_name import logger_name
 
 __all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 CLOCKS_APART_MS = 60_000
 """How far apart the clocks of this machine and of a broker are assumed to be at most."""

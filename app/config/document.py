@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from app.config.defaults import OWN_KEYS, default_keys
@@ -13,8 +14,8 @@ from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.secret import fill_in
 from app.config.settings import WORKER_KEYS
 from app.config.wrapping import HEADER_KEY, is_header_key
-from stores.keys import Key, nearest, unknown
-from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
+from stores.keys import Key, misspelt, nearest, unknown
+from stores.registry import STORE_CLASS, STORE_NAMES, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
@@ -169,15 +170,28 @@ def _check_store_name(
                 f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct one of them",
             )
         )
-    elif not foreign or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
+    elif not foreign:
         _note_unknown(name, known, findings)
+    elif (error := misspelt(name, known)) is not None and not _is_listed(name, store_class):
+        _note(error, known, findings)
+
+
+def _is_listed(name: str, store_class: object) -> bool:
+    """Whether a custom class lists this key; False if there is no such class, which is reported elsewhere."""
+    with suppress(ConfigurationError):
+        return isinstance(store_class, str) and name in named_keys(store_class)
+    return False
 
 
 def _note_unknown(name: str, known: Iterable[str], findings: Findings) -> None:
     """Notes an unknown key. The key that is probably meant is not missing then: it is misspelt."""
     names = list(known)
-    findings.add(_unknown(name, names))
-    near = nearest(name, names)
+    _note(_unknown(name, names), names, findings)
+
+
+def _note(error: ConfigurationError, known: Iterable[str], findings: Findings) -> None:
+    findings.add(error)
+    near = nearest(error.key, known)
     if near is not None:
         findings.wrong.add(near)
 

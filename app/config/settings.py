@@ -268,8 +268,8 @@ class Settings:
     web_control_token: str | None = keyed(
         "web.control.token",
         "string",
-        "Who sends this (`Authorization: Bearer TOKEN`) may steer the pipelines: 16 characters or more at random, such "
-        "as `openssl rand -hex 32` gives.",
+        "Clients that send this, as `Authorization: Bearer TOKEN` or as the password of HTTP Basic, may steer the "
+        "pipelines: 16 characters or more at random, such as `openssl rand -hex 32` gives.",
         secret=True,
     )
     control_topic: str | None = keyed(

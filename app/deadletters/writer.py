@@ -17,13 +17,14 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, may_refer, replays_of
+from transforms.logger_name import logger_name
 from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Encryption, Reference
 
 __all__ = ["LetterWriter"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _AVOID_S = 5.0  # how long letters are sent as chunks after the store has failed
 _LONGEST_PATH = "p" * 1_024  # of S3's keys; if a store has longer paths, its letters are sent as chunks

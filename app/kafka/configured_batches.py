@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from app.config.client import LIMIT, coerced, limits_names
+from app.config.idempotence import idempotent
 from app.config.naming import check_config
 from app.kafka.arguments import Arguments
 from app.kafka.batches import BatchingProducer, BatchSettings
@@ -18,10 +19,11 @@ from app.kafka.clients import ClusterError, describe
 from app.kafka.topics import topic_of
 from stores.keys import Key, read, unknown
 from transforms.errors import ConfigurationError
+from transforms.logger_name import logger_name
 
 __all__ = ["KEYS", "ConfiguredBatchingProducer"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 _DEFAULTS = BatchSettings()
 _BUFFER = Key(
@@ -82,8 +84,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
                 raise unknown(name, known)
         values = cast("Mapping[str, Any]", read(KEYS, coerced(KEYS, whole)))
         client = {name: value for name, value in whole.items() if name not in _NAMES}
-        client.setdefault("enable.idempotence", True)
-        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client), "max_request_size": _REQUEST_BYTES}
+        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client)), "max_request_size": _REQUEST_BYTES}
         if arguments["acks"] == 0:
             raise ConfigurationError("acks", "found 0, allowed are 1 and all: a refused batch has no answer then")
         settings = BatchSettings(

@@ -16,10 +16,11 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 
 from app.kafka.watched_client import Send, watch_sends
+from transforms.logger_name import logger_name
 
 __all__ = ["join_patiently", "leave", "leave_in_any_case"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _ANSWER_S = 5.0  # Java's consumer waits so much longer for the answer to JoinGroup than a rebalance may take
 _LEAVE_S = 2.0

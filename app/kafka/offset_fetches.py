@@ -22,10 +22,11 @@ from aiokafka.protocol.offset import OffsetRequest
 from app.kafka.broker_health import UNANSWERED_S, ago
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.watched_client import Send, watch_sends
+from transforms.logger_name import logger_name
 
 __all__ = ["OffsetFetches"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _TOPIC = "__consumer_offsets"
 _CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1

@@ -17,10 +17,11 @@ from aiokafka.conn import CloseReason
 
 from app.kafka.fetch_responses import handed_over
 from app.kafka.watched_client import watch_connections
+from transforms.logger_name import logger_name
 
 __all__ = ["receive_at_once"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _SIZE = struct.Struct(">i")
 _SMALL_BYTES = 65_536  # most responses; several may come in one piece

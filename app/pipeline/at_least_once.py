@@ -17,10 +17,11 @@ from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
+from transforms.logger_name import logger_name
 
 __all__ = ["AtLeastOnce"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 
 class AtLeastOnce(Output):

@@ -16,11 +16,12 @@ from app.kafka.clients import ClusterError
 from app.kafka.topic_log import Entry, TopicLog
 from transforms.control_record import ControlRecords, Request, TargetState, TargetStateRequest, record_of
 from transforms.errors import MalformedError
+from transforms.logger_name import logger_name
 from transforms.text import printable
 
 __all__ = ["ControlTopic"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _READ_S = 60.0
 _REMEMBERED = 1_000  # restarts; a request counts as new if none of these has its id

@@ -32,11 +32,12 @@ from transforms.errors import (
     WideloadError,
 )
 from transforms.letter import Cause
+from transforms.logger_name import logger_name
 from transforms.record import Record, RecordLike, SourceRecord
 
 __all__ = ["ErrorPolicy", "reason_of"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 # Errors of the store that other records do not meet.
 _OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, PayloadUnavailableError, ReferenceRefusedError)

@@ -21,11 +21,12 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.pace import Pace
 from app.pipeline.transaction import Transaction
+from transforms.logger_name import logger_name
 from transforms.record import RecordLike
 
 __all__ = ["ExactlyOnce"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _STARTING = 16  # producers at once
 

@@ -51,10 +51,11 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, PolicyChangedError, TopicWatcher
 from stores.store import PayloadStore
+from transforms.logger_name import logger_name
 
 __all__ = ["Flow"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _STOP_CLIENT_S = 10.0
 _TOLD_AFTER_S = 3.0  # joining a group without other members takes less

@@ -17,11 +17,12 @@ from transforms.assembly import Assembled, Assembler, Discarded
 from transforms.chunk import Chunk, is_chunk, may_hold_chunks
 from transforms.commit_metadata import KAFKAS_BYTES, noted
 from transforms.errors import MalformedChunkError
+from transforms.logger_name import logger_name
 from transforms.record import Record, SourceRecord
 
 __all__ = ["LaneAssembler", "chunks_of"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 
 class LaneAssembler:

@@ -26,11 +26,12 @@ from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.retries import Retries
 from app.pipeline.termination import Termination
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError
+from transforms.logger_name import logger_name
 from transforms.record import RecordLike
 
 __all__ = ["LoweredLimits", "NoChunkFitsError"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 # The broker that is asked may be a little behind the one that has refused.
 _ASKED = 5

@@ -19,10 +19,11 @@ from app.kafka.leader_epochs import Cut
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
+from transforms.logger_name import logger_name
 
 __all__ = ["OffsetReset"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _LEADERS_S = 5.0  # an unclean election changes the leaders of many partitions, one after the other
 

@@ -32,10 +32,11 @@ from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, WideloadError
+from transforms.logger_name import logger_name
 
 __all__ = ["STORE_THREADS", "Pipeline", "State"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPED"]
 

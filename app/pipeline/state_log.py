@@ -14,11 +14,12 @@ from app.cluster.preflight import Plan
 from app.pipeline.report import PipelineReport
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
+from transforms.logger_name import logger_name
 from transforms.text import bytes_text
 
 __all__ = ["StateLog", "lasted", "uncommitted_text"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0
 _AGAIN_S = 300.0

@@ -14,10 +14,11 @@ from app.pipeline.control_topic import ControlTopic
 from app.pipeline.report import PipelineControl, SteeringError, Target
 from transforms.control_record import Request, Restart, TargetStateRequest
 from transforms.errors import WideloadError
+from transforms.logger_name import logger_name
 
 __all__ = ["GroupSteering", "OwnSteering"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _ANSWER_S = 20.0
 _READY_S = 10.0

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 
 from app.kafka.broker_health import ago
+from transforms.logger_name import logger_name
 from transforms.record import SourceRecord
 
 __all__ = ["StoreLog"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _AGAIN_S = 30.0
 

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from transforms.errors import WideloadError
+from transforms.logger_name import logger_name
 from transforms.record import SourceRecord
 
 __all__ = ["RecordError", "Termination"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 0.2
 

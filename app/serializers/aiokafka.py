@@ -19,6 +19,7 @@ from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY, beside
 from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
+from app.config.idempotence import idempotent
 from app.config.naming import check_name
 from app.kafka.arguments import Arguments
 from app.kafka.topics import Topic
@@ -48,7 +49,7 @@ _PRODUCER = Arguments.of(
 ).without("serializer")
 _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
-_WRITTEN_KEYS = frozenset(key.name for key in PRODUCER_KEYS)
+_WRITTEN_KEYS = frozenset(key.name for key in (STRATEGY, *PRODUCER_KEYS))  # the strategy for messages alone
 
 
 class SerializingProducer(ChunkingProducer):
@@ -83,7 +84,7 @@ class SerializingProducer(ChunkingProducer):
         self._strategy = strategy_of(whole)
         whole.pop(STRATEGY.name, None)
         if self._strategy != "offload":
-            whole.setdefault("enable.idempotence", True)
+            whole = idempotent(whole)
         self._serializers = taken.producer(whole, [*_PRODUCER.keys(), *_WRITTEN_KEYS])
         self._threads = Threads()
         self._unknown_until: dict[str, float] = {}

@@ -10,9 +10,11 @@ import logging
 import threading
 from collections.abc import Mapping
 
+from transforms.logger_name import logger_name
+
 __all__ = ["CompactionWarning"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 
 class CompactionWarning:

@@ -24,7 +24,7 @@ from app.serializers.options import (
     check_time,
     is_store_key,
 )
-from stores.keys import Key, read, unknown
+from stores.keys import Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError, SerializationError
@@ -138,37 +138,54 @@ def _apart(
         larges = [stage for stage in stages if isinstance(stage, _LARGE)]
         if len(larges) > 1:
             allowed_ms = cast("int", read([limit], coerced([limit], config))[limit.name])
+            if limit is MAX_BLOCK and config.get(limit.name) is None:
+                allowed_ms *= len(larges)  # its default is for one call of the store
             store_ms = sum(stage.store_timeout_ms for stage in larges)
             check_time(store_ms, limit.name, allowed_ms, f", {len(larges)} calls for its key and its value")
         store_class = cast("str | type | None", config.get(STORE_CLASS)) if larges else None
         # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
         others = [stage for stage in stages if not isinstance(stage, _LARGE) and hasattr(stage, "configure")]
         own_keys = [getattr(stage, "KEYS", None) for stage in others]
-        if None not in own_keys:
-            taken |= {key for keys in own_keys for key in keys or ()}
-            _check_known([name for name in config if name not in taken], names, sorted(taken), store_class)
+        taken |= {key for keys in own_keys for key in keys or ()}
+        rest = [name for name in config if name not in taken]
+        _check_known(rest, names, sorted(taken), store_class, any_key=None in own_keys)
     return split
 
 
 def _check_known(
-    found: Collection[str], names: Collection[str], others: list[str], store_class: str | type | None
+    found: Collection[str],
+    names: Collection[str],
+    others: list[str],
+    store_class: str | type | None,
+    *,
+    any_key: bool,
 ) -> None:
-    """Raises an error if a key is neither the client's nor the store's; `others` may have been meant."""
+    """Raises an error if a key is neither the client's nor the store's; `others` may have been meant.
+
+    If a class without a list of its keys may take any key (`any_key`, or the store's class), only a misspelt one is an
+    error.
+    """
     unknowns = [name for name in found if name not in names]
     known = [*names, *others]
     if store_class is not None:
         named = named_keys(store_class)
-        if not named and store_keys(store_class) is None:
-            return  # a class without a list may take any key
+        any_key |= not named and store_keys(store_class) is None
         unknowns = [name for name in unknowns if not is_store_key(name, store_class)]
-        known += [*(key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)), *named]
-    if unknowns:
+        known += named
+    if store_class is not None or any_key:
+        known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
+    if any_key:
+        for name in unknowns:
+            if (error := misspelt(name, known)) is not None:
+                raise error
+    elif unknowns:
         raise _unknown(unknowns, known)
 
 
 def _unknown(found: list[str], known: list[str]) -> ConfigurationError:
     """The error for the first misspelt key, or else for the first unknown key."""
-    errors = [unknown(name, known) for name in found]
+    # A key may be known to the other kind of client alone.
+    errors = [unknown(name, [each for each in known if each != name]) for name in found]
     misspelt = next((error for error in errors if "did you mean" in error.reason), None)
     if misspelt is None and STORE_CLASS in found:
         return ConfigurationError(

@@ -17,12 +17,13 @@ import confluent_kafka
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, beside, limits
 from app.chunks.polled import OnDiscarded, Polled
+from app.config.idempotence import idempotent
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.confluent_chunks import PollingConsumer
 from app.serializers.confluent_writes import WritingProducer
 from app.serializers.librdkafka import KEYS
-from app.serializers.strategy import Oversized, is_plain, plain_bytes
+from app.serializers.strategy import Oversized, is_plain, plain_bytes, strategy_of
 from app.serializers.threads import Threads
 from transforms.errors import ConfigurationError
 
@@ -128,7 +129,10 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         auto      it goes to the store; while the store is down, it is sent as chunks
 
     All chunks go to one partition, in order. `on_delivery` is called once for a value: with the message of its last
-    chunk, or with the first error. With `chunk` and `auto`, `enable.idempotence` is true by default.
+    chunk, or with the first error. With `chunk` and `auto`, `enable.idempotence` is true by default, unless another
+    property forbids it.
+
+    `produce` may be called in a callback, `poll` and the like may not: there they raise a `KafkaException` (`_STATE`).
 
     A record without headers gets a place for those of a reference. All else is as there, errors too.
 
@@ -141,10 +145,12 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
 
     def __init__(self, conf: Mapping[str, object]) -> None:
         whole = {_LIMIT: _LIMIT_BYTES, **conf}
+        if strategy_of(whole) != "offload":
+            whole = idempotent(whole)
         oversized = Oversized(whole, _NAMES, _largest, lambda config: min(_bytes(config, _BATCH), _largest(config)))
         self._split = oversized.serializers
         with self._split.closed_on_error():
-            self.begin(oversized, conf)
+            self.prepare(oversized, conf)
             self._plain_bytes, self._plain_topics = plain_bytes(self._split), set[str]()
             client = {key: value for key, value in oversized.client.items() if key not in _ASIDE}
             parts = {f"{part}.serializer": composable for part, composable in self._split.parts.items()}
@@ -163,6 +169,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         """As there.
 
         Raises:
+            BufferError: librdkafka's queue is full; or, in a callback, it has no room for all chunks of the value.
             ChunkError: the record cannot be split, or its topic is compacted.
             ConfigurationError: the record would be split, and the topic takes less than `batch.size`, or does not say
                 what it takes.
@@ -183,7 +190,8 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         try:
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
         finally:
-            self._split.close()
+            if not self.in_callback:  # where it is refused, and the producer goes on
+                self._split.close()
 
 
 def _largest(config: Mapping[str, object]) -> int:

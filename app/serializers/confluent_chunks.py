@@ -16,11 +16,12 @@ from app.chunks.polled import OnDiscarded, Place, Polled, Rereads
 from app.kafka.source_batch import ReadRecord
 from transforms.assembly import Assembled, Counts, Reread
 from transforms.chunk import is_chunk
+from transforms.logger_name import logger_name
 from transforms.record import Header
 
 __all__ = ["PollingConsumer"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0  # how often a poll that waits looks for messages that have expired
 _STEP_S = 0.2

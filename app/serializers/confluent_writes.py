@@ -7,13 +7,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.error import ValueSerializationError
 
+from app.serializers.confluent_callbacks import CallbackProducer
+from app.serializers.stage import encoded
 from app.serializers.strategy import Oversized
+from transforms.chunk import Chunk
 from transforms.errors import SerializationError
 from transforms.record import Record
 
@@ -23,6 +26,8 @@ OnDelivery = Callable[..., None]
 
 _METADATA_S = 30.0
 _ROOM_S = 0.1  # how long one look waits for room in librdkafka's queue
+_QUEUE = "queue.buffering.max.messages"
+_QUEUE_MESSAGES = 100_000  # librdkafka's default; 0 is no limit
 # librdkafka's partitioners that take one at random for each record, for one without a key, and for an empty key, too.
 _RANDOM = frozenset({"random"})
 _RANDOM_WITHOUT_KEY = frozenset({"consistent_random", "murmur2_random", "fnv1a_random"})
@@ -30,20 +35,22 @@ _RANDOM_WITH_EMPTY_KEY = frozenset({"consistent_random"})
 _DEFAULT_PARTITIONER = "consistent_random"
 
 
-class WritingProducer(confluent_kafka.Producer):
+class WritingProducer(CallbackProducer):
     """The `produce` of our `SerializingProducer`, behind the serializers: it takes bytes.
 
-    `begin` comes before the constructor of confluent-kafka's own class.
+    `prepare` comes before the constructor of confluent-kafka's own class.
     """
 
-    def begin(self, oversized: Oversized, config: Mapping[str, object]) -> None:
+    def prepare(self, oversized: Oversized, config: Mapping[str, object]) -> None:
         """Takes what it needs.
 
         Args:
             oversized: what is done with records that are too large.
             config: of the client.
         """
+        self.begin()
         self._oversized = oversized
+        self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
         self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
         # confluent-kafka calls it for a record that has no callback of its own.
         self._on_delivery: Any = config.get("on_delivery")
@@ -61,12 +68,12 @@ class WritingProducer(confluent_kafka.Producer):
     ) -> None:
         """As confluent-kafka's; see `SerializingProducer`."""
         oversized, told_to = self._oversized, on_delivery or callback
-        if not oversized.asks(key, value):
+        key, value = _encoded(key), _encoded(value)
+        own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers) if headers else []
+        if not oversized.asks(key, value, own):
             # Of two callbacks confluent-kafka takes the first, even if that is None.
             super().produce(topic, value, key, partition, on_delivery=told_to, timestamp=timestamp, headers=headers)
             return
-        key, value = _encoded(key), _encoded(value)
-        own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
         stamp_ms = timestamp or int(time.time() * 1000)
         try:
             record, pieces = oversized.written(topic, Record(key, value, own, stamp_ms), own)
@@ -84,6 +91,8 @@ class WritingProducer(confluent_kafka.Producer):
 
     def _send(self, topic: str, partition: int, pieces: Iterator[Record], told: _Delivery) -> None:
         first = next(pieces)  # hashes the value
+        if self.in_callback:
+            self._check_room(topic, first)
         for number, piece in enumerate(itertools.chain([first], pieces)):
             if told.failed:
                 break
@@ -96,7 +105,11 @@ class WritingProducer(confluent_kafka.Producer):
         told.all_sent()
 
     def _queue(self, topic: str, partition: int, piece: Record, told: _Delivery, *, waits: bool) -> None:
-        """Queues a chunk. Behind the first one it waits for room, as nobody can send the rest of a message again."""
+        """Queues a chunk. Behind the first one it waits for room, as nobody can send the rest of a message again.
+
+        Raises:
+            BufferError: there is no room for the first one; or for a later one in a callback, where nothing may wait.
+        """
         while True:
             try:
                 super().produce(
@@ -109,11 +122,25 @@ class WritingProducer(confluent_kafka.Producer):
                     headers=list(piece.headers),
                 )
             except BufferError:
-                if not waits:
+                if not waits or self.in_callback:
                     raise
                 self.poll(_ROOM_S)
             else:
                 return
+
+    def _check_room(self, topic: str, first: Record) -> None:
+        """Refuses a value in a callback before its first chunk is queued: there nothing may wait for room.
+
+        Raises:
+            BufferError: librdkafka's queue has no room for all chunks.
+        """
+        count, most, queued = Chunk.parse(first)[0].count, int(str(self._most_queued)), len(self)
+        if most and queued + count > most:
+            raise BufferError(
+                f"Local: Queue full: the value for topic {topic} has {count:,} chunks, and {queued:,} of {most:,} "
+                f"messages ({_QUEUE}) are queued; in a callback produce cannot wait for room: produce the value again "
+                f"once poll or flush has returned, or raise {_QUEUE}"
+            )
 
     def _spreads(self, key: bytes | None) -> bool:
         """Whether librdkafka would take a partition at random for each chunk."""
@@ -126,7 +153,8 @@ class WritingProducer(confluent_kafka.Producer):
 
     def _any_partition(self, topic: str) -> int:
         """A partition at random, for all chunks of a value."""
-        found = self.list_topics(topic, timeout=_METADATA_S).topics[topic]
+        with ThreadPoolExecutor(1, "list-topics") as pool:  # this thread may be in a callback
+            found = pool.submit(self.list_topics, topic, timeout=_METADATA_S).result().topics[topic]
         if found.error is not None:
             raise KafkaException(found.error)
         return int(random.choice(list(found.partitions)))  # noqa: S311  # no secret

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 
 from transforms.errors import PayloadStoreError
+from transforms.logger_name import logger_name
 
 __all__ = ["Fallback"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 _AGAIN_S = 5.0  # as the worker with `large.message.strategy` = `auto`
 
 

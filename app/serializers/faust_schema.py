@@ -32,6 +32,7 @@ from transforms.errors import (
     SerializationError,
     TransformError,
 )
+from transforms.logger_name import logger_name
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Field, is_reference
 
@@ -44,7 +45,7 @@ _LONGEST_WAIT_S = 30.0
 # Errors of the record itself: another try does not help, and the records behind it may be fine.
 _OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 
 _NOT_THE_READERS = {STRATEGY.name, *CHUNK_NAMES, *(key.name for key in PRODUCER_KEYS)} - {LIMIT.name}

@@ -10,11 +10,14 @@ from typing import cast
 from faust.types import AppT
 
 from app.chunks.keys import CONSUMER_KEYS, STRATEGY
+from app.chunks.keys import PRODUCER_KEYS as CHUNK_PRODUCER_KEYS
 from app.serializers.faust_app import cluster_arguments, described
 from app.serializers.large_message import LargeMessageSerializer
-from app.serializers.options import MAX_BLOCK, is_store_key
+from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key
 from app.serializers.strategy import Oversized, strategy_of
-from stores.registry import STORE_CLASS
+from stores.keys import misspelt, unknown
+from stores.registry import STORE_CLASS, named_keys, store_keys
+from stores.store import COMMON_KEYS
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.record import Header, Record
@@ -45,7 +48,13 @@ class Writes:
     def __init__(self, app: AppT, config: Mapping[str, object], parts: Collection[Field]) -> None:
         self._strategy = strategy_of(config)
         has_store = config.get(STORE_CLASS) is not None
+        names = [*_NAMES, *(key.name for key in CONSUMER_KEYS), *(n for n in config if n.startswith(_OF_CLIENTS))]
+        keys = (STRATEGY, STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS, *CHUNK_PRODUCER_KEYS)
+        known = [*names, *(key.name for key in keys)]
         if not has_store and (self._strategy != "chunk" or KEY in parts):
+            for name in config:
+                if misspelt(name, known) is not None:
+                    raise unknown(name, known)  # that something else is missing would be half of the truth
             what = "keys=True" if self._strategy == "chunk" else f"{STRATEGY.name} = {self._strategy!r}"
             raise ConfigurationError(
                 STORE_CLASS, f'is missing; {what} needs a store, and only {STRATEGY.name} = "chunk" for values does not'
@@ -55,13 +64,8 @@ class Writes:
             for part in parts
             if part is KEY or self._strategy != "chunk"
         }
-        names = [*_NAMES, *(key.name for key in CONSUMER_KEYS), *(n for n in config if n.startswith(_OF_CLIENTS))]
         if not stages and has_store:
-            # Only the reader has the store, and looks at its keys.
-            store = cast("str | type", config[STORE_CLASS])
-            config = {n: v for n, v in config.items() if n == STRATEGY.name or not is_store_key(n, store)}
-        if len(stages) > 1 and MAX_BLOCK.name not in config:
-            config = {**config, MAX_BLOCK.name: len(stages) * cast("int", MAX_BLOCK.default)}  # Faust has no such limit
+            config = _without_store(config, known)
         self._largest = cast("int", config["max.request.size"]) - _ESTIMATE_BYTES
         cluster = cluster_arguments(app)
         self._oversized = Oversized(
@@ -137,7 +141,9 @@ class Writes:
                 than `producer_max_batch_size`.
             SerializationError: the store failed.
         """
-        if not isinstance(value, bytes) or not isinstance(key, bytes | None) or not self._oversized.asks(key, value):
+        if not isinstance(value, bytes) or not isinstance(key, bytes | None):
+            return value, None
+        if not self._oversized.asks(key, value, headers):
             return value, None
         stamp_ms = int((time.time() if timestamp_s is None else timestamp_s) * 1000)
         record = Record(key, value, headers, stamp_ms)
@@ -149,3 +155,15 @@ class Writes:
     def refused(self, topic: str) -> None:
         """Takes in that a topic refused a record as too large."""
         self._oversized.refused(topic)
+
+
+def _without_store(config: Mapping[str, object], known: Collection[str]) -> Mapping[str, object]:
+    """The keys of a schema that only reads references, without those of its store, which only the reader has."""
+    store = cast("str | type", config[STORE_CLASS])
+    any_key = store_keys(store) is None and not named_keys(store)
+
+    def is_stores(name: str) -> bool:
+        foreign = any_key and name not in known and misspelt(name, known) is None
+        return name != STRATEGY.name and (foreign or is_store_key(name, store))
+
+    return {name: value for name, value in config.items() if not is_stores(name)}

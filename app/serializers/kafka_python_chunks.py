@@ -24,10 +24,11 @@ from app.serializers.kafka_python_rebalances import Listener, Rebalances
 from transforms.assembly import Assembled, Counts, Reread
 from transforms.chunk import is_chunk
 from transforms.errors import SerializationError
+from transforms.logger_name import logger_name
 
 __all__ = ["PollingConsumer"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
 _LONG_LOOK_S = 60.0

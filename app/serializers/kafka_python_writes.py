@@ -12,7 +12,7 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future
-from kafka.partitioner import DefaultPartitioner
+from kafka.partitioner import DefaultPartitioner, Partitioner
 from kafka.serializer import Serializer
 
 from app.serializers.composable import ComposableSerializer
@@ -102,12 +102,14 @@ class _Sending(threading.local):
         timestamp_ms: of the record.
         piece: the chunk in place of the record's own key and value, which only the partitioner sees.
         asks: whether what its topic takes matters for it.
+        partition: what a partitioner of the application's own chose last; None if it was not asked.
     """
 
     key: Any = None
     timestamp_ms: int | None = None
     piece: Record | None = None
     asks = False
+    partition: int | None = None
 
 
 class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has no types
@@ -123,6 +125,8 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         self._sending = _Sending()
         partitioner = arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"])
         self._keeps = type(partitioner) is DefaultPartitioner  # which goes by the key alone
+        if not self._keeps:
+            arguments["partitioner"] = _Partitioner(self._sending, partitioner)
         parts = oversized.serializers.parts
         stages = {
             "key_serializer": _KeyStage(self._sending, parts.get("key")),
@@ -176,14 +180,13 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         if partition is None and first.key is None and self._keeps:
             # kafka-python takes one at random, too, if a record has no key.
             partition = random.choice(sorted(self.partitions_for(topic)))  # noqa: S311  # no secret
+        self._sending.partition = None
         for piece in itertools.chain([first], pieces):
             if result.has_failed:
                 break
-            future = self._send_piece(topic, value, key, piece, partition)
+            result.takes(self._send_piece(topic, value, key, piece, partition))
             if partition is None and not self._keeps:
-                # Who knows where a partitioner of the application's own sends the next one.
-                partition = future.get(self.config["max_block_ms"] / 1000).partition
-            result.takes(future)
+                partition = self._sending.partition  # for the next chunk, the partitioner may choose another one
             count += 1
         result.expects(count)
         return result
@@ -200,6 +203,32 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
     def _refused(self, topic: str, error: Exception) -> None:
         if isinstance(error, MessageSizeTooLargeError):
             self._oversized.refused(topic)
+
+
+class _Partitioner(Partitioner):  # type: ignore[misc]  # kafka-python has no types
+    """A partitioner of the application's own, whose choice is noted.
+
+    Else only the future of the first chunk would tell it, and a callback cannot wait for one: it runs on the thread
+    that ends all futures.
+    """
+
+    def __init__(self, sending: _Sending, own: Any) -> None:
+        self._sending, self._own = sending, own
+
+    def partition(
+        self, topic: str, key: Any, serialized_key: Any, value: Any, serialized_value: Any, cluster: Any
+    ) -> Any:
+        if isinstance(self._own, Partitioner):
+            chosen = self._own.partition(topic, key, serialized_key, value, serialized_value, cluster)
+        else:  # of kafka-python 2
+            chosen = self._own.partition(topic, serialized_key, cluster)
+        self._sending.partition = chosen
+        return chosen
+
+    def on_new_batch(self, topic: str, cluster: Any, prev_partition: int) -> None:
+        called = getattr(self._own, "on_new_batch", None)
+        if called is not None:
+            called(topic, cluster, prev_partition)
 
 
 class _KeyStage(Serializer):  # type: ignore[misc]  # kafka-python has no types
@@ -235,7 +264,7 @@ class _ValueStage(_KeyStage):
         if self._composable is not None:
             data = self._composable.serialize(topic, headers, data)
         value = bytes(data) if isinstance(data, bytearray | memoryview) else data
-        sending.asks = self._oversized.asks(sending.key, value)
+        sending.asks = self._oversized.asks(sending.key, value, headers or ())
         if not sending.asks or headers is None:
             return data
         stamp_ms = int(time.time() * 1000) if sending.timestamp_ms is None else sending.timestamp_ms

@@ -22,7 +22,7 @@ from app.serializers.options import (
     read_options,
 )
 from app.serializers.pieces import refused_piece
-from app.serializers.stage import Headers, shared_headers, with_appended
+from app.serializers.stage import Headers, encoded, shared_headers, with_appended
 from stores.encryption import keyring_of
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
@@ -222,7 +222,7 @@ class LargeMessageSerializer(_LargeMessage):
             return False
         _ = self.store
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
-        beside = () if self._part is KEY else headers or ()
+        beside = encoded(headers) if headers and self._part is VALUE else ()
         if not beside and len(data) <= self.small_bytes:
             return False
         large = self._offload.wants(Record(None, data, beside))

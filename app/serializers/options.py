@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.config.client import LIMIT, coerced
-from stores.keys import REQUIRED, Key, read, unknown
+from stores.keys import OURS, REQUIRED, Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import CODECS
@@ -34,7 +34,7 @@ __all__ = [
 
 GENERATOR = "large.message.id.generator"
 TIMEOUT = "large.message.store.timeout.ms"
-_OURS = "large.message."
+_STRATEGY = "large.message.strategy"  # of producers that can send chunks
 
 STORE_KEY = Key(
     STORE_CLASS,
@@ -80,7 +80,8 @@ WRAPPER_DESERIALIZER_KEYS = _wrapper_keys(
 MAX_BLOCK = Key(
     "max.block.ms",
     "int",
-    "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
+    "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more. If "
+    "both are offloaded, the default is twice as long.",
     default=60_000,
     minimum=0,
 )
@@ -165,7 +166,7 @@ def is_store_key(name: str, store_class: str | type) -> bool:
 
     A built-in store owns all keys with its prefix, so that a misspelt key is found; a user's class those in its `KEYS`.
     """
-    if name.startswith(_OURS):
+    if name.startswith(OURS):
         return True
     named = named_keys(store_class)
     if store_keys(store_class) is None:
@@ -184,14 +185,23 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
         raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")
     keys = store_keys(name)
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
-    taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(_OURS)} - known.keys()
+    taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(OURS)} - known.keys()
     store = {
         key: known[key].coerce(value) if key in known else value
         for key, value in config.items()
         if key not in taken and (keys is None or (value is not None and is_store_key(key, name)))
     }
-    if keys is not None:
-        # The store would say so too, but it knows fewer names that may have been meant.
-        for key in store.keys() - known.keys() - {STORE_CLASS}:
-            raise unknown(key, [*known, *taken])
+    # The store would say so too, but it knows fewer names that may have been meant.
+    ours = [STORE_CLASS, _STRATEGY, *known, *taken]
+    theirs = () if keys is not None else named_keys(name)
+    for key in store:
+        if key in known or key in theirs or key == STORE_CLASS:
+            continue
+        if key == _STRATEGY:
+            raise ConfigurationError(
+                key, "is for a SerializingProducer of wideload.serializers, which can send chunks; leave it out here"
+            )
+        error = misspelt(key, ours) if keys is None else unknown(key, ours)
+        if error is not None:
+            raise error
     return store

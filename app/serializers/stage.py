@@ -14,7 +14,7 @@ client's whole configuration by `configure(config, is_key)`, if it has this meth
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from stores.dotted import parts, resolve
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 
-__all__ = ["Context", "Direction", "Headers", "Stage", "load", "shared_headers", "with_appended"]
+__all__ = ["Context", "Direction", "Headers", "Stage", "encoded", "load", "shared_headers", "with_appended"]
 
 Direction = Literal["serialize", "deserialize"]
 Headers = list[Header] | None
@@ -120,6 +120,14 @@ def shared_headers(context: Any) -> Headers:
     """
     given = context.headers
     return list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
+
+
+def encoded(headers: Sequence[tuple[str, Any]]) -> list[Header]:
+    """Headers as Kafka has them, in a list of its own: confluent-kafka also takes text as a value, and sends UTF-8."""
+    for _, each in headers:
+        if isinstance(each, str):
+            return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+    return list(headers)
 
 
 class _Appended(bytes):

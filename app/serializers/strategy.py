@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from app.chunks.keys import PRODUCER_KEYS, STRATEGY, beside
@@ -23,6 +23,7 @@ from stores.keys import read
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.keyring import TYPE_NAME
+from transforms.logger_name import logger_name
 from transforms.record import Header, Record
 from transforms.reference import VALUE, is_reference
 from transforms.wrapper import MessageWrapper
@@ -38,15 +39,13 @@ __all__ = [
     "told_unknown",
 ]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 ASK_AGAIN_S = 60.0
 """After this time a topic that did not say what it takes is asked again."""
 
 # Each topic takes records of this length. To ask the cluster for each topic would make the first record late.
 _ANY_TOPIC_BYTES = 1_024
-_IDEMPOTENCE = "enable.idempotence"
-_ALL = frozenset({"all", "-1"})  # of `acks`, without which no producer is idempotent
 
 
 def strategy_of(config: Mapping[str, object]) -> Strategy:
@@ -165,10 +164,8 @@ class Oversized:
     ) -> None:
         self._strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-        idempotent = _IDEMPOTENCE in names and str(config.get("acks", "all")) in _ALL
-        if self._strategy != "offload" and idempotent:
-            config.setdefault(_IDEMPOTENCE, True)
-        self.serializers = taken.producer(config, [*names, *(key.name for key in PRODUCER_KEYS)])
+        # The strategy may have been meant by a misspelt key.
+        self.serializers = taken.producer(config, [*names, *(key.name for key in (STRATEGY, *PRODUCER_KEYS))])
         self.limits = TopicLimits(config if cluster is None else cluster(config), ask)
         self._unknown_until: dict[str, float] = {}
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
@@ -191,12 +188,16 @@ class Oversized:
         if _is_wrapped_null(value):
             check_wrapper(topic, value, self._described(topic))
 
-    def asks(self, key: object, value: object) -> bool:
+    def asks(self, key: object, value: object, headers: Sequence[Header]) -> bool:
         """Whether what the topic takes may matter for this record, whose key and value are serialized."""
-        size = len(value) if isinstance(value, str | bytes) else 0
-        if isinstance(key, str | bytes):
+        if self._large is None and self._strategy == "offload":
+            return False
+        size = len(value) if isinstance(value, bytes | bytearray) else 0
+        if isinstance(key, bytes | bytearray):
             size += len(key)
-        return size > _ANY_TOPIC_BYTES and (self._large is not None or self._strategy != "offload")
+        for name, data in headers:
+            size += len(name if name.isascii() else name.encode()) + len(data or b"")
+        return size > _ANY_TOPIC_BYTES
 
     def fits(self, topic: str, record: Record) -> bool:
         """Whether it is known already that the topic takes the record; asks nobody."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
+import re
 
 from aiohttp.web import Request
 
@@ -11,11 +13,14 @@ from app.web.errors import RestError
 __all__ = ["Access"]
 
 _ENABLE, _TOKEN = "web.control.enable", "web.control.token"
-_SCHEME = "bearer"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,14}")  # shorter than any token
 
 
 class Access:
-    """Lets pass who has the token.
+    """Lets pass requests with the token: as `Bearer`, or as the password of HTTP Basic with any user name.
+
+    Most clients of Connect's REST API have no other option than user and password. No answer asks for Basic: a browser
+    would show a dialog, and send the token again with whatever another page makes it request.
 
     Args:
         enabled: `web.control.enable`.
@@ -23,7 +28,7 @@ class Access:
     """
 
     def __init__(self, token: str | None, *, enabled: bool) -> None:
-        self._token = token if enabled else None
+        self._token = token.encode() if enabled and token is not None else None
 
     def check(self, request: Request) -> None:
         """Refuses a request that may change nothing.
@@ -38,12 +43,34 @@ class Access:
             raise RestError(403, "a page of another origin may change nothing here")
         if self._token is None:
             raise RestError(403, f"this worker takes no changes; set {_ENABLE} = true and {_TOKEN} in its file")
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._token.encode())
-        if scheme.lower() != _SCHEME or not known:
-            what = "is not the token of this worker" if given else "is missing"
+        if (wrong := _wrong(request.headers.get("Authorization", ""), self._token)) is not None:
             raise RestError(
                 401,
-                f"Authorization: Bearer {what}; {_TOKEN} in the file of the worker has it",
+                f"{wrong}; send {_TOKEN} of the worker's file as Authorization: Bearer, or as the password of "
+                "Authorization: Basic with any user name",
                 {"WWW-Authenticate": 'Bearer realm="wideload"'},
             )
+
+
+def _wrong(authorization: str, token: bytes) -> str | None:
+    """What is wrong with the header of a request; None if it has the token. Nothing secret stands in the sentence."""
+    scheme, _, credentials = authorization.partition(" ")
+    credentials = credentials.strip()
+    match scheme.lower():
+        case "":
+            return "the header Authorization is missing"
+        case "bearer":
+            given, what = credentials.encode(errors="surrogateescape"), "the token of Authorization: Bearer"
+        case "basic":
+            try:
+                given = base64.b64decode(credentials, validate=True).partition(b":")[2]  # RFC 7617
+            except ValueError:
+                return "the value of Authorization: Basic is not the Base64 of USER:PASSWORD"
+            what = "the password of Authorization: Basic"
+        case _ if credentials and _SCHEME.fullmatch(scheme):
+            return f"the scheme of the header Authorization is {scheme}"
+        case _:  # it may be the token itself
+            return "the header Authorization has no scheme before its value"
+    if not given:
+        return f"{what} is missing"
+    return None if hmac.compare_digest(given, token) else f"{what} is not the token of this worker"

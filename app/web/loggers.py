@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from app.web.errors import RestError
@@ -26,7 +25,6 @@ _LEVELS: Mapping[str, int] = {
     "FATAL": logging.CRITICAL,
     "CRITICAL": logging.CRITICAL,
 }
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 class Loggers:
@@ -41,9 +39,8 @@ class Loggers:
         self._modified_ms: dict[str, int] = {}
 
     def levels(self) -> dict[str, dict[str, Any]]:
-        """The loggers that have a level of their own."""
-        named = {name: logger for name, logger in _loggers() if logger.level != logging.NOTSET}
-        return {name: self._level(name, named[name]) for name in sorted(named)}
+        """The levels of all loggers, their own or those of the ones above them; Connect has done so since 4.0."""
+        return {name: self._level(name, logger) for name, logger in sorted(_loggers().items())}
 
     def level(self, name: str) -> dict[str, Any]:
         """The level of a logger, its own or that of the one above it.
@@ -51,26 +48,20 @@ class Loggers:
         Raises:
             RestError: there is no such logger.
         """
-        for each, logger in _loggers():
-            if each == (ROOT if name.lower() == ROOT else name):
-                return self._level(each, logger)
-        raise RestError(404, f"Logger {printable(name)} not found.")
+        name, logger = _known(name)
+        return self._level(name, logger)
 
     def set_level(self, name: str, level: str) -> list[str]:
         """Sets the level of a logger and of those below it, and returns their names.
 
         Raises:
-            RestError: there is no such level, or the name cannot be one of a logger.
+            RestError: there is no such level, or no such logger: Connect would make one that nothing logs to.
         """
         number = _LEVELS.get(level.upper())
         if number is None:
             raise RestError(404, f"invalid log level '{printable(level)}'.")
-        if not _NAME.fullmatch(name):
-            raise RestError(400, f"{printable(name)} is no name of a logger")
-        root = name.lower() == ROOT
-        top = logging.getLogger(None if root else name)
-        affected = {ROOT if root else name: top}
-        affected |= {each: logger for each, logger in _loggers() if root or each.startswith(f"{name}.")}
+        name, top = _known(name)
+        affected = {each: logger for each, logger in _loggers().items() if _is_below(each, name)}
         for each, logger in affected.items():
             # The others follow the one above them; a floor needs a level of its own, or they would follow too far.
             if logger is top or logger.level != logging.NOTSET or each in self._least:
@@ -79,7 +70,7 @@ class Loggers:
         return sorted(affected)
 
     def _floor(self, name: str) -> int:
-        found = (level for each, level in self._least.items() if name == each or name.startswith(f"{each}."))
+        found = (level for each, level in self._least.items() if _is_below(name, each))
         return max(found, default=logging.NOTSET)
 
     def _level(self, name: str, logger: logging.Logger) -> dict[str, Any]:
@@ -87,8 +78,18 @@ class Loggers:
         return {"level": _SHOWN.get(level, level), "last_modified": self._modified_ms.get(name)}
 
 
-def _loggers() -> Iterator[tuple[str, logging.Logger]]:
-    yield ROOT, logging.getLogger()
-    for name, logger in sorted(logging.Logger.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger):  # the others are places in the tree that nobody has asked for
-            yield name, logger
+def _loggers() -> dict[str, logging.Logger]:
+    """All loggers that modules have asked for, and those above them, as `wideload.pipeline`."""
+    names = list(logging.Logger.manager.loggerDict)
+    return {ROOT: logging.getLogger(), **{name: logging.getLogger(name) for name in names}}
+
+
+def _known(name: str) -> tuple[str, logging.Logger]:
+    found, name = _loggers(), ROOT if name.lower() == ROOT else name
+    if name not in found:
+        raise RestError(404, f"Logger {printable(name)} not found.")
+    return name, found[name]
+
+
+def _is_below(name: str, top: str) -> bool:
+    return top in (ROOT, name) or name.startswith(f"{top}.")

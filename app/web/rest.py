@@ -18,11 +18,12 @@ from app.web.accept import prefers_html
 from app.web.access import Access
 from app.web.errors import RestError
 from app.web.loggers import Loggers
+from transforms.logger_name import logger_name
 from transforms.text import printable
 
 __all__ = ["MOST_BODY", "Rest"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 MOST_BODY = 65_536
 """The most bytes of a body that is read."""

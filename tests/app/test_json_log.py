@@ -17,7 +17,7 @@ from app.log_filters import hide_secrets
 
 def line(message: str, *args: object, exc_info: Any = None) -> dict[str, Any]:
     """The object of a line."""
-    record = logging.LogRecord("app.x", logging.WARNING, __file__, 1, message, args, exc_info)
+    record = logging.LogRecord("wideload.x", logging.WARNING, __file__, 1, message, args, exc_info)
     text = JsonFormatter().format(record)
     assert text.isascii()
     assert "\n" not in text
@@ -51,7 +51,7 @@ def test_line_has_what_its_message_names(message: str, args: tuple[object, ...],
     fixed = {name: found.pop(name) for name in ("level", "logger", "message")}
     assert fixed == {
         "level": "WARNING",
-        "logger": "app.x",
+        "logger": "wideload.x",
         "message": message % (args if named or not args else args[0]),
     }
     assert found == named

@@ -70,10 +70,10 @@ def test_lines_of_ours_are_bounded_by_pipeline() -> None:
     """A text passes once; of records that fail in the same way ten pass, for each pipeline; the rest is counted."""
     log = Log()
     for offset in range(1_000):
-        log.write("app.pipeline.error_policy", FAILS, "one", "raw", 0, offset, "100% X")
-    log.write("app.pipeline.error_policy", FAILS, "two", "raw", 0, 7, "wrong")
+        log.write("wideload.pipeline.error_policy", FAILS, "one", "raw", 0, offset, "100% X")
+    log.write("wideload.pipeline.error_policy", FAILS, "two", "raw", 0, 7, "wrong")
     for _ in range(300):
-        log.write("app.pipeline.at_least_once", "the group has moved on", level=logging.INFO)
+        log.write("wideload.pipeline.at_least_once", "the group has moved on", level=logging.INFO)
     lines = log.lines
     assert len(lines) == 12
     assert lines[9:] == [
@@ -82,13 +82,13 @@ def test_lines_of_ours_are_bounded_by_pipeline() -> None:
         "INFO the group has moved on",
     ]
     log.now = 131.0
-    log.write("app.x", "any other line")
+    log.write("wideload.x", "any other line")
     assert log.lines == [
         "WARNING left out 990 lines like this: pipeline one: topic raw, partition 0, offset 999 goes to dead: 100% X",
         "INFO left out 299 lines like this: the group has moved on",
         "WARNING any other line",
     ]
-    log.write("app.x", "any other line")
+    log.write("wideload.x", "any other line")
     log.repeats.tell_left_out()
     assert log.lines == ["WARNING left out 1 lines like this: any other line"]
 
@@ -97,7 +97,7 @@ def test_lines_that_are_never_left_out() -> None:
     """Changes of state, lines at DEBUG, and lines of an application's own loggers all pass."""
     log = Log()
     for _ in range(50):
-        log.write("app.pipeline.flow", "pipeline %s reads %s", "p", "raw-0", fields={})
+        log.write("wideload.pipeline.flow", "pipeline %s reads %s", "p", "raw-0", fields={})
         log.write("aiokafka.conn", "a request", level=logging.DEBUG)
         log.write("orders.agent", "same")
         log.write("aiokafkaesque", "same")
@@ -109,7 +109,7 @@ def test_what_was_left_out_is_a_field() -> None:
     """As JSON the line keeps what it names, and says in `left_out` how many were left out."""
     log = Log(JsonFormatter())
     for offset in range(12):
-        log.write("app.x", FAILS, "p", "raw", 3, offset, "wrong")
+        log.write("wideload.x", FAILS, "p", "raw", 3, offset, "wrong")
     log.repeats.tell_left_out()
     last = json.loads(log.lines[-1])
     named = ("pipeline", "topic", "partition", "offset", "left_out")
@@ -143,17 +143,18 @@ def calmed() -> Iterator[list[logging.LogRecord]]:
     logger.addHandler(handler)
     yield records
     logger.removeHandler(handler)
-    calm_clients(debug=False)
+    calm_clients(whole=True)
     logger.setLevel(level)
 
 
-def test_errors_of_a_healthy_rebalance_are_none(calmed: list[logging.LogRecord]) -> None:
+def test_errors_of_a_healthy_rebalance_are_none(
+    calmed: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+) -> None:
     """What aiokafka logs in each healthy start and rebalance is there at DEBUG only; its other errors stay errors."""
     logger = logging.getLogger("aiokafka.consumer.group_coordinator")
-    for debug, expected in ((False, ["ERROR"]), (True, ["DEBUG", "DEBUG", "ERROR"])):
-        calm_clients(debug=debug)
-        if debug:
-            logging.getLogger("aiokafka").setLevel(logging.DEBUG)  # as that of the root would be
+    for level, expected in ((logging.INFO, ["ERROR"]), (logging.DEBUG, ["DEBUG", "DEBUG", "ERROR"])):
+        caplog.set_level(level)
+        calm_clients()
         logger.error("Group Coordinator Request failed: %s", "[Error 15] GroupCoordinatorNotAvailableError")
         logger.warning("Heartbeat failed for group %s because it is rebalancing", "g")
         logger.error("Heartbeat failed: %r", "a new error")
@@ -177,7 +178,7 @@ def test_reasons_that_only_the_client_tells_stay(
     error: Exception, *, told: bool, calmed: list[logging.LogRecord]
 ) -> None:
     """A line is taken down only if its error passes by itself; a refused login, a certificate, a name stay errors."""
-    calm_clients(debug=False)
+    calm_clients()
     logging.getLogger("aiokafka").error("Unable connect to node with id %s: %s", 1, error)
     logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed: %s", error)
     assert [record.levelname for record in calmed] == ["ERROR", "ERROR"] * told
@@ -188,18 +189,39 @@ def test_a_traceback_of_the_client_is_of_a_defect(
     error: Exception, *, told: bool, calmed: list[logging.LogRecord]
 ) -> None:
     """An answer of brokers that ends a producer ends its flow, which reports it; the traceback is left out."""
-    calm_clients(debug=False)
+    calm_clients()
     logging.getLogger("aiokafka.producer.sender").error("Unexpected error in sender routine", exc_info=error)
     assert len(calmed) == told
 
 
 def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Each pipeline has a store, and each store asks for its credentials; another origin is logged, too."""
-    calm_clients(debug=False)
+    calm_clients()
     with caplog.at_level(logging.INFO, "botocore.credentials"):
         for role in ("one", "one", "two"):
             logging.getLogger("botocore.credentials").info("Found credentials from IAM Role: %s", role)
     assert [record.args for record in caplog.records] == [("one",), ("two",)]
+
+
+@pytest.mark.parametrize(
+    ("level", "levels"),
+    [
+        (logging.DEBUG, (logging.INFO, logging.DEBUG, logging.DEBUG)),
+        (logging.INFO, (logging.INFO, logging.WARNING, logging.CRITICAL)),
+        (logging.WARNING, (logging.WARNING, logging.WARNING, logging.CRITICAL)),
+        (logging.ERROR, (logging.ERROR, logging.ERROR, logging.CRITICAL)),
+    ],
+)
+def test_no_client_logs_more_than_the_log(
+    level: int, levels: tuple[int, ...], calmed: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What `--log-level` leaves out, no library logs; only botocore stays above DEBUG, where it would log secrets."""
+    del calmed  # it takes the levels back
+    caplog.set_level(level)
+    calm_clients(whole=True)
+    clients = (("botocore",), ("aiokafka", "asyncio", "faust", "mode"), ("aiohttp.server",))
+    for names, expected in zip(clients, levels, strict=True):
+        assert {logging.getLogger(f"{name}.below").getEffectiveLevel() for name in names} == {expected}
 
 
 def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
@@ -217,7 +239,7 @@ def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
 def test_line_breaks_stay_in_the_line() -> None:
     """A message with line breaks and control sequences is one line; the traceback behind it keeps its lines."""
     log = Log(LineFormatter("%(message)s"))
-    log.write("app.x", "topic %s", "a\nb\x1b[2J")
+    log.write("wideload.x", "topic %s", "a\nb\x1b[2J")
     assert log.lines == ["topic a\\nb\\x1b[2J"]
 
 

@@ -85,7 +85,7 @@ def test_the_end_is_logged_when_the_event_loop_has_ended(
     monkeypatch.setattr("app.run.listening", lambda _: ())
     monkeypatch.setattr("app.run.set_up_logging", lambda *_: lambda: None)
     monkeypatch.setattr(_Worker, "execute_from_commandline", execute)
-    with caplog.at_level("INFO", "app.application"):
+    with caplog.at_level("INFO", "wideload.application"):
         assert run_worker(settings, "INFO") == 0
     (behind,) = [message for record in caplog.records if (message := record.getMessage()) not in before]
     assert behind.startswith("wideload has ended after ")

@@ -112,7 +112,7 @@ def check_python(text: str, _folder: Path) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 importlib.import_module(alias.name)
-        elif isinstance(node, ast.ImportFrom) and node.module != "kafka_connect":  # a program of others
+        elif isinstance(node, ast.ImportFrom):
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 

@@ -38,4 +38,4 @@ def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path
     assert (done.returncode, done.stdout.endswith("OK\n")) == (0, True)
     for sentence in told:
         assert done.stdout.count(f"warning: [pipeline.back] {sentence}") == 1
-        assert log.count(f"WARNING app.pipeline.service: pipeline back: {sentence}") == 1
+        assert log.count(f"WARNING wideload.pipeline.service: pipeline back: {sentence}") == 1

@@ -10,7 +10,8 @@ import pytest
 from aiokafka import ConsumerRecord
 from aiokafka.errors import MessageSizeTooLargeError
 
-from app.chunks import AssembledRecord, ChunkError
+from app.chunks import AssembledRecord, ChunkError, ChunkingProducer
+from app.kafka.configured_batches import ConfiguredBatchingProducer
 from app.serializers import MessageWrapper, SerializationError, WrapperSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import one
@@ -23,6 +24,7 @@ from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError
+from transforms.record import Record
 from transforms.reference import VALUE, is_reference
 
 LIMIT = 20_000
@@ -110,7 +112,7 @@ async def test_auto_while_the_store_is_down(
     topic = make_topic(**SMALL_TOPIC)
     store = on_s3(cuttable.server)
     more = {"large.message.strategy": "auto", "chunk.max.message.bytes": 100_000}
-    with caplog.at_level(logging.INFO, "app.serializers.fallback"):
+    with caplog.at_level(logging.INFO, "wideload.serializers.fallback"):
         async with SerializingProducer(producing(broker, store, **more)) as producer:
             await producer.send_and_wait(topic, value_of(50_000, 1), b"k")
             cuttable.cut()
@@ -155,6 +157,19 @@ async def test_compacted_topics(broker: str, make_topic: MakeTopic) -> None:
         await producer.send_and_wait(topic, None, b"k")
     records = (await asyncio.to_thread(read_all, broker, topic))[0]
     assert [record.value for record in records] == [MessageWrapper({}, b"x").serialize(), None]
+
+
+async def test_weaker_acknowledgements(broker: str, make_topic: MakeTopic) -> None:
+    """`acks` is the application's choice: no producer is made idempotent against it."""
+    topic = make_topic(**SMALL_TOPIC)
+    config = {"bootstrap.servers": broker, "acks": "1"}
+    async with SerializingProducer({**config, "large.message.strategy": "chunk"}) as serializing:
+        await serializing.send_and_wait(topic, value_of(50_000), b"k")
+    async with ChunkingProducer(config) as chunking:
+        await chunking.send_and_wait(topic, value_of(50_000), b"k")
+    async with ConfiguredBatchingProducer(config) as batching:
+        await (await batching.send(topic, Record(b"k", b"plain")))
+    assert await forms(broker, topic) == ["chunk"] * 6 + ["plain"]
 
 
 async def test_transactions(broker: str, make_topic: MakeTopic) -> None:

@@ -132,6 +132,19 @@ async def test_chunks_without_a_store(broker: str, make_topic: MakeTopic, client
     assert (first.headers, first.timestamp) == ((("own", b"1"),), 1_700_000_000_000)
 
 
+async def test_headers_count(broker: str, make_topic: MakeTopic, client: Make) -> None:
+    """If headers put a record over the topic's limit, its value is chunked, even a small one. Text counts in bytes."""
+    topic = make_topic(**SMALL_TOPIC)
+    with client({"bootstrap.servers": broker, "large.message.strategy": "chunk"}) as producer:
+        producer.sent(topic, b"v" * 900, headers=[("h", bytes(LIMIT - 800))])
+        if isinstance(producer, Confluent):  # kafka-python takes no text
+            producer.sent(topic, b"v" * 9_000, headers=[("h", "\u4e2d" * 6_000)])
+            producer.sent(topic, b"v" * 900, headers={"h": "\u4e2d" * 6_400})
+    found = await forms(broker, topic)
+    assert len(found) >= 2
+    assert set(found) == {"chunk"}
+
+
 async def test_chunks_stay_together(broker: str, make_topic: MakeTopic, client: Make) -> None:
     """With and without a key, and where a partition is told, all chunks of a value go to one partition."""
     topic = make_topic(4, **SMALL_TOPIC)
@@ -221,7 +234,7 @@ async def test_auto_while_the_store_is_down(
     topic = make_topic(**SMALL_TOPIC)
     more = {"large.message.strategy": "auto", "chunk.max.message.bytes": 100_000}
     with (
-        caplog.at_level(logging.INFO, "app.serializers.fallback"),
+        caplog.at_level(logging.INFO, "wideload.serializers.fallback"),
         client(producing(broker, on_s3(cuttable.server), **more)) as producer,
     ):
         producer.sent(topic, value_of(50_000, 1))

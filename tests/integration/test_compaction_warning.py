@@ -15,7 +15,7 @@ from tests.integration.way import MakeTopic
 from tests.s3_server import free_port
 
 LARGE = b"l" * 101
-LOGGER = "app.serializers.compaction"
+LOGGER = "wideload.serializers.compaction"
 
 
 def send(bootstrap: str, topic: str, **more: object) -> None:

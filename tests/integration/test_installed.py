@@ -331,6 +331,11 @@ def test_worker_and_spark_job_beside_an_application(
         until(lambda: read_all(broker, orders).get(0), "the worker has offloaded the value")
         assert "<h1>Wideload" in shown(worker.port, "/")[1]
         assert shown(worker.port, "/docs/worker.md")[1].startswith("# The worker")
+        # Loggers have the names that they have in the checkout.
+        assert "INFO wideload.pipeline.flow: pipeline orders reads" in worker.log.read_text()
+        loggers = worker.get("/admin/loggers")[1]
+        assert {"wideload.pipeline", "wideload.web.rest"} <= set(loggers)
+        assert not [name for name in loggers if name.startswith(("wideload._", *THEIRS))]
         assert worker.terminate() == 0
     (found,) = read_all(broker, orders)[0]
     assert len(found.value or b"") < len(VALUE)

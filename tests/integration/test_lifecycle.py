@@ -344,7 +344,7 @@ def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
     assert len(log) == 2
     by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
     assert set(by_pipeline) == {"missing", "compacted"}
-    assert "WARNING app.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
+    assert "WARNING wideload.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
     assert "a TTL must not be used" in by_pipeline["compacted"]
     assert [line.partition(" ")[2] for line in margins if 'pipeline="missing"' in line] == ["+Inf"]
     assert not [line for line in margins if 'pipeline="gateway"' in line]  # it does not tell its rules
@@ -355,5 +355,5 @@ MARGIN = "wideload_payload_expiry_margin_seconds{"
 
 def warnings(worker: WorkerProcess, count: int) -> list[str]:
     """The lines of the log that are about expiry, once there are so many."""
-    found = [line for line in worker.log.read_text().splitlines() if "app.cluster.expiry" in line]
+    found = [line for line in worker.log.read_text().splitlines() if "wideload.cluster.expiry" in line]
     return found if len(found) >= count else []

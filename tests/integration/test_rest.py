@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import json
+import os
 import select
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,13 +276,16 @@ def test_validate_hides_no_word_of_others(served: Served) -> None:
 
 
 def test_loggers(served: Served) -> None:
-    """Loggers that have a level of their own; one by its name, root in any case; others are not found."""
+    """All loggers; one by its name, root in any case; others are not found. Ours are below `wideload` alone."""
     levels = served.get("/admin/loggers")
     assert levels["root"] == {"level": "INFO", "last_modified": None}
     assert levels["aiokafka"] == {"level": "WARN", "last_modified": None}
     assert served.get("/admin/loggers/ROOT") == levels["root"]
-    assert served.get("/admin/loggers/app.pipeline.flow")["level"] == "INFO"
-    assert served.ask("GET", "/admin/loggers/no.such").refusal == (404, "Logger no.such not found.")
+    assert levels["wideload.pipeline"] == served.get("/admin/loggers/wideload.pipeline.flow") == levels["root"]
+    assert {"app", "jobs", "stores", "transforms"}.isdisjoint(name.partition(".")[0] for name in levels)
+    assert not [name for name in levels if name.startswith("wideload._")]
+    for name in ("no.such", "app.pipeline", "wideload.pipe"):
+        assert served.ask("GET", f"/admin/loggers/{name}").refusal == (404, f"Logger {name} not found.")
 
 
 @pytest.mark.parametrize(
@@ -326,6 +335,12 @@ def test_what_a_file_decides_is_not_allowed(method: str, path: str, allowed: str
 
 # --- changing --------------------------------------------------------------------------------------------------------
 
+
+def basic(user: str, password: str) -> str:
+    """The header of HTTP Basic."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
 CHANGES = [
     ("PUT", "/connectors/offload/pause"),
     ("PUT", "/connectors/offload/resume"),
@@ -341,6 +356,7 @@ WRONG = {
     "longer": {"Authorization": f"Bearer {TOKEN}1"},
     "upper": {"Authorization": f"Bearer {TOKEN.upper()}"},
     "basic": {"Authorization": f"Basic {TOKEN}"},
+    "basic of another": {"Authorization": basic("operator", TOKEN[:-1])},
     "bytes": {"Authorization": "Bearer \xff\xfe"},
     "long": {"Authorization": "Bearer " + "x" * 7_000},
 }
@@ -372,8 +388,9 @@ def test_changes_need_the_token(method: str, path: str, headers: dict[str, str],
 )
 def test_no_page_of_another_origin_changes_anything(method: str, path: str, origin: str, served: Served) -> None:
     """A browser says where a page comes from; that page may change nothing, with the token neither."""
-    answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=f"Bearer {TOKEN}")
-    assert answer.refusal == (403, "a page of another origin may change nothing here")
+    for authorization in (f"Bearer {TOKEN}", basic("operator", TOKEN)):
+        answer = served.ask(method, path, {"level": "ERROR"}, Origin=origin, Authorization=authorization)
+        assert answer.refusal == (403, "a page of another origin may change nothing here")
     assert not [name for name in answer.headers if name.startswith("Access-Control")]
     assert served.state("offload") == "RUNNING"
 
@@ -602,13 +619,13 @@ def payloads(store: Path) -> set[Path]:
 
 def test_levels_of_loggers(served: Served) -> None:
     """A level is set for a logger and those below it, and is seen in the log; secrets are not logged at any."""
-    set_level = partial(served.change, "PUT")
-    answer = set_level("/admin/loggers/app.pipeline", {"level": "warn"})
+    set_level = functools.partial(served.change, "PUT")
+    answer = set_level("/admin/loggers/wideload.pipeline", {"level": "warn"})
     assert answer.status == 200
-    assert {"app.pipeline", "app.pipeline.flow", "app.pipeline.service"} <= set(answer.document)
-    assert served.get("/admin/loggers/app.pipeline.flow")["level"] == "WARN"
-    assert served.get("/admin/loggers")["app.pipeline"]["last_modified"] > 1_700_000_000_000
-    assert "app.pipeline" in set_level("/admin/loggers/app.pipeline", {"level": "INFO"}).document
+    assert {"wideload.pipeline", "wideload.pipeline.flow", "wideload.pipeline.service"} <= set(answer.document)
+    assert served.get("/admin/loggers/wideload.pipeline.flow")["level"] == "WARN"
+    assert served.get("/admin/loggers")["wideload.pipeline"]["last_modified"] > 1_700_000_000_000
+    assert "wideload.pipeline" in set_level("/admin/loggers/wideload.pipeline", {"level": "INFO"}).document
     assert "botocore" in set_level("/admin/loggers/root", {"level": "DEBUG"}).document
     assert served.get("/admin/loggers/botocore")["level"] == "INFO"
     assert served.get("/admin/loggers/aiokafka.conn")["level"] == "DEBUG"
@@ -627,8 +644,9 @@ def test_levels_of_loggers(served: Served) -> None:
         ("root", {}, 400, "Desired 'level' parameter was not specified in request."),
         ("root", {"level": 10}, 400, "Desired 'level' parameter was not specified in request."),
         ("root", b"", 400, "the body is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("a%2Fb", {"level": "INFO"}, 400, "a/b is no name of a logger"),
-        ("x" * 201, {"level": "INFO"}, 400, "x" * 199 + "… is no name of a logger"),
+        ("app.pipeline", {"level": "INFO"}, 404, "Logger app.pipeline not found."),
+        ("a%2Fb", {"level": "INFO"}, 404, "Logger a/b not found."),
+        ("x" * 201, {"level": "INFO"}, 404, "Logger " + "x" * 199 + "… not found."),
         (
             "root?scope=cluster",
             {"level": "INFO"},
@@ -638,8 +656,9 @@ def test_levels_of_loggers(served: Served) -> None:
     ],
 )
 def test_levels_that_cannot_be(path: str, body: object, status: int, message: str, served: Served) -> None:
-    """Connect's errors for levels; names are bounded."""
+    """Connect's errors for levels; a logger that is not there is not made."""
     assert served.change("PUT", f"/admin/loggers/{path}", body).refusal == (status, message)
+    assert path.startswith("root") or served.ask("GET", f"/admin/loggers/{path}").status == 404
 
 
 # --- hostile ---------------------------------------------------------------------------------------------------------
@@ -695,19 +714,74 @@ def connections(served: Served) -> int:
     return sum(each.laddr.port == served.worker.port and each.status == "ESTABLISHED" for each in found)
 
 
-# --- a client of that API --------------------------------------------------------------------------------------------
+# --- clients of that API, which give the token as the password of HTTP Basic ------------------------------------------
+
+CLIENTS = Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache/wideload") / "connect-clients"
+API = """
+import sys
+from kafka_connect_api.kafka_connect_api import Api, Cluster
+cluster = Cluster(Api("127.0.0.1", int(sys.argv[1]), username="operator", password=sys.argv[2]))
+offload = cluster.connectors["offload"]
+exec(sys.argv[3])
+"""
 
 
-def bearer(request: Any) -> Any:
-    """Sends the token with each request, as `requests` wants it."""
-    request.headers["Authorization"] = f"Bearer {TOKEN}"
-    return request
+def run_client(*arguments: str, status: int = 0) -> str:
+    """What a client prints that the set-up has put in a folder of its own; it has to end with `status`."""
+    if not CLIENTS.is_dir():
+        pytest.skip("the clients of Connect's REST API are not there: `make setup-test` fetches them")
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(CLIENTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == status, done
+    return done.stdout + done.stderr
+
+
+def test_kafka_connect_cli(running: Served) -> None:
+    """It takes user and password in the URL, and shows what it was refused with."""
+    address = f"127.0.0.1:{running.worker.port}"
+    command = functools.partial(run_client, "-m", "kafka_connect", "connector")
+    url = ("--url", f"http://operator:{TOKEN}@{address}")
+    assert json.loads(command("configuration", *url, "--name", "offload"))["topics"] == running.way.raw
+    command("pause", *url, "--name", "offload")
+    running.until_state("offload", "PAUSED")
+    command("resume-all", *url)
+    running.until_state("offload", "RUNNING")
+    refused = command("pause", "--url", f"http://operator:no-token@{address}", "--name", "offload", status=1)
+    assert "the password of Authorization: Basic is not the token of this worker" in refused
+
+
+def test_kafka_connect_api(running: Served) -> None:
+    """It pauses, restarts and resumes, and sets the level of a logger that it finds in the list."""
+    api = functools.partial(run_client, "-c", API, str(running.worker.port), TOKEN)
+    api("offload.pause()")
+    running.until_state("offload", "PAUSED")
+    before = begun(running)
+    assert "RUNNING" in api(
+        "offload.restart(); offload.cycle_connector(); print(cluster.connectors['inflate'].state); "
+        "cluster.set_logger_log_level('wideload.pipeline', 'INFO')"
+    )
+    until(lambda: begun(running) > before, "a new flow has begun")
+    running.until_state("offload", "RUNNING")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl(running: Served) -> None:
+    """`curl -u` gives the token with any name, or none, and reads from the answer what it lacks."""
+    for user in ("operator", ""):
+        curl = ["curl", "-sS", "-X", "PUT", "-u", f"{user}:{TOKEN}", "-w", "%{http_code}"]
+        address = f"http://127.0.0.1:{running.worker.port}/connectors/offload/resume"
+        assert subprocess.run([*curl, address], capture_output=True, text=True, check=True, timeout=60).stdout == "202"
 
 
 def test_kafka_connect_py(running: Served) -> None:
     """The client lists, looks, pauses, resumes, stops, restarts and validates as it does with Connect."""
-    client = KafkaConnect(url=f"http://127.0.0.1:{running.worker.port}")
-    client.auth = bearer
+    client = KafkaConnect(url=f"http://127.0.0.1:{running.worker.port}", auth=f"operator:{TOKEN}")
     assert client.get_cluster_info()["kafka_cluster_id"]
     assert client.list_connectors() == ["offload", "inflate"]
     assert set(client.list_connectors(expand="info", pattern="off")) == {"offload"}

@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -95,6 +95,12 @@ class FullStore(SeedStore, Put, Get, Stat, Delete, List, Check):
         """Only a reader may use it."""
         if writing:
             raise RuntimeError("not for writers")
+
+
+class Listing(SeedStore):
+    """Lists a key that begins as ours do."""
+
+    KEYS: ClassVar[Sequence[str]] = ["large.message.own"]
 
 
 class RaisingStore(SeedStore):
@@ -227,6 +233,15 @@ def test_a_class_gets_all_other_keys() -> None:
     open_store({STORE_CLASS: f"{HERE}.FullStore", "my.key": 1, "large.message.max.bytes": 9}).close()
     assert FullStore.config == {"my.key": 1, "large.message.max.bytes": 9}
     assert FullStore.closed
+
+
+def test_a_class_gets_no_misspelt_key_of_ours() -> None:
+    """A worker, a job and a command all open the store this way. A key that the class lists is its own."""
+    with pytest.raises(ConfigurationError, match=r"^large\.message\.max\.byts: .* mean large\.message\.max\.bytes"):
+        open_store({STORE_CLASS: Listing, "large.message.max.byts": 1})
+    with pytest.raises(ConfigurationError, match=r"^large\.mesage\.what: .* list it in the KEYS of the class"):
+        open_store({STORE_CLASS: Listing, "large.mesage.what": 1})
+    open_store({STORE_CLASS: Listing, "large.message.own": 1}).close()
 
 
 def test_a_class_offers_what_it_inherits() -> None:

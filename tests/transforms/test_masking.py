@@ -15,11 +15,13 @@ from transforms.masking import masked
         ("'https://h/x?a=1&sig=a%2Fb' and ?token=t", "'https://h/x?a=1&***' and ?***"),
         ("x-goog-credential=a of ?x-goog-credential=a", "x-goog-credential=a of ?***"),
         ("mail a:b@c, path /a:b@c, https://host:80/x", "mail a:b@c, path /a:b@c, https://host:80/x"),
+        ("b'Authorization: Basic b3A6dG9rZW4tb2Ytd2hvLW1heQ==\\x00'", "b'Authorization: Basic ***\\x00'"),
+        ("HTTP Basic authentication", "HTTP Basic authentication"),
         ("", ""),
     ],
 )
 def test_what_looks_like_a_secret(text: str, shown: str) -> None:
-    """User and password of a URL, and its signature; nothing else."""
+    """User and password of a URL or of HTTP Basic, and the signature of a URL; nothing else."""
     assert masked(text) == shown
 
 

@@ -37,13 +37,14 @@ from app.kafka.batches.outbox import Outbox
 from app.kafka.producer import UNLIMITED_BYTES, ProducerControls
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
+from transforms.logger_name import logger_name
 from transforms.ratio import room_bytes
 from transforms.record import RecordLike
 from transforms.record_batch import CODECS
 
 __all__ = ["BatchSettings", "Batches", "RecordRefusedError", "Refit"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(logger_name(__name__))
 
 L = TypeVar("L", bound=Load)
 

@@ -127,7 +127,7 @@ def test_store_that_cannot_be_asked_gives_no_warning(
 ) -> None:
     """Where the store fails, the log says so at DEBUG, and nothing else happens."""
     Expiring.error = error
-    with caplog.at_level(logging.DEBUG, "app.cluster.expiry"):
+    with caplog.at_level(logging.DEBUG, "wideload.cluster.expiry"):
         assert warnings_within(pipeline, PLAN) == []
     assert lines(caplog, logging.WARNING) == []
     (line,) = lines(caplog, logging.DEBUG)

@@ -116,7 +116,7 @@ async def test_without_the_topic(found: Any, told: int, caplog: pytest.LogCaptur
     """Who may not describe it, or where it is not there yet, goes on at once; the first is told, one time."""
     made = Connection(MetadataRequest=[found], OffsetFetchRequest=[FETCHED])
     _, connection = await opened(made)
-    with caplog.at_level(logging.INFO, "app.kafka.offset_fetches"):
+    with caplog.at_level(logging.INFO, "wideload.kafka.offset_fetches"):
         for _ in range(2):
             assert await connection.send(FETCH) is FETCHED
     assert made.asked == ["MetadataRequest", "OffsetFetchRequest"] * 2

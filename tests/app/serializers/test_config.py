@@ -42,6 +42,12 @@ class OwnStore:
         return full_path.encode()
 
 
+class Open(OwnStore):
+    """The same, without the names of its keys."""
+
+    KEYS: ClassVar[list[str]] = []
+
+
 class Unlisted:
     """A stage that reads the configuration, as one that asks a schema registry does."""
 
@@ -138,6 +144,8 @@ def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
         config.producer({**given, "value.serialisers": []}, OWN)
     with pytest.raises(ConfigurationError, match=r"memory\.name: is not a key that is known here"):
         config.producer({"memory.name": "x"}, OWN)
+    with pytest.raises(ConfigurationError, match=r"max\.poll\.interval\.ms: is not a key that is known here$"):
+        config.producer({**given, "max.poll.interval.ms": 1}, OWN)  # of a consumer
 
 
 def test_the_nearest_of_the_clients_keys_is_named(config_of: Config) -> None:
@@ -155,7 +163,7 @@ def test_a_store_within_a_composable_stage_counts(config_of: Config) -> None:
     assert found.client == {"acks": "all"}
     keys = LargeMessageSerializer(config_of(), is_key=True)
     with pytest.raises(ConfigurationError, match="120,000 ms for a record, 2 calls"):
-        config.producer({**given, "key.serializer": keys}, OWN)
+        config.producer({**given, "key.serializer": keys, "max.block.ms": 60_000}, OWN)
 
 
 def test_a_class_of_ones_own_gets_everything() -> None:
@@ -216,6 +224,50 @@ def test_keys_of_a_store_without_its_serializer_are_explained(
     with pytest.raises(ConfigurationError) as caught:
         config.producer(config_of(**given), OWN)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("store", [OwnStore, Open])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("large.message.treshold.bytes", "did you mean large.message.threshold.bytes?"),
+        ("large.mesage.threshold.bytes", "did you mean large.message.threshold.bytes?"),
+        ("large.message.stratgy", "did you mean large.message.strategy?"),
+        ("large.mesage.strategy", "did you mean large.message.strategy?"),
+        ("large.message.what", "list it in the KEYS of the class"),
+        ("large.message.strategy", "is for a SerializingProducer"),
+    ],
+)
+def test_a_store_class_of_ones_own_hides_no_misspelt_key(store: type, name: str, found: str) -> None:
+    """Names that begin as ours do are ours: a misspelt threshold is an error, and not the default."""
+    given = {"large.message.payload.store.class": store, "bootstrap.servers": "a:1", name: 5}
+    for made in (LargeMessageSerializer, LargeMessageDeserializer):
+        with pytest.raises(ConfigurationError) as caught:
+            made(given)
+        assert caught.value.key == name
+        assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"value.serializers": [SERIALIZER], "large.message.payload.store.class": Open},
+        {"value.serializers": [Unlisted]},
+    ],
+)
+def test_a_class_without_a_list_hides_no_misspelt_key(given: Mapping[str, object]) -> None:
+    """What is nearly a known key is this key, misspelt; what only has its name in it may be the class's."""
+    more: dict[str, object] = {"kv.bootstrap.servers": "b:1", "more": 1, "large.message.max.bytes": 5}
+    found = config.producer({**given, **more, "acks": "all"}, OWN)
+    assert found.client == {"acks": "all"}
+    for name, meant in (
+        ("bootstrap.server", "bootstrap.servers"),
+        ("value.serialisers", "value.serializers"),
+        ("large.mesage.max.bytes", "large.message.max.bytes"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^{name}: .*did you mean {meant}\?") as caught:
+            config.producer({**given, name: 1}, OWN)
+        assert "list it in the KEYS of the class" in str(caught.value)
 
 
 def test_the_store_class_misspelt_is_found() -> None:
@@ -315,6 +367,26 @@ def test_keys_and_values_share_the_time(
     take(config_of(**both, **{TIMEOUT: 5_000}), [limit])
     with pytest.raises(ConfigurationError, match=rf"may take 10,002 ms .* 2 calls .* than {limit}, which is 10,000"):
         take(config_of(**both, **{TIMEOUT: 5_001}), [limit])
+
+
+@pytest.mark.parametrize(
+    ("take", "kind", "stage"),
+    [(config.producer, "serializer", SERIALIZER), (config.consumer, "deserializer", DESERIALIZER)],
+)
+def test_defaults_fit_together(config_of: Config, take: Callable[..., Any], kind: str, stage: str) -> None:
+    """Keys and values may both go to a store, of each kind, without another property."""
+    both = {f"key.{kind}": stage, f"value.{kind}": stage}
+    take(config_of(**both), OWN).close()
+    s3 = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.region": "us-east-1"}
+    take({**both, **s3, "max.block.ms": None}, {*OWN, "max.block.ms"}).close()
+
+
+def test_a_longer_store_time_does_not_fit_the_default(config_of: Config) -> None:
+    """The default of `max.block.ms` is a minute for each call; what is over it is refused, as with one call."""
+    both = {"key.serializer": SERIALIZER, "value.serializer": SERIALIZER, TIMEOUT: 60_000}
+    keys = LargeMessageSerializer(config_of(**{TIMEOUT: 60_001, "max.block.ms": 70_000}), is_key=True)
+    with pytest.raises(ConfigurationError, match=r"may take 120,001 ms .* max\.block\.ms, which is 120,000"):
+        config.producer({**config_of(**both), "key.serializer": keys}, OWN)
 
 
 def test_the_stores_own_retries_must_fit() -> None:

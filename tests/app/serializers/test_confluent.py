@@ -214,6 +214,18 @@ def test_headers_none_lets_small_values_pass_and_says_what_large_ones_need(gate:
     producer.close()
 
 
+@pytest.mark.parametrize("shape", [list, dict])
+def test_text_in_headers_counts_in_bytes(config_of: Config, shape: type[list[Any] | dict[str, Any]]) -> None:
+    """confluent-kafka takes text there too, and sends it in UTF-8: what counts are those bytes."""
+    config = config_of(**{"large.message.threshold.bytes": 10_000, "message.max.bytes": 10_000})
+    for text, path in (("a" * 4_000, b"v"), ("\u4e2d" * 4_000, b"memory")):
+        headers: Any = shape([("a", text), ("b", None)])
+        sent = LargeMessageSerializer(config)(b"v" * 2_000, context(headers))
+        assert sent is not None
+        assert sent.startswith(path)
+        assert dict(headers)["a"] == text
+
+
 @pytest.mark.parametrize("own", [[("a", b"1"), ("b", None)], {"a": b"1", "b": None}, [], {}])
 def test_headers_of_a_reference_join_the_ones_that_are_sent(
     config_of: Config, own: list[tuple[str, bytes | None]] | dict[str, bytes | None]

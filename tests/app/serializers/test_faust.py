@@ -20,6 +20,7 @@ from app.serializers.faust_app import cluster_arguments, described
 from app.serializers.faust_chunks import Chunks
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
+from tests.integration.client_config import ON_GATE
 from tests.integration.client_stores import GatedStore
 from transforms.assembly import Discarded
 from transforms.chunk import Chunking
@@ -375,6 +376,25 @@ def test_a_wrong_configuration_is_told_where_the_topic_is_made(app: faust.App, c
         app.topic("orders", schema=LargeMessageSchema({}))
     with pytest.raises(ConfigurationError, match=r"^large\.message\.treshold\.bytes: .*threshold"):
         app.topic("orders", schema=LargeMessageSchema(config_of(**{"large.message.treshold.bytes": 1})))
+
+
+def test_a_misspelt_key_is_reported_before_what_is_missing(app: faust.App) -> None:
+    """A strategy that is misspelt needs no store; and a class without a list of its keys hides none of ours."""
+    for given, found in (
+        ({"large.mesage.strategy": "chunk"}, "large.mesage.strategy: .*did you mean large.message.strategy"),
+        ({"large.message.max.bytes": 5}, "large.message.payload.store.class: is missing"),
+        (
+            {**ON_GATE, "large.message.strategy": "chunk", "large.message.treshold.bytes": 5},
+            "large.message.treshold.bytes: .*did you mean large.message.threshold.bytes",
+        ),
+        (
+            {**ON_GATE, "large.message.strategy": "chunk", "chunk.max.mesage.bytes": 5},
+            "chunk.max.mesage.bytes: .*did you mean chunk.max.message.bytes",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^{found}"):
+            app.topic("orders", schema=LargeMessageSchema(given))
+    app.topic("orders", schema=LargeMessageSchema({**ON_GATE, "large.message.strategy": "chunk", "own.key": 5}))
 
 
 @pytest.mark.parametrize(("keys", "timeout_ms"), [(False, 50_001), (True, 25_001)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 
 import pytest
@@ -32,11 +33,51 @@ def test_changes_are_off_by_default(token: str | None) -> None:
     assert refusal(Access(token, enabled=False), Authorization="Bearer None") == 403
 
 
+def basic(credentials: str) -> str:
+    """The header of HTTP Basic."""
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
 def test_the_token_lets_pass() -> None:
-    """The name of the scheme is written as one likes, the token is not."""
+    """The name of the scheme is written as one likes, the token is not; with Basic any user has it as password."""
     access = Access(TOKEN, enabled=True)
+    for user in ("operator", "", TOKEN):
+        assert refusal(access, Authorization=basic(f"{user}:{TOKEN}")) is None
+    assert refusal(access, Authorization=basic(f"operator:{TOKEN}").replace("Basic ", "BASIC  ")) is None
     assert refusal(access, Authorization=f"BEARER  {TOKEN}") is None
-    assert refusal(access, Authorization=TOKEN) == 401
+    assert refusal(Access(f"{TOKEN}:more", enabled=True), Authorization=basic(f"x:{TOKEN}:more")) is None
+    assert refusal(Access(TOKEN, enabled=False), Authorization=basic(f"x:{TOKEN}")) == 403
+
+
+@pytest.mark.parametrize(
+    ("sent", "wrong"),
+    [
+        (None, "the header Authorization is missing"),
+        ("Bearer", "the token of Authorization: Bearer is missing"),
+        ("Bearer no-token", "the token of Authorization: Bearer is not the token of this worker"),
+        (basic("operator:no-token"), "the password of Authorization: Basic is not the token of this worker"),
+        (basic(f"operator:{TOKEN} "), "the password of Authorization: Basic is not the token of this worker"),
+        (basic(f"{TOKEN}:"), "the password of Authorization: Basic is missing"),
+        (basic(TOKEN), "the password of Authorization: Basic is missing"),
+        ("Basic", "the password of Authorization: Basic is missing"),
+        (f"Basic operator:{TOKEN}", "the value of Authorization: Basic is not the Base64 of USER:PASSWORD"),
+        (basic(f"operator:{TOKEN}")[:-1] + "*", "the value of Authorization: Basic is not the Base64 of USER:PASSWORD"),
+        ("Basic \xff", "the value of Authorization: Basic is not the Base64 of USER:PASSWORD"),
+        ("Digest username=operator", "the scheme of the header Authorization is Digest"),
+        (TOKEN, "the header Authorization has no scheme before its value"),
+        (f"{TOKEN[:-1]}=1 more", "the header Authorization has no scheme before its value"),
+    ],
+)
+def test_a_refusal_says_what_was_sent(sent: str | None, wrong: str) -> None:
+    """One who reads it knows which part to change; it has no part of what was sent, and asks no browser for Basic."""
+    headers = {} if sent is None else {"Authorization": sent}
+    with pytest.raises(RestError) as refused:
+        Access(TOKEN, enabled=True).check(make_mocked_request("PUT", "/", headers=headers))
+    assert refused.value.message == (
+        f"{wrong}; send web.control.token of the worker's file as Authorization: Bearer, or as the password of "
+        "Authorization: Basic with any user name"
+    )
+    assert (refused.value.status, refused.value.headers) == (401, {"WWW-Authenticate": 'Bearer realm="wideload"'})
 
 
 @pytest.mark.parametrize(
@@ -52,8 +93,9 @@ def test_the_token_lets_pass() -> None:
 )
 def test_an_origin_is_the_host(origin: str, host: str | None, status: int | None) -> None:
     """A page may change something only where it has come from."""
-    headers = {"Origin": origin, "Authorization": f"Bearer {TOKEN}"} | ({} if host is None else {"Host": host})
-    assert refusal(Access(TOKEN, enabled=True), **headers) == status
+    for authorization in (f"Bearer {TOKEN}", basic(f"operator:{TOKEN}")):
+        headers = {"Origin": origin, "Authorization": authorization} | ({} if host is None else {"Host": host})
+        assert refusal(Access(TOKEN, enabled=True), **headers) == status
 
 
 @pytest.mark.parametrize(
