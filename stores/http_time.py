@@ -12,6 +12,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any, cast
 
@@ -154,18 +155,24 @@ class Answer(HTTPResponse):
 
     Args:
         sock: where it comes from.
+        arguments: see `http.client.HTTPResponse`.
         start: what has been read of it already.
         last: whether the connection is not used again behind it.
         more: see `http.client.HTTPResponse`.
     """
 
-    def __init__(self, sock: socket.socket, *, start: bytes = b"", last: bool = False, **more: Any) -> None:
-        super().__init__(sock, **more)
+    def __init__(
+        self, sock: socket.socket, *arguments: Any, start: bytes = b"", last: bool = False, **more: Any
+    ) -> None:
+        super().__init__(sock, *arguments, **more)
         self.fp = io.BufferedReader(_Received(cast("Any", self.fp).detach(), sock, start))
         self._last = last
 
     def begin(self) -> None:
         super().begin()
+        while HTTPStatus.SWITCHING_PROTOCOLS < self.status < HTTPStatus.OK:  # http.client skips 100 alone
+            self.headers = cast("Any", None)
+            super().begin()
         self.will_close = self.will_close or self._last
 
 

@@ -20,6 +20,7 @@ import urllib3.connection
 import urllib3.connectionpool
 
 from stores.http_time import Answer, TimedConnection, waiting
+from transforms.logger_name import logger_name
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -35,7 +36,7 @@ _INTERIM = re.compile(rb"HTTP/1\.[01] 1\d\d[ \r\n]")
 _STATUS_BYTES = len(b"HTTP/1.1 100 ")
 _END = re.compile(rb"\n\r?\n")
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger(logger_name(__name__))
 
 
 class _Last(threading.local):

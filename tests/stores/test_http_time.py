@@ -11,6 +11,7 @@ import urllib3
 
 from stores.http_time import POOLS, LateError, begin, time_left, within
 from tests.stores.conftest import SetClock
+from tests.stores.scripted_server import Request, Wire, scripted_server
 
 
 @pytest.fixture
@@ -71,6 +72,24 @@ def test_a_proxy_or_a_handshake_without_end_ends_the_call(
         finally:
             over.set()
             proxied.clear()
+
+
+def test_interim_answers_are_skipped(
+    manager: urllib3.PoolManager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them, however many; also where somebody has `http.client` print what goes over the wire."""
+    monkeypatch.setattr("http.client.HTTPConnection.debuglevel", 1)
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n")
+        wire.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfour")
+        return True
+
+    with scripted_server(script) as server:
+        answers = [manager.request("GET", server.endpoint) for _ in range(2)]
+        assert [(answer.status, answer.data) for answer in answers] == [(200, b"four")] * 2
+        assert server.connections == 1
+    assert "Early Hints" in capsys.readouterr().out
 
 
 def test_a_deadline_of_a_context_stays(set_clock: SetClock) -> None:
