@@ -7,10 +7,8 @@ s3:ListBucket, without which S3 answers 403 instead of 404 for a missing payload
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -31,6 +29,7 @@ try:
     from stores.s3_expect import CONTINUE_MS
     from stores.s3_lifecycle import S3Lifecycle
     from stores.s3_removal import S3Removal
+    from stores.s3_upload import Upload, checksum
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -46,7 +45,6 @@ __all__ = ["S3Store"]
 # S3's longest key is 1,024 bytes, and topic and id with their slashes take up to 500 of them.
 _LONGEST_PREFIX = 1024 - 500
 
-_SEND_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
 
 # No topic can have this name, so no payload is ever there.
@@ -152,17 +150,14 @@ class S3Store(Store):
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
         path = self.root.path(topic, object_id)
-        body = _Upload(data) if data else b""
-        checksum = _checksum(data) if self._sums else {}
+        body = Upload(data) if data else b""
+        sums = checksum(data) if self._sums else {}
         with self._translated("PutObject", path):
             response = self._client.put_object(
-                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption, **checksum
+                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption, **sums
             )
         _check_answer(response, "PutObject", path)
-        for name, sent in checksum.items():
-            stored = response.get(name, sent)  # a server that does not know it leaves it out
-            if stored != sent:
-                raise _foreign("PutObject", path, f"{name} {sent} was sent, and what is stored has {stored}")
+        _check_stored(response, {"Size": len(data), **sums}, path)
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
@@ -290,6 +285,17 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     raise _foreign(operation, path, f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}")
 
 
+def _check_stored(response: Mapping[str, Any], sent: Mapping[str, object], path: str) -> None:
+    """Refuses a payload that was stored otherwise than it was sent, as far as the answer to the put has that for free.
+
+    S3 returns the checksum that it was sent, and versitygw a size, too. Others may leave out both.
+    """
+    for name, value in sent.items():
+        stored = response.get(name, value)
+        if stored != value:
+            raise _foreign("PutObject", path, f"{name} {value} was sent, and {stored} is stored")
+
+
 def _foreign(operation: str, path: str, found: str, *, retriable: bool = True) -> PayloadStoreError:
     told = f"{operation} {path} failed: {found}, {NO_S3_SERVER}"
     return PayloadStoreError(told, retriable=retriable, key="s3.endpoint")
@@ -303,35 +309,6 @@ def _info(operation: str, path: str, said: Mapping[str, Any], size_name: str) ->
         raise _foreign(operation, path, found, retriable=operation != "HeadObject")
     # A listing may have milliseconds (MinIO), the response to HeadObject never has.
     return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
-
-
-class _Upload:
-    """The body of a put, sent in pieces without a copy.
-
-    Because it is a file, botocore asks before it sends (`Expect: 100-continue`) and can read a refusal. If it sent
-    bytes, a server that refuses 20 MB would close the connection meanwhile, and the client would see only that. The
-    pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._view = memoryview(data)
-        self._position = 0
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def read(self, size: int = -1) -> memoryview:
-        """The next piece, larger than the 16 KiB that urllib3 asks for, since each call costs."""
-        piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
-        self._position += len(piece)
-        return piece
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = (0, self._position, len(self._view))[whence] + offset
-        return self._position
 
 
 def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
@@ -374,15 +351,6 @@ def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
     return {
         name: value for name, value in {"ServerSideEncryption": sse, "SSEKMSKeyId": key_id}.items() if value is not None
     }
-
-
-def _checksum(data: bytes) -> dict[str, Any]:
-    """A checksum of a payload that the server compares.
-
-    Made here, it is a header. One that botocore makes stands behind the body over TLS: a signature then does not cover
-    the payload, and a server that does not know this form (`aws-chunked`) stores the frames of the body as data.
-    """
-    return {"ChecksumCRC32": base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()}
 
 
 def _attempt_ms(values: Mapping[str, Value | None]) -> int:

@@ -18,6 +18,12 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n"
 SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of a busy machine comes too late."""
+    monkeypatch.setattr("stores.s3_expect.CONTINUE_MS", 60_000)
+
+
 @pytest.mark.parametrize(
     "interim",
     [
