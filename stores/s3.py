@@ -369,8 +369,8 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
-            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to be "
-            f"told to go on and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to wait "
+            f"for 100 Continue and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
             "raise it, or lower s3.retry.attempts, "
             "s3.connection.timeout.ms or s3.read.timeout.ms",
         )
