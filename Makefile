@@ -173,8 +173,8 @@ format: setup-demo ## Format the code, and fix what ruff can fix
 	@$(RUN) -m ruff check --quiet --fix-only .
 	@$(RUN) -m ruff format --quiet .
 
-types: setup-demo ## Check types
-	@$(RUN) -m mypy --no-error-summary
+types: setup-demo ## Check types, also of the Python in the pages (build/blocks: line 17 of a module is line 17 of its page)
+	@$(RUN) -m docs.python_blocks build/blocks && $(RUN) -m mypy --no-error-summary $(CHECKED) build/blocks
 
 bench: setup-test ## Run the benchmark; writes build/bench.json
 	@$(RUN) -m benchmarks.run $(BENCH)

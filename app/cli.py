@@ -184,7 +184,7 @@ def check(config: str, *, show: bool) -> int:
 
     Reports all errors, one per line, or else where the consumer group of each pipeline begins. The command consumes
     nothing. Like the worker, it creates missing output topics if topic.creation.enable is true, and the topic of
-    control.topic.
+    control.topic. To the store of a pipeline that offloads it writes a probe, and removes it.
 
     \b
     Example:

@@ -20,7 +20,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 from urllib.parse import quote, urlsplit
 
-from stores.cloud import CloudStore, check_endpoint, client_keys
+from stores.cloud import CloudStore, client_keys
+from stores.endpoint import check_endpoint
 from stores.keys import REQUIRED, Key, Value
 from stores.store import ExpiryRule
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -82,7 +83,7 @@ class AzureStore(CloudStore):
                 "azure.account.name", f"found {account!r}, allowed are 3 to 24 lower-case letters and digits"
             )
         told = cast("str | None", values["azure.endpoint"]) or f"https://{account}.blob.core.windows.net"
-        endpoint = check_endpoint("azure.endpoint", told, r"(/[a-z0-9]{3,24})?")
+        endpoint = check_endpoint("azure.endpoint", told, r"(/[a-z0-9]{3,24})?", "and perhaps the account")
         credentials = _credentials(values)
         plain = endpoint.startswith("http://")
         if plain and "account_key" not in credentials:
@@ -259,6 +260,7 @@ def _cloud(container: str, key: str) -> Cloud:
         permissions="the role Storage Blob Data Contributor, or a shared access signature with rwdl",
         missing=frozenset({"BlobNotFound", "ResourceNotFound"}),
         no_container=frozenset({"ContainerNotFound"}),
+        kept=frozenset({"BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold"}),
         passing=frozenset(
             {"ServerBusy", "InternalError", "OperationTimedOut", "ContainerBeingDeleted", "AccountBeingCreated"}
         ),
@@ -268,6 +270,5 @@ def _cloud(container: str, key: str) -> Cloud:
             "AuthenticationFailed": f"check {key}, and the clock of this machine",
             "AuthorizationFailure": f"check {key}; the firewall of the account may refuse this address",
             "SnapshotsPresent": "a blob with snapshots stays; delete those first",
-            "BlobImmutableDueToPolicy": "an immutability policy keeps it",
         },
     )

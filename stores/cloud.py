@@ -9,27 +9,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from stores.kept import put_beside_kept
 from stores.keys import Key, Value
-from stores.root import Root, check_object_id
+from stores.root import Root, check_object_id, check_prefix
 from stores.store import PayloadInfo, Removal, Store
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, shown
-from transforms.masking import HIDDEN, masked
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError
 
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
 
-__all__ = ["CloudStore", "check_endpoint", "client_keys"]
+__all__ = ["CloudStore", "client_keys"]
 
-# The longest name of an object is 1,024 bytes or characters in both clouds; topic and id take up to 500.
-_LONGEST_PREFIX = 1024 - 500
-
-# No topic can have this name, so no payload is ever there.
-_ABSENT = "~wideload-check"
 _GROUP = 250
 
 
@@ -106,7 +102,7 @@ class CloudStore(Store):
             raise ConfigurationError(
                 f"{self.START}.{self.CONTAINER}", f"found {name!r}, which cannot be the name of a {self.CONTAINER}"
             )
-        prefix = _prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
+        prefix = check_prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
         self._container_uri = f"{self.SCHEME}://{name}/"
         self.root = Root(f"{self._container_uri}{prefix}/" if prefix else self._container_uri)
         self._threads = cast("int", values[f"{self.START}.max.connections"])
@@ -148,9 +144,7 @@ class CloudStore(Store):
         return Times(self.timeout_ms, connect_ms, read_ms, attempts)
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        path = self.root.path(topic, object_id)
-        self._client.put(self._key(path), data, path)
-        return path
+        return put_beside_kept(self.root, topic, object_id, lambda path: self._client.put(self._key(path), data, path))
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
@@ -210,11 +204,21 @@ class CloudStore(Store):
     def folders_below(self, prefix: str) -> Iterator[str]:
         """The beginning of names up to the first slash behind `prefix`, each once."""
 
-    def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
-        """See `Check.check`: gets a payload that never exists."""
-        path = f"{self.root.uri}{_ABSENT}"
-        with contextlib.suppress(PayloadNotFoundError):
-            self._client.get(self._key(path), 0, path)
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
+        """See `Check.check`: puts a probe and removes it, or gets a payload that never exists.
+
+        The probe stays where the caller may not remove it. Each has a name of its own: Google takes about one put of a
+        name a second, and Azure may keep what it has.
+        """
+        if not writing:
+            absent = self.root.probe(topic)
+            with contextlib.suppress(PayloadNotFoundError):
+                self._client.get(self._key(absent), 0, absent)
+            return
+        path = self.root.probe(topic, f"-{uuid.uuid4().hex}")
+        self._client.put(self._key(path), b"A probe of Wideload. It may be deleted.", path)
+        with contextlib.suppress(PayloadStoreError):
+            self.delete_key(self._key(path), path)
 
     def close(self) -> None:
         """See `PayloadStore.close`. obstore closes connections when they have been idle for a time."""
@@ -224,33 +228,3 @@ class CloudStore(Store):
 
     def _info(self, found: Found) -> PayloadInfo:
         return PayloadInfo(f"{self._container_uri}{found.key}", found.size, found.modified)
-
-
-def check_endpoint(name: str, endpoint: str, path: str = "") -> str:
-    """`endpoint` without a slash at its end.
-
-    Args:
-        name: of the key.
-        endpoint: its value.
-        path: a pattern for what may stand behind host and port.
-
-    Raises:
-        ConfigurationError: it is not `http://` or `https://`, host and port.
-    """
-    endpoint = endpoint.removesuffix("/")
-    if re.fullmatch(rf"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{{1,5}})?{path}", endpoint):
-        return endpoint
-    # One from elsewhere hides its text.
-    found = shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint))) if type(endpoint) is str else repr(endpoint)
-    raise ConfigurationError(name, f"found {found}, allowed is http:// or https://, host and port, and nothing else")
-
-
-def _prefix(name: str, prefix: str) -> str:
-    prefix = prefix.removesuffix("/")
-    if prefix and ({"", ".", ".."} & set(prefix.split("/")) or not prefix.isprintable()):
-        raise ConfigurationError(
-            name, f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
-        )
-    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
-        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} bytes of the 1,024 for a name")
-    return prefix

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from stores.kept import KeptError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
@@ -17,6 +18,9 @@ _DEBUG = "\n\nDebug source:"  # where obstore adds the whole chain of causes to 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})[^:]*:? ?(.*)", re.DOTALL)
 _CODES = re.compile(r'<Code>([A-Za-z0-9]{1,100})</Code>|"reason": ?"([A-Za-z0-9]{1,100})"')
 _SAID = re.compile(r'<Message>(.*?)</Message>|"message": ?"(.*?)"', re.DOTALL)
+_DETAILS = re.compile(r"<Details>(.*?)</Details>", re.DOTALL)  # Google's, which name the permission
+_RIGHT = re.compile(r"does not have (storage\.\w+\.\w+) access")
+_HELD = re.compile(r"under active .{0,40}hold", re.IGNORECASE)  # of Google's JSON interface, without a code of its own
 _CAUSE = re.compile(r'message: "([^"]{1,200})"|(InvalidCertificate\(\s*\w+)|(InvalidContentType)|kind: (Timeout)')
 
 _STATUSES_THAT_MAY_PASS = frozenset(
@@ -49,6 +53,9 @@ class Cloud:
         permissions: what it needs, for messages.
         missing: the codes for a payload that does not exist.
         no_container: the codes for a container that does not exist.
+        kept: the codes for an object that is neither replaced nor removed, for a policy or a hold.
+        kms_key: the key of the configuration that names an encryption key of the service; empty if there is none.
+        unlisted: the permission without which a missing object is refused; empty if there is none.
         passing: the codes of errors that may pass, whatever their status.
         denied: the codes of refusals whose status does not say so.
         blamed: the key to change, by code.
@@ -64,6 +71,9 @@ class Cloud:
     missing: frozenset[str]
     no_container: frozenset[str]
     passing: frozenset[str]
+    kept: frozenset[str] = frozenset()
+    kms_key: str = ""
+    unlisted: str = ""
     denied: frozenset[str] = frozenset()
     blamed: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
@@ -80,6 +90,7 @@ class Failure:
         settled: whether TLS failed so that it will fail again.
         foreign: whether the answer was none of the service.
         token: whether it was about credentials, not about payloads.
+        right: the permission that the service says is missing; empty if it does not say.
     """
 
     status: int
@@ -88,6 +99,7 @@ class Failure:
     settled: bool
     foreign: bool
     token: bool
+    right: str = ""
 
     @classmethod
     def of(cls, exc: BaseException) -> Failure:
@@ -95,7 +107,8 @@ class Failure:
         told, _, debug = str(exc).partition(_DEBUG)
         found = _STATUS.search(told)
         body = found[2] if found else ""
-        code, said = _first(_CODES.search(body)), _first(_SAID.search(body))
+        code = _first(_CODES.search(body))
+        said = " ".join(filter(None, (_first(_SAID.search(body)), _first(_DETAILS.search(body)))))
         status = int(found[1]) if found else 0
         cause = _first(_CAUSE.search(debug)).split("(", 1)
         if status:
@@ -111,6 +124,7 @@ class Failure:
             settled=cause[0] in _SETTLED or _FINAL.search(told) is not None,
             foreign=not status and _NO_ANSWER_OF_ITS_OWN.search(told) is not None,
             token=_TOKEN.match(told) is not None,
+            right=_first(_RIGHT.search(said)),
         )
 
     def may_pass(self, cloud: Cloud) -> bool:
@@ -129,25 +143,29 @@ def translated(exc: Exception, operation: str, path: str, cloud: Cloud) -> Paylo
     """The project's error for one of obstore; the caller raises it.
 
     Returns:
-        PayloadNotFoundError: the service says that the object does not exist, with its own code.
+        PayloadNotFoundError: the service says that the object does not exist, with its own code, or that the caller
+            would have to list objects to be told whether it does.
+        KeptError: the object cannot be replaced or removed, since the container keeps it.
         PayloadUnfitError: the service, or a proxy before it, refuses a payload of this size.
         PayloadStoreAccessError: the service refuses this caller: permission, credentials, no such container.
         PayloadStoreError: any other error, with `retriable` and the key to change.
     """
     failure = Failure.of(exc)
-    if failure.status == HTTPStatus.NOT_FOUND and failure.code in cloud.missing:
-        return PayloadNotFoundError(path)
     start = f"{operation} {path} failed: "
-    if failure.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or failure.code == "EntityTooLarge":
-        return PayloadUnfitError(
-            f"{start}{failure.text}; the service, or a proxy before it, takes no body of this size"
-        )
+    of_object = _of_object(failure, operation, path, cloud)
+    if of_object is not None:
+        return of_object
     if failure.code in cloud.no_container:
         return PayloadStoreAccessError(
             f"{start}{cloud.container} does not exist ({failure.code}); create it, or change {cloud.container_key}",
             key=cloud.container_key,
         )
     again = failure.may_pass(cloud)
+    if cloud.kms_key and "KMS key" in failure.text and not again:
+        return PayloadStoreAccessError(
+            f"{start}{failure.text}; check {cloud.kms_key}, and whether {cloud.name} itself may use that key",
+            key=cloud.kms_key,
+        )
     if failure.token and not (again and failure.status != HTTPStatus.BAD_REQUEST):
         return PayloadStoreAccessError(
             f"{start}{failure.text}; no token for these credentials: check {cloud.credentials_key}",
@@ -157,9 +175,24 @@ def translated(exc: Exception, operation: str, path: str, cloud: Cloud) -> Paylo
         failure.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} or failure.code in cloud.denied
     ):
         key = cloud.blamed.get(failure.code, cloud.credentials_key)
-        advice = cloud.advice.get(failure.code, f"check {key}; it needs {cloud.permissions}")
+        advice = cloud.advice.get(failure.code, f"check {key}; it needs {failure.right or cloud.permissions}")
         return PayloadStoreAccessError(f"{start}{failure.text}; {advice}", key=key)
     return PayloadStoreError(f"{start}{failure.text}{_hint(failure, cloud)}", retriable=again, key=_key(failure, cloud))
+
+
+def _of_object(failure: Failure, operation: str, path: str, cloud: Cloud) -> PayloadStoreError | None:
+    """The error if this object is missing, kept or too large; None if something else is wrong."""
+    start = f"{operation} {path} failed: {failure.text}"
+    missing = failure.status == HTTPStatus.NOT_FOUND and failure.code in cloud.missing
+    if missing and operation.endswith((" get", " head", " delete")):
+        return PayloadNotFoundError(path)
+    if failure.right and failure.right == cloud.unlisted and operation.endswith((" get", " head")):
+        return PayloadNotFoundError(path)
+    if failure.code in cloud.kept or (failure.status == HTTPStatus.FORBIDDEN and _HELD.search(failure.text)):
+        return KeptError(f"{start}; a retention policy or a hold keeps it")
+    if failure.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or failure.code == "EntityTooLarge":
+        return PayloadUnfitError(f"{start}; the service, or a proxy before it, takes no body of this size")
+    return None
 
 
 def _hint(failure: Failure, cloud: Cloud) -> str:

@@ -163,7 +163,7 @@ class FilesystemStore(Store):
             for name in _topics(root):
                 yield from self._list_topic(root, name)
 
-    def check(self, *, writing: bool = True) -> None:
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:  # noqa: ARG002
         """See `Check.check`: creates the root, writes an empty file and deletes it."""
         with _translated("use", self.root.uri):
             if writing:

@@ -18,11 +18,17 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import quote
 
-from stores.cloud import CloudStore, check_endpoint, client_keys
+from stores.cloud import CloudStore, client_keys
+from stores.endpoint import check_endpoint
 from stores.keys import REQUIRED, Key, Value
 from stores.root import check_object_id
 from stores.store import ExpiryRule
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+)
 
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found
@@ -141,8 +147,27 @@ class GcsStore(CloudStore):
         try:
             reader, writer = made(reading=True), made(reading=False)
         except BaseError as exc:
-            raise ConfigurationError("gcs", f"obstore refuses the settings: {str(exc).partition(chr(10))[0]}") from exc
+            raise ConfigurationError(
+                "gcs.endpoint", f"obstore refuses the settings: {str(exc).partition(chr(10))[0]}"
+            ) from exc
         return CloudClient(reader, writer, times, _cloud(bucket), self._ready)
+
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
+        """See `CloudStore.check`. A reader that may not list the bucket may pass though it may not read, either."""
+        from stores.cloud_errors import Failure
+
+        try:
+            super().check(writing=writing, topic=topic)
+        except PayloadStoreAccessError as exc:
+            failure = None if writing or exc.__cause__ is None else Failure.of(exc.__cause__)
+            if failure is None or failure.code != "AccessDenied" or failure.token:
+                raise
+            # Google refuses a missing object like one that may not be read, unless the caller may list the bucket.
+            try:
+                next(self.found_below(self._key(self.root.probe(topic))), None)
+            except PayloadStoreAccessError:
+                return
+            raise
 
     def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
         """See `CloudStore.found_below`. obstore would end with an error at names as others may have, such as `a//b`."""
@@ -289,6 +314,11 @@ def _cloud(bucket: str) -> Cloud:
         "and .update for rules",
         missing=frozenset({"NoSuchKey"}),
         no_container=frozenset({"NoSuchBucket", "notFound"}),
+        kept=frozenset(
+            {"RetentionPolicyNotMet", "retentionPolicyNotMet", "ObjectUnderActiveHold", "objectUnderActiveHold"}
+        ),
+        kms_key="gcs.kms.key",
+        unlisted="storage.objects.list",
         passing=frozenset(
             {"InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "IncompleteBody", "backendError"}
             | {"rateLimitExceeded", "userRateLimitExceeded", "conditionNotMet", "OperationAborted", "conflict"}

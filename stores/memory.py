@@ -86,7 +86,7 @@ class MemoryStore(Store):
         for path, data, modified in found:
             yield PayloadInfo(path, len(data), modified)
 
-    def check(self, *, writing: bool = True) -> None:
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """Nothing can be amiss."""
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from stores.dotted import parts, resolve
 from stores.keys import Key
-from stores.store import Get, PayloadStore, Put, Store
+from stores.store import Check, Get, PayloadStore, Put, Store
 from stores.user import UserStore, missing_methods
 from stores.user import named_keys as user_keys
 from transforms.errors import ConfigurationError, PayloadTooLargeError
 
-__all__ = ["STORE_CLASS", "STORE_NAMES", "get", "named_keys", "open_store", "put", "store_keys"]
+__all__ = ["STORE_CLASS", "STORE_NAMES", "check", "get", "named_keys", "open_store", "put", "store_keys"]
 
 STORE_CLASS = "large.message.payload.store.class"
 
@@ -81,6 +81,21 @@ def named_keys(name: str | type) -> Sequence[str]:
     if keys is None:
         return user_keys(name if isinstance(name, type) else _class(name))
     return [key.name for key in keys]
+
+
+def check(store: PayloadStore, topic: str, *, writing: bool) -> bool:
+    """Checks a store for payloads of a topic, see `Check.check`; False if it cannot be checked.
+
+    Raises:
+        PayloadStoreError: it cannot be used.
+    """
+    if isinstance(store, Store):
+        store.check(writing=writing, topic=topic)
+    elif isinstance(store, Check):
+        store.check(writing=writing)
+    else:
+        return False
+    return True
 
 
 def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:

@@ -12,12 +12,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transforms.errors import ReferenceRefusedError
+from transforms.errors import ConfigurationError, ReferenceRefusedError
 
-__all__ = ["Root", "check_object_id"]
+__all__ = ["Root", "check_object_id", "check_prefix"]
 
 _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LENGTH = 249  # the longest topic name; every file system and S3 accept it as a segment of a path
+
+_PROBE = "~wideload-check"  # no topic and no payload can have this name, so none is ever listed
+
+# The longest name of an object is 1,024 bytes or characters in all clouds; topic and id with their slashes take up to
+# 500 of them.
+_LONGEST_PREFIX = 1024 - 500
+
+
+def check_prefix(name: str, prefix: str) -> str:
+    """`prefix` without a slash at its end, if object keys can begin with it.
+
+    Args:
+        name: of the key that has it.
+        prefix: its value.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    prefix = prefix.removesuffix("/")
+    if prefix and ({"", ".", ".."} & set(prefix.split("/")) or not prefix.isprintable()):
+        raise ConfigurationError(
+            name, f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
+        )
+    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
+        raise ConfigurationError(name, f"is too long; allowed are {_LONGEST_PREFIX} bytes of the 1,024 for a name")
+    return prefix
 
 
 def check_object_id(object_id: str) -> str:
@@ -48,6 +74,13 @@ class Root:
             ValueError: `topic` or `object_id` cannot be a segment of a path.
         """
         return f"{self.uri}{check_object_id(topic)}/{check_object_id(object_id)}"
+
+    def probe(self, topic: str | None, tail: str = "") -> str:
+        """A path beside the payloads of a topic, or beside all topics, where no payload can be.
+
+        Permissions may be given for the payloads of a topic alone.
+        """
+        return f"{self.uri}{'' if topic is None else f'{check_object_id(topic)}/'}{_PROBE}{tail}"
 
     def holds(self, full_path: str) -> bool:
         """Whether `split` accepts the path."""

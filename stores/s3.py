@@ -1,8 +1,8 @@
 """Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. Only this and `stores.s3_*` know boto3.
 
 S3 itself promises what `PayloadStore` promises: a put is atomic and durable when it returns, and every later read sees
-it. The permissions needed are s3:PutObject, s3:GetObject and, for the sweep, s3:DeleteObject, all below the prefix; and
-s3:ListBucket, without which S3 answers 403 instead of 404 for a missing payload.
+it. The permissions needed are s3:PutObject to write, s3:GetObject to read and, for the sweep, s3:DeleteObject, all
+below the prefix, and s3:ListBucket. Without the last one S3 answers 403 instead of 404 for a missing payload.
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from stores.kept import KeptError, put_beside_kept
 from stores.keys import REQUIRED, Key, Value
-from stores.root import Root, check_object_id
+from stores.root import Root, check_object_id, check_prefix
 from stores.store import ExpiryRule, PayloadInfo, Removal, Store
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, PayloadTooLargeError
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+)
 
 try:
     from botocore.exceptions import ClientError
 
     from stores.http_time import within
+    from stores.s3_answers import check_answer, info
     from stores.s3_body import Bodies
     from stores.s3_client import open_client
-    from stores.s3_errors import NO_S3_SERVER, status, translated
+    from stores.s3_errors import code, named_right, status, translated
     from stores.s3_expect import CONTINUE_MS
     from stores.s3_lifecycle import S3Lifecycle
+    from stores.s3_puts import Puts
     from stores.s3_removal import S3Removal
-    from stores.s3_upload import Upload, checksum
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -42,14 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Store"]
 
-# S3's longest key is 1,024 bytes, and topic and id with their slashes take up to 500 of them.
-_LONGEST_PREFIX = 1024 - 500
-
 _RECEIVE_BYTES = 1 << 18
-
-# No topic can have this name, so no payload is ever there.
-_ABSENT = "~wideload-check"
-_PLAIN = frozenset({"GetObject", "HeadObject"})  # which a server without metadata answers without an ETag
 
 
 class S3Store(Store):
@@ -63,7 +63,12 @@ class S3Store(Store):
             "The beginning of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
             default="",
         ),
-        Key("s3.endpoint", "string", "The URL of an S3 server other than Amazon's. Default: `AWS_ENDPOINT_URL`."),
+        Key(
+            "s3.endpoint",
+            "string",
+            "The URL of an S3 server other than Amazon's, with a path if it stands below one. Default: "
+            "`AWS_ENDPOINT_URL`.",
+        ),
         Key("s3.region", "string", "The region of the bucket. Default: AWS's own settings."),
         Key(
             "s3.access.key",
@@ -116,7 +121,8 @@ class S3Store(Store):
             "`true`: the signature of a put covers the payload, also over TLS, and the put has a CRC-32, which the "
             "server compares. `false`: neither. Both cost more CPU than sending the payload. The reference has a "
             "SHA-256 in any case, and TLS protects the transfer. By default the signature covers the payload if the "
-            "endpoint is `http://`, without TLS.",
+            "endpoint is `http://`, without TLS. A bucket that requires a checksum, as with Object Lock, gets one in "
+            "any case.",
         ),
         Key(
             "s3.max.connections",
@@ -135,30 +141,27 @@ class S3Store(Store):
                 "s3.bucket",
                 f"found {self._bucket!r}, allowed is a bucket's name: 3 to 255 letters, digits, '.', '_' and '-'",
             )
-        prefix = _prefix(cast("str", values["s3.prefix"]))
+        prefix = check_prefix("s3.prefix", cast("str", values["s3.prefix"]))
         self._bucket_uri = f"s3://{self._bucket}/"
         self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
-        self._encryption = _encryption(values)
-        self._sums = bool(values["s3.payload.signing"])
         _check_time(values, self.timeout_ms)
         self._client = open_client(values, self.timeout_ms / 1000)
         self._bodies = Bodies(self._client, cast("int", values["s3.retry.attempts"]), _attempt_ms(values) / 1000)
+        self._puts = Puts(self._client, self._bucket, _encryption(values), summed=bool(values["s3.payload.signing"]))
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
         self._removal = S3Removal(
-            self._client, self._bucket, self._head, threads=cast("int", values["s3.max.connections"])
+            self._client, self._bucket, self._head, self._translated, threads=cast("int", values["s3.max.connections"])
         )
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        path = self.root.path(topic, object_id)
-        body = Upload(data) if data else b""
-        sums = checksum(data) if self._sums else {}
+        return put_beside_kept(self.root, topic, object_id, lambda path: self._put(path, data))
+
+    def _put(self, path: str, data: bytes) -> str | None:
+        """Stores at any path; returns the version, in a bucket that keeps them."""
         with self._translated("PutObject", path):
-            response = self._client.put_object(
-                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption, **sums
-            )
-        _check_answer(response, "PutObject", path)
-        _check_stored(response, {"Size": len(data), **sums}, path)
-        return path
+            response = self._puts.put(self._key(path), data, path)
+        check_answer(response, "PutObject", path)
+        return response.get("VersionId")
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
@@ -166,7 +169,7 @@ class S3Store(Store):
         def receive(answer: Mapping[str, Any]) -> bytes:
             # StreamingBody gives its raw stream only as a context manager, which closes it at the end.
             with answer["Body"] as stream:
-                _check_answer(answer, "GetObject", full_path)
+                check_answer(answer, "GetObject", full_path)
                 return _receive(stream, full_path, answer.get("ContentLength"), max_bytes)
 
         with self._translated("GetObject", full_path, max_bytes):
@@ -182,13 +185,15 @@ class S3Store(Store):
             try:
                 response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))
             except ClientError as exc:
-                # The response to a HEAD has no body, so 404 may mean the payload or the bucket.
+                # The response to a HEAD has no body: 404 may mean the payload or the bucket, 403 names no permission.
                 if status(exc) == HTTPStatus.NOT_FOUND:
                     self._client.head_bucket(Bucket=self._bucket)
                     raise PayloadNotFoundError(full_path) from exc
+                if status(exc) == HTTPStatus.FORBIDDEN:
+                    self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))["Body"].close()
                 raise
-        _check_answer(response, "HeadObject", full_path)
-        return _info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")
+        check_answer(response, "HeadObject", full_path)
+        return info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")
 
     def delete(self, full_path: str) -> None:
         """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
@@ -223,18 +228,44 @@ class S3Store(Store):
             for item in page.get("Contents", ()):
                 path = f"{self._bucket_uri}{item.get('Key', '')}"
                 if self.root.holds(path):
-                    yield _info("ListObjectsV2", path, item, "Size")
+                    yield info("ListObjectsV2", path, item, "Size")
 
-    def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
-        """See `Check.check`: gets a payload that never exists.
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
+        """See `Check.check`: puts a probe and removes it, or gets one, which mostly does not exist.
 
-        Unlike the response to HeadBucket, this one has a body with the reason of a failure.
+        The probe stays where the caller may not remove it. Unlike the response to HeadBucket, these have a body with
+        the reason of a failure.
         """
-        path = f"{self.root.uri}{_ABSENT}"
-        with contextlib.suppress(PayloadNotFoundError), self._translated("GetObject", path):
-            response = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
-            response["Body"].close()
-            _check_answer(response, "GetObject", path)
+        path = self.root.probe(topic)
+        if not writing:
+            with contextlib.suppress(PayloadNotFoundError):
+                self._check_readable(path)
+            return
+        with contextlib.suppress(KeptError):  # a probe of before, and no permission is missing
+            version = self._put(path, b"A probe of Wideload. It may be deleted.")
+            more = {} if version is None else {"VersionId": version}
+            with contextlib.suppress(PayloadStoreError), self._translated("DeleteObject", path):
+                self._client.delete_object(Bucket=self._bucket, Key=self._key(path), **cast("Any", more))
+
+    def _check_readable(self, path: str) -> None:
+        try:
+            with self._translated("GetObject", path):
+                response = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+                response["Body"].close()
+            check_answer(response, "GetObject", path)
+        except PayloadStoreAccessError as exc:
+            refusal = exc.__cause__
+            if not isinstance(refusal, ClientError) or code(refusal) != "AccessDenied" or named_right(refusal):
+                raise
+            # S3 refuses a missing object like one that may not be read, unless the caller may list the bucket.
+            with self._translated("HeadBucket", path):
+                try:
+                    self._client.head_bucket(Bucket=self._bucket)
+                except ClientError as unlisted:
+                    if status(unlisted) == HTTPStatus.FORBIDDEN:
+                        return
+                    raise
+            raise
 
     def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
         return self._lifecycle.rules(self._key(f"{self.root.uri}{check_object_id(topic)}/"))
@@ -252,7 +283,7 @@ class S3Store(Store):
                 page = next(waiting, None)
             if page is None:
                 return
-            _check_answer(page, "ListObjectsV2", self.root.uri, "IsTruncated")
+            check_answer(page, "ListObjectsV2", self.root.uri, "IsTruncated")
             yield page
 
     def _checked(self, payload: PayloadInfo) -> PayloadInfo:
@@ -266,49 +297,6 @@ class S3Store(Store):
     def _translated(self, operation: str, path: str, data_bytes: int = 0) -> Iterator[None]:
         with translated(operation, path, self._bucket), within(self.timeout_ms / 1000, data_bytes):
             yield
-
-
-def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: str = "ETag") -> None:
-    """Refuses a success that does not come from an S3 server.
-
-    A web page, for instance for maintenance, may be answered with 200 to every request. A put to it is lost, and a get
-    looks like a payload that was changed.
-
-    Raises:
-        PayloadStoreError: the response to a put has no ETag, that to a listing no `name`, or any other has neither an
-            ETag nor the id that S3 servers give each request. A server that keeps no metadata (versitygw `--nometa`)
-            has no ETag for what it gives.
-    """
-    headers = response["ResponseMetadata"].get("HTTPHeaders", {})
-    if name in response or (operation in _PLAIN and "x-amz-request-id" in headers):
-        return
-    raise _foreign(operation, path, f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}")
-
-
-def _check_stored(response: Mapping[str, Any], sent: Mapping[str, object], path: str) -> None:
-    """Refuses a payload that was stored otherwise than it was sent, as far as the answer to the put has that for free.
-
-    S3 returns the checksum that it was sent, and versitygw a size, too. Others may leave out both.
-    """
-    for name, value in sent.items():
-        stored = response.get(name, value)
-        if stored != value:
-            raise _foreign("PutObject", path, f"{name} {value} was sent, and {stored} is stored")
-
-
-def _foreign(operation: str, path: str, found: str, *, retriable: bool = True) -> PayloadStoreError:
-    told = f"{operation} {path} failed: {found}, {NO_S3_SERVER}"
-    return PayloadStoreError(told, retriable=retriable, key="s3.endpoint")
-
-
-def _info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> PayloadInfo:
-    size, modified = cast("int | None", said.get(size_name)), cast("datetime | None", said.get("LastModified"))
-    if size is None or modified is None:
-        # The head of an object that has no date has none the next time either; whoever needs its size alone goes on.
-        found = f"an answer without {size_name if size is None else 'LastModified'}"
-        raise _foreign(operation, path, found, retriable=operation != "HeadObject")
-    # A listing may have milliseconds (MinIO), the response to HeadObject never has.
-    return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
 
 
 def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
@@ -328,20 +316,6 @@ def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) 
     if size is not None and received < size:
         raise ConnectionError(f"the connection was cut after {received:,} of {size:,} bytes")
     return b"".join(pieces)
-
-
-def _prefix(prefix: str) -> str:
-    prefix = prefix.removesuffix("/")
-    segments = prefix.split("/")
-    if prefix and ({"", ".", ".."} & set(segments) or not prefix.isprintable()):
-        raise ConfigurationError(
-            "s3.prefix", f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
-        )
-    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
-        raise ConfigurationError(
-            "s3.prefix", f"is too long; allowed are {_LONGEST_PREFIX} bytes of S3's 1,024 for a key"
-        )
-    return prefix
 
 
 def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
@@ -369,8 +343,7 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
-            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to wait "
-            f"for 100 Continue and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
-            "raise it, or lower s3.retry.attempts, "
-            "s3.connection.timeout.ms or s3.read.timeout.ms",
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to "
+            f"wait for 100 Continue and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take "
+            f"{needed_ms:,} ms; raise it, or lower s3.retry.attempts, s3.connection.timeout.ms or s3.read.timeout.ms",
         )

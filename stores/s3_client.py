@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -13,20 +12,27 @@ from typing import TYPE_CHECKING, Any, cast
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ConfigNotFound, ConfigParseError, InvalidRegionError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from stores.keys import Value
+from stores.s3_endpoint import checked_endpoint, found_endpoint
 from stores.s3_expect import POOLS, Expectation
 from stores.s3_time import keep_time
-from transforms.errors import ConfigurationError, shown
-from transforms.masking import HIDDEN, masked
+from transforms.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 __all__ = ["open_client"]
+
+_REFUSED: Mapping[type[Exception], str] = {
+    InvalidRegionError: "s3.region",
+    ProfileNotFound: "AWS_PROFILE",
+    ConfigNotFound: "AWS_CONFIG_FILE",
+    ConfigParseError: "AWS_CONFIG_FILE",
+}
 
 
 def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
@@ -50,11 +56,8 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
         if value and not partner:
             raise ConfigurationError(name, f"needs {other} beside it")
     endpoint = cast("str | None", values["s3.endpoint"])
-    if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
-        raise ConfigurationError(
-            "s3.endpoint",
-            f"found {_quoted(endpoint)}, allowed is http:// or https://, host and port, and nothing else",
-        )
+    if endpoint is not None:
+        endpoint = checked_endpoint(endpoint, cast("str", values["s3.bucket"]))
     styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
     told = cast("bool | None", values["s3.payload.signing"])
     config = Config(
@@ -79,7 +82,12 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
             config=config,
         )
     except (ValueError, BotoCoreError) as exc:
-        raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
+        refused = str(exc).partition("Invalid endpoint: ")[2]
+        if refused and endpoint is None:
+            found_endpoint(refused)
+        raise ConfigurationError(_key(exc), f"boto3 refuses the settings: {exc}") from exc
+    if endpoint is None:
+        found_endpoint(client.meta.endpoint_url)
     # The environment may name the endpoint, too. Of itself botocore would sign more than it has to over TLS.
     plain = client.meta.endpoint_url.lower().startswith("http://")
     cast("Any", client.meta.config).s3["payload_signing_enabled"] = plain if told is None else told
@@ -115,11 +123,9 @@ def _timestamp(value: Any) -> datetime:
     return parse_timestamp(value)
 
 
-def _quoted(endpoint: str) -> str:
-    """The endpoint for a message, without user and password."""
-    if type(endpoint) is not str:
-        return repr(endpoint)  # from elsewhere, and hidden
-    return shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint)))
+def _key(exc: Exception) -> str:
+    """The key, or the variable of AWS's, that boto3 refuses."""
+    return next((name for kind, name in _REFUSED.items() if isinstance(exc, kind)), "large.message.payload.store.class")
 
 
 def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:

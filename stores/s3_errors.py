@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 
@@ -10,10 +11,11 @@ import botocore.exceptions as aws
 import urllib3.exceptions
 
 from stores.http_time import LateError
+from stores.kept import KeptError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
-__all__ = ["NO_S3_SERVER", "status", "translated"]
+__all__ = ["NO_S3_SERVER", "code", "is_kept", "named_right", "said", "status", "translated"]
 
 NO_S3_SERVER = "which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
 """The end of a message about an answer that lacks what S3's have."""
@@ -78,12 +80,12 @@ _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
     "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
-    "AccessDenied": "it needs s3:GetObject, s3:PutObject and s3:ListBucket",
     "AuthorizationHeaderMalformed": "check s3.region",
     "ExpiredToken": "the session of s3.session.token is over: temporary keys that renew themselves come from AWS's own "
     "chain",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",
+    "NoSuchKey": "check s3.endpoint; the bucket is no part of it",  # where nobody has asked for an object
     "RequestExpired": "set the clock of this machine",
     "RequestTimeTooSkewed": "set the clock of this machine",
     "XAdminUserNotFound": "check s3.access.key",  # versitygw's word for it
@@ -91,6 +93,8 @@ _ADVICE: Mapping[str, str] = {
 }
 
 _ENDPOINT = "s3.endpoint"
+_SSE = "s3.sse"
+_KMS_KEY = "s3.sse.kms.key.id"
 _REGION = "s3.region"
 _ACCESS_KEY = "s3.access.key"
 
@@ -102,11 +106,44 @@ _BLAMED: Mapping[str, str] = {
     "IllegalLocationConstraintException": _REGION,
     "InvalidAccessKeyId": _ACCESS_KEY,
     "InvalidBucketName": "s3.bucket",
+    "KMS.DisabledException": _KMS_KEY,
+    "KMS.InvalidKeyUsageException": _KMS_KEY,
+    "KMS.KMSInvalidStateException": _KMS_KEY,
+    "KMS.NotFoundException": _KMS_KEY,
     "InvalidToken": "s3.session.token",
     "NoSuchBucket": "s3.bucket",
+    "NoSuchKey": _ENDPOINT,
     "SignatureDoesNotMatch": "s3.secret.key",
     "XAdminUserNotFound": _ACCESS_KEY,
 }
+
+# The permissions of requests, where the server does not name one.
+_RIGHTS: Mapping[str, str] = {
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetObject": "s3:GetObject; without s3:ListBucket, a missing payload is refused in the same way",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+}
+_LIST = "s3:ListBucket"
+
+# AWS names the permission that is missing, if the caller is of the same organization as the bucket.
+_NAMED_RIGHT = re.compile(r"not authorized to perform: ([A-Za-z0-9-]+:[A-Za-z0-9]+)")
+
+# In the words of Amazon's servers, Cloudflare's, Dell's, Google's, IBM's, MinIO and versitygw.
+_KEPT_CODES = frozenset(
+    {
+        "ObjectLocked",
+        "ObjectLockedByBucketPolicy",
+        "ObjectUnderActiveHold",
+        "ObjectUnderRetention",
+        "RetentionPolicyNotMet",
+    }
+)
+_KEPT_WORDS = re.compile(r"WORM protected|protected by object lock|under (retention|legal hold)", re.IGNORECASE)
+
+# Of a put that is refused because the server has no KMS, in the words of MinIO and others.
+_SSE_WORDS = re.compile(r"server[- ]side encryption|\bKMS\b", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -120,6 +157,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
 
     Raises:
         PayloadNotFoundError: the key does not exist.
+        KeptError: a payload cannot be replaced or removed, since the bucket keeps it.
         PayloadUnfitError: S3, or a proxy before it, refuses a payload of this size.
         PayloadStoreAccessError: S3 refuses this caller: permission, credentials, the clock, no such bucket.
         PayloadStoreError: any other error; the tables above decide about `retriable`.
@@ -127,11 +165,13 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
     try:
         yield
     except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
-        if isinstance(exc, aws.ClientError) and _code(exc) == "NoSuchKey":
+        if isinstance(exc, aws.ClientError) and _is_missing(exc):
             raise PayloadNotFoundError(path) from exc
         message = f"{operation} {path} failed: {_reason(exc, bucket)}"
         if isinstance(exc, aws.ClientError) and _is_unfit(exc):
             raise PayloadUnfitError(message) from exc
+        if isinstance(exc, aws.ClientError) and _is_kept(exc):
+            raise KeptError(message) from exc
         if _is_denied(exc):
             raise PayloadStoreAccessError(message, key=_key(exc)) from exc
         raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
@@ -147,8 +187,36 @@ def status(exc: aws.ClientError) -> int:
     return int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _code(exc: aws.ClientError) -> str:
+def code(exc: aws.ClientError) -> str:
+    """S3's word for the error; empty if the response has none."""
     return str(exc.response.get("Error", {}).get("Code", ""))
+
+
+def said(exc: aws.ClientError) -> str:
+    """The server's message, which may hold anything; empty if the response has none."""
+    return str(exc.response.get("Error", {}).get("Message", ""))
+
+
+def named_right(exc: BaseException | None) -> str | None:
+    """The permission that the server says is missing, as `s3:GetObject`; None if it does not say."""
+    found = _NAMED_RIGHT.search(said(exc)) if isinstance(exc, aws.ClientError) else None
+    return None if found is None else found[1]
+
+
+def _is_missing(exc: aws.ClientError) -> bool:
+    """Whether the object does not exist. For an object that exists, AWS does not look for s3:ListBucket."""
+    if code(exc) == "NoSuchKey":
+        return exc.operation_name in {"GetObject", "DeleteObject"}
+    return code(exc) == "AccessDenied" and exc.operation_name == "GetObject" and named_right(exc) == _LIST
+
+
+def _is_kept(exc: aws.ClientError) -> bool:
+    return exc.operation_name in {"PutObject", "DeleteObject"} and is_kept(code(exc), said(exc))
+
+
+def is_kept(word: str, message: str) -> bool:
+    """Whether a refusal with this code is for an object that its bucket keeps: by Object Lock, a hold, a retention."""
+    return word in _KEPT_CODES or _KEPT_WORDS.search(message) is not None
 
 
 def _key(exc: Exception) -> str | None:
@@ -157,10 +225,12 @@ def _key(exc: Exception) -> str | None:
         return _ACCESS_KEY
     if not isinstance(exc, aws.ClientError):
         return _ENDPOINT  # no connection, no TLS, no answer, or not one of S3's
-    code = _code(exc)
     if status(exc) in range(300, 400):
         return _REGION
-    return _BLAMED.get(code, _ENDPOINT if not code or code.isdigit() else None)
+    word = code(exc)
+    if word not in _BLAMED and exc.operation_name == "PutObject" and _SSE_WORDS.search(said(exc)):
+        return _SSE
+    return _BLAMED.get(word, _ENDPOINT if not word or word.isdigit() else None)
 
 
 def _reason(exc: Exception, bucket: str) -> str:
@@ -169,18 +239,30 @@ def _reason(exc: Exception, bucket: str) -> str:
     if not isinstance(exc, aws.ClientError):
         no_tls = isinstance(exc, aws.SSLError) and "WRONG_VERSION_NUMBER" in str(exc)
         return f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}{_NO_TLS if no_tls else ''}"
-    code = _code(exc)
-    if code == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
+    word = code(exc)
+    if word == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
         return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"
-    # The server's words, which may hold anything.
-    said = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
-    reason = printable(said, _TEXT_CHARACTERS)
-    advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code or str(status(exc)))
+    reason = printable(f"{word or 'no code'} (HTTP {status(exc)}): {said(exc)}", _TEXT_CHARACTERS)
+    advice = _advice(exc)
     return f"{reason}; {advice}" if advice else reason
 
 
+def _advice(exc: aws.ClientError) -> str | None:
+    word = code(exc)
+    if status(exc) in range(300, 400):
+        return _REDIRECTED
+    if is_kept(word, said(exc)):
+        return "Object Lock, a hold or a retention policy keeps it"
+    if _key(exc) == _SSE:
+        return "change s3.sse, or set up KMS for the server"
+    if word == "AccessDenied":
+        right = named_right(exc) or _RIGHTS.get(exc.operation_name)
+        return f"it needs {right}" if right else _ADVICE["403"]
+    return _ADVICE.get(word or str(status(exc)))
+
+
 def _is_unfit(exc: aws.ClientError) -> bool:
-    return _code(exc) == "EntityTooLarge" or status(exc) == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return code(exc) == "EntityTooLarge" or status(exc) == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 def _is_denied(exc: Exception) -> bool:
@@ -189,13 +271,13 @@ def _is_denied(exc: Exception) -> bool:
     if not isinstance(exc, aws.ClientError) or _may_pass(exc):
         return False
     # An object in an archive gives 403 too, but other objects can still be read.
-    denied = status(exc) in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and _code(exc) != "InvalidObjectState"
-    return denied or _code(exc) in _DENIED
+    denied = status(exc) in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and code(exc) != "InvalidObjectState"
+    return denied or code(exc) in _DENIED
 
 
 def _may_pass(exc: Exception) -> bool:
     if isinstance(exc, aws.ClientError):
-        return _code(exc) in _CODES_THAT_MAY_PASS or status(exc) in _STATUSES_THAT_MAY_PASS
+        return code(exc) in _CODES_THAT_MAY_PASS or status(exc) in _STATUSES_THAT_MAY_PASS
     # A certificate that is not trusted stays so; a handshake that was cut may succeed the next time.
     if isinstance(exc, aws.SSLError):
         return "CERTIFICATE_VERIFY_FAILED" not in str(exc)

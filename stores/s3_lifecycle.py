@@ -27,6 +27,7 @@ from xml.sax.saxutils import escape
 from botocore.exceptions import ClientError
 
 from stores.s3_errors import status, translated
+from stores.s3_puts import content_md5, wants_md5
 from stores.store import ExpiryRule
 from transforms.errors import PayloadStoreError
 from transforms.text import printable
@@ -175,6 +176,7 @@ class S3Lifecycle:
         self._bucket = bucket
         self._lock = threading.Lock()
         self._document = b""  # what the next put sends; by `_lock`
+        self._md5 = False  # once the server has refused rules without Content-MD5, which boto3 no longer sends
         events = client.meta.events
         events.register(f"after-call.s3.{_GET}", _keep_body)
         events.register(f"before-call.s3.{_PUT}", self._send_document)
@@ -232,12 +234,21 @@ class S3Lifecycle:
                 self._client.delete_bucket_lifecycle(Bucket=self._bucket)
                 return
             self._document = document
-            # boto3 requires rules here; `_send_document` replaces them by the text.
-            self._client.put_bucket_lifecycle_configuration(
-                Bucket=self._bucket,
-                LifecycleConfiguration={"Rules": cast("Any", found.rules)},
-                **cast("Any", found.minimum),
-            )
+            try:
+                self._put(found)
+            except ClientError as exc:
+                if self._md5 or not wants_md5(exc):
+                    raise
+                self._md5 = True
+                self._put(found)
+
+    def _put(self, found: _Found) -> None:
+        # boto3 requires rules here; `_send_document` replaces them by the text.
+        self._client.put_bucket_lifecycle_configuration(
+            Bucket=self._bucket,
+            LifecycleConfiguration={"Rules": cast("Any", found.rules)},
+            **cast("Any", found.minimum),
+        )
 
     def _verify(self, prefix: str, wanted: Mapping[str, Any] | None, others: Counter[bytes]) -> None:
         deadline = time.monotonic() + _SETTLE_S
@@ -255,6 +266,8 @@ class S3Lifecycle:
 
     def _send_document(self, params: dict[str, Any], **_: object) -> None:
         params["body"] = self._document
+        if self._md5:
+            params["headers"]["Content-MD5"] = content_md5(self._document)
 
     @contextlib.contextmanager
     def _told(self, operation: str) -> Iterator[None]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from base64 import b64encode
-from typing import Any
-
-__all__ = ["Upload", "checksum"]
+__all__ = ["Upload"]
 
 _SEND_BYTES = 1 << 20
 
@@ -14,8 +10,8 @@ _SEND_BYTES = 1 << 20
 class Upload:
     """The body of a put, sent in pieces without a copy.
 
-    Because it is a file, botocore asks before it sends (`Expect: 100-continue`) and can read a refusal. If it sent
-    bytes, a server that refuses 20 MB would close the connection meanwhile, and the client would see only that. The
+    Because it is a file, botocore adds `Expect: 100-continue`, so that a refusal can be read. If it were bytes, a
+    server that refuses 20 MB would close the connection while they are sent, and the client would see only that. The
     pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
     """
 
@@ -38,12 +34,3 @@ class Upload:
     def seek(self, offset: int, whence: int = 0) -> int:
         self._position = (0, self._position, len(self._view))[whence] + offset
         return self._position
-
-
-def checksum(data: bytes) -> dict[str, Any]:
-    """A checksum of a payload that the server compares.
-
-    Made here, it is a header. One that botocore makes stands behind the body over TLS: a signature then does not cover
-    the payload, and a server that does not know this form (`aws-chunked`) stores the frames of the body as data.
-    """
-    return {"ChecksumCRC32": b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()}

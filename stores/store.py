@@ -254,10 +254,11 @@ class Check(Protocol):
     """Can be checked before any record is read."""
 
     def check(self, *, writing: bool = True) -> None:
-        """Makes one harmless request to prove that the store is reachable and usable.
+        """Proves that the store is reachable and usable, by requests that change nothing that anybody reads.
 
         Args:
-            writing: whether payloads will be published; a reader may have no permission to write.
+            writing: whether payloads will be published. If so, a probe is written and, if that is allowed, removed
+                again. A reader may have no permission to write, and a writer none to read.
 
         Raises:
             PayloadStoreError: it is not; the message says what is missing.
@@ -345,8 +346,8 @@ class Store(Put, Get, Check, ABC):
         """See `Get.get`."""
 
     @abstractmethod
-    def check(self, *, writing: bool = True) -> None:
-        """See `Check.check`."""
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
+        """See `Check.check`; with a topic, what is allowed for its payloads decides."""
 
     @abstractmethod
     def close(self) -> None:

@@ -29,6 +29,7 @@ WideloadError
 │   ├── PayloadUnavailableError  the store is up, but has failed for this record for too long; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
+│   └── RecordDeserializationError    what its consumer raises: the record has a place in its topic
 └── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, today or from 5.0 on; final
 
 Each error carries its data as attributes and builds its message from them. Each can be copied and pickled, so it can
@@ -60,6 +61,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadUnavailableError",
     "PayloadUnfitError",
+    "RecordDeserializationError",
     "RecordTooLargeError",
     "RecordUnfitError",
     "ReferenceClaimedError",
@@ -573,16 +575,26 @@ class SerializationError(WideloadError):
         what = "deserialized" if self.deserializing else "serialized"
         return f"the {self.field} of a record of topic {self.topic}{where} cannot be {what}: {self.reason}"
 
-    def at(self, partition: int, offset: int) -> SerializationError:
-        """The same error with the coordinates of the record; to be raised from the same cause."""
-        return SerializationError(
-            self.topic,
-            self.field,
-            self.reason,
-            deserializing=self.deserializing,
-            partition=partition,
-            offset=offset,
-        )
+    def at(self, partition: int, offset: int) -> RecordDeserializationError:
+        """The same error with the coordinates of the record that was read; to be raised from the same cause."""
+        return RecordDeserializationError(self.topic, self.field, self.reason, partition=partition, offset=offset)
+
+
+@dataclass(eq=False, repr=False)
+class RecordDeserializationError(SerializationError):
+    """A key or a value of a record that a consumer has read cannot be deserialized, as Kafka's exception of this name.
+
+    To pass over the record, seek to `offset + 1`.
+
+    Attributes:
+        partition: the partition of the record.
+        offset: its offset.
+    """
+
+    _: KW_ONLY
+    deserializing: bool = True
+    partition: int
+    offset: int
 
 
 @dataclass(eq=False, repr=False)

@@ -42,8 +42,7 @@ class AssemblingConsumer(WholeRecordConsumer):
     expire while its chunks are in the log and nobody reads them.
 
     A record whose deserializer raises an error keeps its place: the records before it are delivered, then a call raises
-    a `SerializationError` with its topic, partition and offset, and the next call tries again. `seek` to the next
-    offset skips it.
+    a `RecordDeserializationError`, and the next call tries again. `seek` to the next offset skips it.
 
     A rebalance forgets incomplete messages: their chunks are read again. `seek` to an offset keeps those that began
     before it, and no commit passes them.

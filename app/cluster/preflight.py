@@ -29,7 +29,8 @@ from app.kafka.topics import Topic, missing_topic, topics
 from stores.encryption import open_keyring
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
-from stores.store import Check, PayloadStore, Store
+from stores.registry import check as check_store
+from stores.store import PayloadStore, Store
 from transforms.commit_metadata import KAFKAS_BYTES
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 from transforms.keyring import TYPE_NAME
@@ -159,7 +160,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
 
     def run() -> None:
         try:
-            _check_and_close(store, writing=pipeline.offloads)
+            _check_and_close(store, pipeline)
             _check_keys(pipeline)
             checked.set_result(None)
         except Exception as exc:  # noqa: BLE001  # raised again where the result is awaited
@@ -177,10 +178,9 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
         raise ConfigurationError(exc.key or _store_key(pipeline), f"the store cannot be used: {exc}") from exc
 
 
-def _check_and_close(store: PayloadStore, *, writing: bool) -> None:
+def _check_and_close(store: PayloadStore, pipeline: PipelineSettings) -> None:
     try:
-        if isinstance(store, Check):
-            store.check(writing=writing)
+        check_store(store, pipeline.payload_topic, writing=pipeline.offloads)
     except BaseException:
         with contextlib.suppress(PayloadStoreError):  # the first error is the one to tell
             store.close()

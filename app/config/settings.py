@@ -210,6 +210,11 @@ class PipelineSettings:
         """Whether large values go to the store."""
         return "offload" in self.transforms and self.chunks.strategy != "chunk"
 
+    @property
+    def payload_topic(self) -> str:
+        """A topic whose payloads it writes, or reads."""
+        return self.output_topic if self.offloads else self.topics[0]
+
 
 PIPELINE_KEYS = keys_of(PipelineSettings)
 

@@ -17,7 +17,8 @@ from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
 from app.pipeline.stats import PipelineStats
 from app.pipeline.store_log import StoreLog
-from stores.store import Check, PayloadStore
+from stores.registry import check
+from stores.store import PayloadStore
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreAccessError,
@@ -184,14 +185,11 @@ class Retries:
 
     def _is_up(self) -> bool:
         """Asks the store, and takes its time."""
-        store: object = self._store
-        if not isinstance(store, Check):
-            return False
+        store, settings = self._store, self._settings
         try:
-            store.check(writing=self._settings.offloads)
+            return store is not None and check(store, settings.payload_topic, writing=settings.offloads)
         except PayloadStoreError:
             return False
-        return True
 
     def _advance(self, work: Work) -> tuple[Work, Result | None]:
         """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""

@@ -98,7 +98,7 @@ def deserialized(
     """`key` and `value` of a record for the application, and its headers.
 
     Raises:
-        SerializationError: a stage raised an error; with topic, partition and offset.
+        RecordDeserializationError: a stage raised an error.
     """
     found, headers = {"key": record.key, "value": record.value}, list(record.headers)
     try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import confluent_kafka
+from confluent_kafka.error import ConsumeError
 
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, beside, limits
@@ -25,7 +26,7 @@ from app.serializers.confluent_writes import WritingProducer
 from app.serializers.librdkafka import KEYS
 from app.serializers.strategy import Oversized, is_plain, plain_bytes, strategy_of
 from app.serializers.threads import Threads
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, SerializationError
 
 __all__ = [
     "AwaitedDeserializer",
@@ -240,12 +241,16 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
             super().__init__({**own, **parts})
 
     def poll(self, timeout: float | None = -1) -> confluent_kafka.Message[Any, Any] | None:
-        """As there. An interrupt (Ctrl-C) while a payload is downloaded loses no record: the next call gives it."""
+        """As there. An interrupt (Ctrl-C) while a payload is downloaded loses no record: the next call gives it.
+
+        If the `exception` of confluent-kafka's error is a `SerializationError`, it is a `RecordDeserializationError`.
+        """
         try:
             message = super().poll(-1 if timeout is None else timeout)
-        except Exception:
+        except Exception as error:
             self.restore()
             self.taken()  # the error has the record, as with confluent-kafka's own class
+            _locate(error)
             raise
         except BaseException:
             self.give_back()
@@ -259,6 +264,16 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
             super().close()
         finally:
             self._split.close()
+
+
+def _locate(error: Exception) -> None:
+    """Gives the reason of a failed record its place: confluent-kafka hands a deserializer the topic alone."""
+    if not isinstance(error, ConsumeError) or error.kafka_message is None:
+        return
+    reason, partition, offset = error.exception, error.kafka_message.partition(), error.kafka_message.offset()
+    if isinstance(reason, SerializationError) and partition is not None and offset is not None:
+        error.exception = reason.at(partition, offset)
+        error.exception.__cause__ = reason.__cause__
 
 
 class AwaitedDeserializer:

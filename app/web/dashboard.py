@@ -62,16 +62,24 @@ class Dashboard:
         return _response(_INDEX, self._files[_INDEX])
 
     async def _document(self, request: Request) -> Response:
-        after = request.query.get("after", "0")
-        if not (after.isascii() and after.isdigit() and len(after) <= _MOST_DIGITS):
-            raise HTTPBadRequest(text=f"after={printable(after)}: is not the number of a sample\n")
-        return json_response(self._overview.document(int(after)), headers={"Cache-Control": "no-store"})
+        after = _number(request.query.get("after", "0"), "after", "the number of a sample")
+        opened = filter(None, request.query.get("open", "").split(","))
+        document = self._overview.document(
+            after, frozenset(_number(each, "open", "the position of a pipeline") for each in opened)
+        )
+        return json_response(document, headers={"Cache-Control": "no-store"})
 
     async def _part(self, request: Request) -> Response:
         return _file(self._files, request)
 
     async def _page_of_docs(self, request: Request) -> Response:
         return _file(self._docs, request)
+
+
+def _number(text: str, parameter: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise HTTPBadRequest(text=f"{parameter}={printable(text)}: is not {what}\n")
+    return int(text)
 
 
 def _file(known: Mapping[str, bytes], request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from array import array
 from collections import Counter, deque
@@ -28,6 +29,7 @@ RATES = ("records_in", "records_out", "bytes_in", "bytes_out")
 """The counters of `PipelineStats` whose rates are kept."""
 
 _RECENT = 30  # samples: the minute for which the calls of stores are told
+_AVERAGED = 5  # samples: ten seconds
 _LIKELY = 0.95
 
 
@@ -91,24 +93,26 @@ class History:
         for pipeline, calls in zip(self._pipelines, self._store_calls, strict=True):
             calls.append(_StoreCalls(pipeline.stats))
 
-    def samples(self, after: int = 0) -> tuple[Mapping[str, Any], Sequence[Mapping[str, list[float]]]]:
-        """The samples whose number is greater than `after`: when they were taken, and the rates of each pipeline."""
-        found = [sample for sample in self._samples if sample.number > after]
-        width = len(RATES)
-        rates = [
-            {
-                name: [round(sample.rates[first * width + each], 1) for sample in found]
-                for each, name in enumerate(RATES)
-            }
-            for first in range(len(self._pipelines))
-        ]
-        times = {
+    def times(self, after: int = 0) -> Mapping[str, Any]:
+        """When the samples were taken whose number is greater than `after`, and the number of the last one."""
+        return {
             "every_s": EVERY_S,
             "kept": KEPT,
             "last": self._number,
-            "at_s": [round(sample.at_s, 1) for sample in found],
+            "at_s": [round(sample.at_s, 1) for sample in self._since(after)],
         }
-        return times, rates
+
+    def rates(self, pipeline: int, after: int = 0) -> Mapping[str, list[float]]:
+        """The rates of a pipeline in the samples of which `times` has the times."""
+        return {name: [round(rate, 1) for rate in self._rates(pipeline, name, after)] for name in RATES}
+
+    def recent(self, pipeline: int) -> Mapping[str, float | None]:
+        """The mean rates of a pipeline in the last ten seconds; None before the first sample."""
+        return {
+            name: round(sum(rates) / len(rates), 1) if rates else None
+            for name in RATES
+            for rates in [self._rates(pipeline, name, self._number - _AVERAGED)]
+        }
 
     def store_calls(self, pipeline: int) -> Mapping[str, Mapping[str, float | None]]:
         """The store calls of a pipeline in the last minute, by operation.
@@ -143,6 +147,14 @@ class History:
         while True:
             await asyncio.sleep(EVERY_S)
             self.sample()
+
+    def _since(self, after: int) -> list[_Sample]:
+        count = max(0, min(self._number - after, len(self._samples)))
+        return list(itertools.islice(reversed(self._samples), count))[::-1]
+
+    def _rates(self, pipeline: int, name: str, after: int) -> list[float]:
+        place = pipeline * len(RATES) + RATES.index(name)
+        return [sample.rates[place] for sample in self._since(after)]
 
     def _read(self) -> list[int]:
         return [getattr(pipeline.stats, name) for pipeline in self._pipelines for name in RATES]

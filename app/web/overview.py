@@ -1,10 +1,10 @@
-"""What the page at `/` shows, as a document: the worker, its pipelines, and their last ten minutes."""
+"""What the page at `/` shows, as a document: the worker, a row for each pipeline, and all of those that are opened."""
 
 from __future__ import annotations
 
 import heapq
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from app.config.effective import shown_value
@@ -35,35 +35,55 @@ class Overview:
         self._history = history
         self._run = secrets.token_hex(8)  # tells a reader that the numbers of samples begin again
 
-    def document(self, after: int = 0) -> dict[str, Any]:
-        """The document; of the samples those whose number is greater than `after`."""
-        times, rates = self._history.samples(after)
-        pipelines = [
-            {**_pipeline(pipeline), "store_calls": self._history.store_calls(number), "rates": rates[number]}
-            for number, pipeline in enumerate(self._pipelines)
-        ]
+    def document(self, after: int = 0, opened: Collection[int] = ()) -> dict[str, Any]:
+        """The document.
+
+        Its size depends on the number of pipelines, and on what is opened: a worker may have hundreds of pipelines with
+        hundreds of partitions each.
+
+        Args:
+            after: of the samples those whose number is greater.
+            opened: the positions of the pipelines that have a `card`; those that there are not are ignored.
+        """
         return {
             "run": self._run,
             "version": VERSION,
             "status": health(self._pipelines)["status"],
             "running_s": round(self._history.running_s, 1),
-            "in_flight_bytes": sum(each["in_flight_bytes"] for each in pipelines),
+            "in_flight_bytes": sum(each.flow.in_flight_bytes for each in self._pipelines if each.flow),
             "limit_bytes": self._limit_bytes,
-            "samples": times,
-            "pipelines": pipelines,
+            "samples": self._history.times(after),
+            "pipelines": [
+                self._pipeline(number, pipeline, after, opened=number in opened)
+                for number, pipeline in enumerate(self._pipelines)
+            ],
         }
 
+    def _pipeline(self, number: int, pipeline: PipelineReport, after: int, *, opened: bool) -> dict[str, Any]:
+        partitions = _partitions(pipeline)
+        lags = [each["lag"] for each in partitions if each["lag"] is not None]
+        row = {
+            "name": pipeline.settings.name,
+            "state": state_of(pipeline),
+            "reason": reason_of(pipeline),
+            "recent": self._history.recent(number),
+            "lag": sum(lags) if lags else None,
+            "dead_letters": pipeline.stats.dead_letters,
+        }
+        if opened:
+            row["card"] = {
+                **_card(pipeline, partitions),
+                "store_calls": self._history.store_calls(number),
+                "rates": self._history.rates(number, after),
+            }
+        return row
 
-def _pipeline(pipeline: PipelineReport) -> dict[str, Any]:
+
+def _card(pipeline: PipelineReport, partitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     settings, stats, flow = pipeline.settings, pipeline.stats, pipeline.flow
-    partitions = _partitions(pipeline)
-    lags = [each["lag"] for each in partitions if each["lag"] is not None]
     shown = heapq.nlargest(MOST_PARTITIONS, partitions, key=lambda each: each["lag"] or 0)
     error_at = pipeline.last_error_at
     return {
-        "name": settings.name,
-        "state": state_of(pipeline),
-        "reason": reason_of(pipeline),
         "last_error": pipeline.last_error,
         "last_error_at": None if error_at is None else instant(error_at, "seconds"),
         "topics": list(settings.topics),
@@ -75,13 +95,11 @@ def _pipeline(pipeline: PipelineReport) -> dict[str, Any]:
         "processing_guarantee": settings.guarantee.name,
         "records_in": stats.records_in,
         "records_out": stats.records_out,
-        "dead_letters": stats.dead_letters,
         "restarts": stats.restarts,
         "in_flight_bytes": flow.in_flight_bytes if flow else 0,
         "read_ahead_bytes": flow.read_ahead_bytes if flow else 0,
         "pending_chunked_messages": flow.pending_messages if flow else 0,
         "pending_chunked_bytes": flow.pending_bytes if flow else 0,
-        "lag": sum(lags) if lags else None,
         "partitions_assigned": len(partitions),
         "partitions_paused": sum(each["paused"] for each in partitions),
         "partitions": sorted(shown, key=lambda each: (each["topic"], each["partition"])),

@@ -18,7 +18,7 @@ from wideload.serializers import (
     LargeMessageDeserializer,
     LargeMessageSerializer,
     PayloadNotFoundError,
-    SerializationError,
+    RecordDeserializationError,
 )
 from wideload.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 
@@ -49,7 +49,7 @@ async def read(consumer: DeserializingConsumer) -> ConsumerRecord:
     while True:
         try:
             return await consumer.getone()
-        except SerializationError as error:
+        except RecordDeserializationError as error:
             if isinstance(error.__cause__, PayloadNotFoundError):  # its TTL is over: skip the record
                 print(error)
                 consumer.seek(TopicPartition(error.topic, error.partition), error.offset + 1)

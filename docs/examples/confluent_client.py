@@ -11,11 +11,17 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
-from wideload.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
+from wideload.serializers import (
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+    PayloadNotFoundError,
+    RecordDeserializationError,
+)
 from wideload.serializers.confluent import DeserializingConsumer, SerializingProducer
 
 COMMON = {
@@ -53,13 +59,15 @@ def read(consumer: DeserializingConsumer) -> Message:
         try:
             message = consumer.poll(1.0)
         except ValueDeserializationError as error:
-            failed, reason = error.kafka_message, error.exception
-            if isinstance(reason.__cause__, PayloadNotFoundError):  # its TTL is over: the next poll goes on behind it
-                print(f"offset {failed.offset()}: {reason}")
-                consumer.store_offsets(failed)
-            elif getattr(reason, "retriable", False):  # the store is down: back to the same record
+            failed = error.exception
+            if not isinstance(failed, RecordDeserializationError):
+                raise
+            if isinstance(failed.__cause__, PayloadNotFoundError):  # its TTL is over: the next poll goes on behind it
+                print(failed)
+                consumer.store_offsets(offsets=[TopicPartition(failed.topic, failed.partition, failed.offset + 1)])
+            elif failed.retriable:  # the store is down: back to the same record
                 time.sleep(1)
-                consumer.seek(TopicPartition(failed.topic(), failed.partition(), failed.offset()))
+                consumer.seek(TopicPartition(failed.topic, failed.partition, failed.offset))
             else:
                 raise
         else:
@@ -79,7 +87,7 @@ def main(topic: str) -> None:
         consumer.subscribe([topic])
         while True:
             message = read(consumer)
-            value = message.value()
+            value: Any = message.value()  # what json.loads has made; confluent-kafka's type of it is bytes
             consumer.store_offsets(message)
             print(f"offset {message.offset()}: order {value['id']}, {len(value['scan']):,} characters")
             if value == order:

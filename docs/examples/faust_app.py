@@ -8,6 +8,7 @@ Needs a topic and a bucket:
 """
 
 import os
+from typing import cast
 
 import faust
 from faust.types.tuples import Message
@@ -44,20 +45,23 @@ orders = app.topic(
 
 
 @app.agent(orders)
-async def read(stream: faust.Stream[Order]) -> None:
+async def read(stream: faust.StreamT[Order]) -> None:
     """Sees whole orders."""
     async for event in stream.events():
-        order = event.value
+        order = cast("Order", event.value)  # the type of an event knows no model
         if order.lost:
             print(f"offset {event.message.offset}: lost")
         else:
             print(f"offset {event.message.offset}: order {order.id}, {len(order.scan):,} characters", flush=True)
 
 
-@app.task
 async def write() -> None:
-    """Sends 5 MB."""
-    await orders.send(key=b"order", value=Order(id=os.getpid(), scan="x" * 5_000_000))
+    """Sends 5 MB, and waits until Kafka has them: without that, a failure is only logged."""
+    sent = await orders.send(key=b"order", value=Order(id=os.getpid(), scan="x" * 5_000_000))
+    await sent
+
+
+app.task(write)
 
 
 if __name__ == "__main__":

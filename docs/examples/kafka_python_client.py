@@ -19,7 +19,7 @@ from wideload.serializers import (
     LargeMessageDeserializer,
     LargeMessageSerializer,
     PayloadNotFoundError,
-    SerializationError,
+    RecordDeserializationError,
 )
 from wideload.serializers.kafka_python import DeserializingConsumer, SerializingProducer
 
@@ -50,7 +50,7 @@ def read(consumer: DeserializingConsumer) -> ConsumerRecord:
     while True:
         try:
             return next(consumer)
-        except SerializationError as error:
+        except RecordDeserializationError as error:
             if isinstance(error.__cause__, PayloadNotFoundError):  # its TTL is over: skip the record
                 print(error)
                 consumer.seek(TopicPartition(error.topic, error.partition), error.offset + 1)

@@ -29,15 +29,15 @@ from app.serializers import (
     SerializationError,
     config,
 )
+from docs import readers_program
+from docs.python_blocks import PAGES
 from tests.docs.command_lines import OMITTED, check_command, commands_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _SECRET = "0123456789abcdef" * 4  # as long as a key of encryption
 _FILE = re.compile(r"/(?:run/secrets|etc/wideload)/[\w./-]+")
-_READERS_OWN = {"Order", "common", "from_json", "options", "order", "spark", "to_json", "token"}  # of their program
 _SIGNED = {"wideload reference 1", "wideload signing key name"}  # texts that go into signatures
 
 
@@ -232,7 +232,7 @@ def test_commands_in_sentences_are_right() -> None:
 def test_programs_use_names_that_are_there() -> None:
     """Each name in a program is one of Python, of this or an earlier block of its page, or the reader's own."""
     for path in PAGES:
-        made = {*dir(builtins), *_READERS_OWN}
+        made = {*dir(builtins), *readers_program.__all__}
         for block in [each for each in blocks(path) if each.language == "python"]:
             nodes = [*ast.walk(ast.parse(block.text))]
             made |= {each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.ClassDef)}

@@ -25,6 +25,7 @@ from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.commit_metadata import Noted, noted
+from transforms.errors import RecordDeserializationError, ReferenceRefusedError
 from transforms.pending_message import PendingMessage
 from transforms.record import Record
 
@@ -384,6 +385,10 @@ async def test_a_record_that_cannot_be_deserialized(broker: str, versitygw: S3Se
         failed = caught.value.kafka_message
         assert failed is not None
         assert failed.offset() == 0
+        reason = caught.value.exception
+        assert isinstance(reason, RecordDeserializationError)
+        assert (reason.topic, reason.partition, reason.offset) == (topic, 0, 0)
+        assert isinstance(reason.__cause__, ReferenceRefusedError)
         assert values(consumer, 1) == [value_of(1_000, 1)]
 
 

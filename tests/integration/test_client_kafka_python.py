@@ -31,7 +31,13 @@ from tests.integration.client_stores import CuttableWay, GatedStore, delete_payl
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, SerializationError
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    RecordDeserializationError,
+    SerializationError,
+)
 
 _LONG_S = 30.0
 
@@ -181,7 +187,7 @@ def test_a_missing_payload_is_told_and_passed(broker: str, make_topic: MakeTopic
             else:
                 assert [record.value for record in many(consumer, 2)[tp]] == [b"0", LARGE]
             for _ in range(3):
-                with pytest.raises(SerializationError, match=f"topic {topic} partition 0 offset 2 ") as caught:
+                with pytest.raises(RecordDeserializationError, match=f"topic {topic} partition 0 offset 2 ") as caught:
                     read(consumer)
                 assert isinstance(caught.value.__cause__, PayloadNotFoundError)
                 assert (caught.value.partition, caught.value.offset, caught.value.retriable) == (0, 2, False)

@@ -8,7 +8,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.chunks import AssembledRecord, ChunkingProducer, ChunkMessageId, Discarded
-from app.serializers import SerializationError
+from app.serializers import RecordDeserializationError
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import come_and_go, one
 from tests.integration.client_config import consuming, on_s3, producing
@@ -118,7 +118,7 @@ async def test_a_reference_that_cannot_be_restored(broker: str, versitygw: S3Ser
     async with DeserializingConsumer({**consuming(broker, on_s3(versitygw)), "group.id": topic}, topic) as consumer:
         assert (await one(consumer)).value == LARGE
         for _ in range(2):
-            with pytest.raises(SerializationError) as caught:
+            with pytest.raises(RecordDeserializationError) as caught:
                 await one(consumer)
             assert (caught.value.partition, caught.value.offset) == (0, sent.offset + 1)
             assert consumer.safe_offsets()[partition].offset == 0

@@ -688,7 +688,7 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
             "s3.endpoint": f"http://{UNREACHABLE}", "s3.retry.attempts": 1, "s3.access.key": "a", "s3.secret.key": "b",
             "s3.region": "us-east-1",
         },
-        ("[pipeline.orders] s3.endpoint: the store cannot be used: GetObject s3://nix/~wideload-check failed: "
+        ("[pipeline.orders] s3.endpoint: the store cannot be used: PutObject s3://nix/{orders}/~wideload-check failed: "
         f'EndpointConnectionError: Could not connect to the endpoint URL: "http://{UNREACHABLE}/nix/'),
     ),
     "store is a file": (
@@ -722,7 +722,9 @@ def test_worker_refuses(place: Place) -> None:
     def named(value: object) -> object:
         if isinstance(value, list):
             return [named(item) for item in value]
-        return value.replace("{raw}", place.raw) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return value.replace("{raw}", place.raw).replace("{orders}", place.orders)
+        return value
 
     send(place.broker, place.raw, [(0, None, b"x", [], 1)])
     for mistake, (head, keys, message) in MISTAKES.items():

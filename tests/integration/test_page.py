@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,11 @@ CONTRASTS = """
     }
     return [texts, poor];
 """
-CARD = "[...document.querySelectorAll('.card')].find((each) => each.querySelector('h2').innerText === arguments[0])"
+CARD = (
+    "[...document.querySelectorAll('.list > tbody')].find("
+    "(each) => each.querySelector('.open').textContent === arguments[0])"
+)
+OPEN = "location.hash = new URLSearchParams([...arguments].map((each) => ['open', each]))"
 FOCUSED = """
     const element = document.activeElement;
     const style = getComputedStyle(element);
@@ -87,7 +91,7 @@ class Shown:
         return f"http://127.0.0.1:{self.worker.port}/"
 
     def card(self, pipeline: str) -> str:
-        """What the page says of a pipeline."""
+        """What the page says of a pipeline, in its row and in its card."""
         return str(self.browser.run(f"return {CARD}?.innerText ?? ''", pipeline)).replace("\u00a0", " ")
 
     def until_card(self, pipeline: str, *texts: str) -> str:
@@ -115,7 +119,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def shown(
     browser: Browser, broker: str, make_module_topic: MakeTopic, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shown]:
-    """A worker with three pipelines: one has moved records, the store of one is down, one has failed."""
+    """A worker with three pipelines: one has moved records, the store of one is down, one has failed; all are open."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "store").mkdir()
     (folder / "down").touch()
@@ -174,6 +178,7 @@ def shown(
         browser.look(1280, 900)
         page = Shown(broker, raw, worker, browser)
         browser.open(page.address)
+        browser.run(OPEN, RUNS, WAITS, FAILED)
         yield page
 
 
@@ -215,12 +220,12 @@ def test_pages_of_other_hosts_read_nothing(shown: Shown, path: str) -> None:
 
 
 def test_pipeline_that_runs(shown: Shown) -> None:
-    """The card of a pipeline has its state, its counts, its latency, its partitions, and the way of its data."""
+    """Row and card of a pipeline have its state, its counts, its latency, its partitions, and the way of its data."""
     shown.until_card(RUNS, "running", "3 records in", "Lag\n0\nrecords, in 2 partitions")
     card = shown.until_card(RUNS, "Dead letters\n1\nto orders-dead", "mean of 1 publish", "no message waits")
     assert f"group wideload-{shown.source} · at least once" in card
     assert "of 256 MiB" in card
-    words = shown.browser.run("return document.querySelector('.way').getAttribute('aria-label')")
+    words = shown.browser.run(f"return {CARD}.querySelector('.way').getAttribute('aria-label')", RUNS)
     assert words.startswith(f"From {shown.source} through offload to orders")
     assert "Store: filesystem" in words
     lines = [line.split("\t") for line in card.splitlines() if line.startswith(shown.source)]
@@ -252,8 +257,9 @@ def test_page_follows_by_itself(shown: Shown) -> None:
     browser = shown.browser
     shown.send(40, THRESHOLD + 1)
     shown.until_card(RUNS, "43 records in")
-    browser.until("document.querySelector('.chart .in').getAttribute('d').split('L').length > 4")
-    assert "at most 0 " not in browser.run("return document.querySelector('.chart').getAttribute('aria-label')")
+    chart = f"{CARD}.querySelector('.chart')".replace("arguments[0]", f"'{RUNS}'")
+    browser.until(f"{chart}.querySelector('.in').getAttribute('d').split('L').length > 4")
+    assert "at most 0 " not in browser.run(f"return {chart}.getAttribute('aria-label')")
     button = "document.querySelector('#follow')"
     browser.run(f"{button}.click()")
     assert browser.text("#follow") == "Resume updates"
@@ -269,43 +275,55 @@ def test_page_follows_by_itself(shown: Shown) -> None:
 
 
 def test_keyboard_reaches_everything(shown: Shown) -> None:
-    """Tab goes through the skip link, each link, and the button, in the order of the page.
+    """Tab goes through the skip link, each link, the buttons, the filter and the pipelines, in the order of the page.
 
-    Focus can be seen. The skip link leads past the links.
+    Focus can be seen. The skip link leads past the links. Enter and Space close and open a pipeline.
     """
     browser = shown.browser
     browser.run("document.activeElement.blur(); window.scrollTo(0, 0); getSelection().removeAllRanges()")
     browser.run("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
     seen = []
-    for _ in range(7):
+    for _ in range(12):
         ActionChains(browser.driver).send_keys(Keys.TAB).perform()
         tag, text, visible, _name = browser.run(FOCUSED)
         assert visible, text
         seen.append((tag, text))
     links = ["Skip to the pipelines", "Metrics", "Health", "Counters", "REST API", "Documentation"]
-    assert seen == [*(("A", link) for link in links), ("BUTTON", "Pause updates")]
+    assert seen[:7] == [*(("A", link) for link in links), ("BUTTON", "Pause updates")]
+    assert [tag for tag, _ in seen[7:9]] == ["INPUT", "SELECT"]
+    assert seen[9:] == [("BUTTON", name) for name in (FAILED, WAITS, RUNS)]
+    for key, expanded in ((Keys.ENTER, "false"), (Keys.SPACE, "true")):
+        ActionChains(browser.driver).send_keys(key).perform()
+        assert browser.run("return document.activeElement.getAttribute('aria-expanded')") == expanded
+        browser.until(f"document.querySelectorAll('.card').length === {2 + (expanded == 'true')}")
     browser.run("document.querySelector('.skip').focus()")
     ActionChains(browser.driver).send_keys(Keys.ENTER).perform()
     assert browser.run("return document.activeElement.id") == "pipelines"
 
 
-def test_page_says_what_it_is_to_screen_readers(shown: Shown) -> None:
+def test_page_says_what_it_is_to_screen_readers(wide: Shown) -> None:
     """Chromium's accessibility tree has landmarks, headings, named pictures and meters, and headers of tables.
 
-    There are two live regions, and no number that follows is in one.
+    The overview is a table whose rows are named by their pipelines, on a phone too. There are two live regions, and no
+    number that follows is in one.
     """
-    found = shown.browser.accessible()
-    assert {"banner", "navigation", "main", "contentinfo"} <= found.keys()
-    assert {name.split()[0] for name in found["heading"]} == {"Wideload", RUNS, WAITS, FAILED, "Documentation"}
-    assert set(found["region"]) == {RUNS, WAITS, FAILED}
-    assert all(found["image"])
-    assert len(found["image"]) == 3 * 3
-    assert len(found["meter"]) == 3
-    assert set(found["columnheader"]) == {"Partition", "Lag", "Committed", "End"}
-    assert len(found["rowheader"]) == 5
+    browser = wide.browser
+    for width in (1280, PHONE):
+        browser.look(width, 900)
+        found = browser.accessible()
+        assert {"banner", "navigation", "main", "contentinfo", "search", "searchbox"} <= found.keys()
+        assert {name.split()[0] for name in found["heading"]} == {"Wideload", RUNS, WAITS, FAILED, "Documentation"}
+        assert set(found["region"]) == {RUNS, WAITS, FAILED}
+        assert all(found["image"])
+        assert len(found["image"]) == 3 * 3
+        assert len(found["meter"]) == 3
+        columns = {"Pipeline", "State", "Records/s in", "Records/s out", "Lag", "Dead letters"}
+        assert set(found["columnheader"]) == columns | {"Partition", "Committed", "End"}
+        assert len(found["rowheader"]) == 3 + 5
+        assert found["table"].count("Pipelines, those in trouble first") == 1
     live = "return document.querySelectorAll(arguments[0]).length"
-    assert shown.browser.run(live, "[aria-live], [role=alert], [role=status]") == 2
-    assert shown.browser.run(live, "main [aria-live], main [role=alert], main [role=status]") == 0
+    assert browser.run(live, "[aria-live], [role=alert], [role=status]") == 2
+    assert browser.run(live, "main [aria-live], main [role=alert], main [role=status]") == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -350,26 +368,24 @@ def test_pictures_for_the_docs(wide: Shown) -> None:
         wide.send(int(14 + 6 * wave), 3 * THRESHOLD)
         wide.send(int(300 + 120 * wave), 300)
         time.sleep(0.3)  # traffic as it comes from people
-    sizes = {
-        "page.png": (1200, "light", RUNS, RUNS),
-        "page-trouble.png": (1200, "dark", WAITS, FAILED),
-        "page-phone.png": (390, "light", RUNS, RUNS),
+    browser = wide.browser
+    sizes: dict[str, tuple[int, str, Sequence[str]]] = {
+        "page.png": (1200, "light", [RUNS]),
+        "page-trouble.png": (1200, "dark", [WAITS]),
+        "page-phone.png": (390, "light", [RUNS]),
     }
-    for name, (width, scheme, first, last) in sizes.items():
-        taken(wide, folder / name, width, scheme, first, last)
+    for name, (width, scheme, opened) in sizes.items():
+        browser.look(width, 900, {"prefers-color-scheme": scheme})
+        browser.run(OPEN, *opened)
+        browser.until(f"document.querySelectorAll('.card').length === {len(opened)}")
+        fits = "(way) => Math.abs(way.viewBox.baseVal.width - way.clientWidth) < 2"
+        browser.until(f"[...document.querySelectorAll('.way')].every({fits})")
+        browser.run("window.scrollTo(0, 0)")
+        height = int(browser.run("return document.querySelector('.list').getBoundingClientRect().bottom")) + 16
+        browser.look(width, height, {"prefers-color-scheme": scheme})
+        browser.picture(folder / name, (0, 0, width, height))
         assert (folder / name).stat().st_size < 150_000, name
-
-
-def taken(page: Shown, path: Path, width: int, scheme: str, first: str, last: str) -> None:
-    """Takes a picture from one card to another, with the head of the page if the card is the first."""
-    browser = page.browser
-    browser.look(width, 900, {"prefers-color-scheme": scheme})
-    browser.until("(way => Math.abs(way.viewBox.baseVal.width - way.clientWidth) < 2)(document.querySelector('.way'))")
-    browser.run("window.scrollTo(0, 0)")
-    top = 0 if first == RUNS else browser.run(f"return {CARD}.getBoundingClientRect().top", first) - 16
-    bottom = browser.run(f"return {CARD}.getBoundingClientRect().bottom", last) + 16
-    browser.look(width, int(bottom), {"prefers-color-scheme": scheme})
-    browser.picture(path, (0, top, width, bottom - top))
+    browser.run(OPEN, RUNS, WAITS, FAILED)
 
 
 def test_worker_that_does_not_answer(shown: Shown) -> None:

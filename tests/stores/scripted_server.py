@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 __all__ = [
+    "MODIFIED",
+    "Bucket",
+    "Refusal",
     "Request",
     "Script",
     "ScriptedServer",
@@ -19,6 +23,7 @@ __all__ = [
     "dribbling",
     "error",
     "payload",
+    "said",
     "scripted_server",
     "slow_reader",
 ]
@@ -48,6 +53,12 @@ class Wire:
 
 
 Script = Callable[[Request, Wire], bool]
+
+Refusal = Callable[[Request, bool], Script | None]
+"""What is answered in place of a bucket, by whether the object is there; None if the bucket answers."""
+
+MODIFIED = "Wed, 26 Nov 2025 10:00:00 GMT"
+"""When each object of a `Bucket` was last changed."""
 
 
 HURRIED = {"s3_connection_timeout_ms": 200, "s3_read_timeout_ms": 300}
@@ -109,6 +120,45 @@ def dribbling(start: bytes) -> Script:
         return False
 
     return dribble
+
+
+def said(status: int, code: str, message: str, more: str = "") -> Script:
+    """Answers with an error that has this message, and `more` elements."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        body = f"<Error><Code>{code}</Code><Message>{message}</Message>{more}</Error>".encode()
+        sent = b"" if request.method == "HEAD" else body
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
+        return True
+
+    return script
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The script of a bucket in memory; `refuses` may answer in its place."""
+
+    refuses: Refusal
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def __call__(self, request: Request, wire: Wire) -> bool:
+        url = urlsplit(request.path)
+        name = unquote(url.path)
+        refusal = self.refuses(request, name in self.objects)
+        if refusal is not None:
+            return refusal(request, wire)
+        if request.method == "PUT":
+            self.objects[name] = request.body
+        elif request.method == "DELETE":
+            self.objects.pop(name, None)
+            wire.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            return True
+        elif name not in self.objects and name != "/payloads":
+            return error(404, "NoSuchKey")(request, wire)
+        body = self.objects.get(name, b"") if request.method in ("GET", "HEAD") else b""
+        head = f'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: {MODIFIED}\r\nContent-Length: {len(body)}\r\n\r\n'
+        wire.write(head.encode() + (b"" if request.method == "HEAD" else body))
+        return True
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from stores.s3_removal import _removals
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
 from tests.stores.conftest import SetClock
-from tests.stores.scripted_server import HURRIED, Request, Wire, dribbling, scripted_server, slow_reader
+from tests.stores.scripted_server import HURRIED, Request, Wire, dribbling, error, scripted_server, slow_reader
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -193,10 +193,11 @@ def test_what_is_no_s3_server_blames_the_endpoint(answer: bytes) -> None:
     ("endpoint", "quoted"),
     [
         ("localhost:9000", "'localhost:9000'"),
-        ("http://localhost:9000/bucket", "'http://localhost:9000/bucket'"),
+        ("http://localhost:9000/a?b", "'http://localhost:9000/a?b'"),
+        ("http://localhost:99999", "'http://localhost:99999'"),
         ("http://me:hunter2@localhost", "'http://***@localhost'"),
         ("http://hunter2@localhost", "'http://***@localhost'"),
-        (Secret("http://hunter2/x"), "***"),
+        (Secret("hunter2/x"), "***"),
     ],
 )
 def test_a_bad_endpoint_is_quoted(endpoint: str, quoted: str) -> None:
@@ -204,8 +205,88 @@ def test_a_bad_endpoint_is_quoted(endpoint: str, quoted: str) -> None:
     with pytest.raises(ConfigurationError) as caught, opened({"s3.bucket": "bbb", "s3.endpoint": endpoint}):
         pass
     assert str(caught.value) == (
-        f"s3.endpoint: found {quoted}, allowed is http:// or https://, host and port, and nothing else"
+        f"s3.endpoint: found {quoted}, allowed is http:// or https://, host and port, and perhaps a path"
     )
+
+
+@pytest.mark.parametrize("place", ["s3.endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "file"])
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://my_minio:9000", "'http://my_minio:9000', whose host name boto3 does not accept; .* no '_'"),
+        ("http://minio-:9000", "'http://minio-:9000', whose host name boto3 does not accept"),
+        ("localhost:9000", "'localhost:9000', allowed is http:// or https://, host and port, and perhaps a path"),
+        ("http://me:hunter2@localhost:9000", r"'http://\*\*\*@localhost:9000', allowed is"),
+        ("http://localhost:99999", "'http://localhost:99999', allowed is"),
+    ],
+)
+@pytest.mark.usefixtures("no_aws_settings")
+def test_an_endpoint_that_cannot_be_used_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, endpoint: str, message: str
+) -> None:
+    """A configuration without the key may have it from AWS's own settings, which are named."""
+    config: dict[str, object] = {"s3.bucket": "bbb", "s3.region": "us-east-1", **CREDENTIALS}
+    where = "found"
+    if place == "s3.endpoint":
+        config[place] = endpoint
+    elif place == "file":
+        file = tmp_path / "config"
+        file.write_text(f"[default]\nendpoint_url = {endpoint}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+        where = "is not set, and endpoint_url in AWS's configuration file has"
+    else:
+        monkeypatch.setenv(place, endpoint)
+        where = f"is not set, and {place} has"
+    with pytest.raises(ConfigurationError, match=f"^s3.endpoint: {where} {message}"), opened(config):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("AWS_PROFILE", "nobody", "AWS_PROFILE"),
+        ("AWS_CONFIG_FILE", "no settings", "AWS_CONFIG_FILE"),
+        ("AWS_DEFAULT_REGION", "eu west", "s3.region"),
+    ],
+)
+@pytest.mark.usefixtures("no_aws_settings")
+def test_settings_of_aws_that_boto3_refuses_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, key: str
+) -> None:
+    """By the variable that has them, or by the key that comes before them."""
+    if name == "AWS_CONFIG_FILE":
+        (tmp_path / "config").write_text(value)
+        value = str(tmp_path / "config")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match="boto3 refuses") as caught, opened({"s3.bucket": "bbb"}):
+        pass
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("by", ["key", "environment"])
+def test_an_s3_server_may_stand_below_a_path(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """As gateways have it; every request goes there."""
+    with scripted_server(error(404, "NoSuchBucket")) as server:
+        config = {**server.config(), "s3.endpoint": f"{server.endpoint}/storage/v1/s3/"}
+        if by == "environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", str(config.pop("s3.endpoint")))
+            config["s3.path.style"] = True
+        with opened(config) as store:
+            asking: list[Callable[[], object]] = [*calls(store), lambda: store.expiry_rules("orders")]
+            for call in asking:
+                with pytest.raises(PayloadStoreError, match="bucket payloads does not exist"):
+                    call()
+    assert {request.path[:23] for request in server.requests} == {"/storage/v1/s3/payloads"}
+
+
+def test_the_bucket_is_no_part_of_the_endpoint() -> None:
+    """Such a URL is copied from a browser; the bucket would be asked for twice."""
+    endpoint = "http://localhost:9000/payloads/"
+    with (
+        pytest.raises(ConfigurationError, match=r"^s3.endpoint: .* leave payloads to s3\.bucket alone"),
+        opened({"s3.bucket": "payloads", "s3.endpoint": endpoint}),
+    ):
+        pass
 
 
 def test_a_refused_put_of_a_large_payload_is_still_read_as_a_refusal(server: S3Server) -> None:
@@ -617,7 +698,8 @@ def test_encryption_at_rest_is_asked_for(config: dict[str, object], expected: di
         ({"s3.prefix": "x" * 525}, "s3.prefix", "too long; allowed are 524"),
         ({"s3.endpoint": "localhost:9000"}, "s3.endpoint", "http:// or https://"),
         ({"s3.endpoint": "http://user:secret@host"}, "s3.endpoint", "http:// or https://"),
-        ({"s3.endpoint": "http://host/path"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.endpoint": "http://host/a b"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.endpoint": "http://ho_st"}, "s3.endpoint", "no '_'"),
         ({"s3.endpoint": "http://host:port"}, "s3.endpoint", "http:// or https://"),
         ({"s3.secret.key": None}, "s3.access.key", "needs s3.secret.key"),
         ({"s3.access.key": None}, "s3.secret.key", "needs s3.access.key"),

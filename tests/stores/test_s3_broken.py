@@ -92,9 +92,10 @@ def test_a_server_that_is_no_s3_server_is_final() -> None:
         return True
 
     with scripted_server(page) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreError, match="GetObject") as caught:
-            store.check()
-        assert not caught.value.retriable
+        for operation in ("PutObject", "GetObject"):
+            with pytest.raises(PayloadStoreError, match=operation) as caught:
+                store.check(writing=operation == "PutObject")
+            assert not caught.value.retriable
 
 
 def test_a_page_in_place_of_an_answer_is_no_success() -> None:
@@ -216,7 +217,11 @@ def test_no_such_key_is_a_missing_payload() -> None:
         with pytest.raises(PayloadNotFoundError):
             store.get(store.root.path(*NAME), 9)
         store.delete(store.root.path(*NAME))
-        store.check()
+        store.check(writing=False)
+        for call in (store.check, lambda: store.put(*NAME, b"data"), lambda: list(store.list())):
+            with pytest.raises(PayloadStoreError, match=r"NoSuchKey .* check s3\.endpoint") as caught:
+                call()
+            assert not isinstance(caught.value, PayloadNotFoundError)
 
 
 def test_attempts_count_the_first() -> None:

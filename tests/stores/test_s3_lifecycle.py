@@ -4,8 +4,10 @@ import contextlib
 import json
 import re
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import md5
 from typing import Any
 
 import pytest
@@ -413,3 +415,32 @@ def test_rule_without_id_or_expiry_of_current_objects() -> None:
         ("d", None, "2090-01-31", "all keys"),
         ("s", 4, None, "keys that begin with p/, under 9 bytes"),
     ]
+
+
+def test_a_server_that_asks_for_content_md5_gets_it() -> None:
+    """Older servers refuse rules without it; the second put has it, and so has each put behind."""
+    after = with_own_rule(document(), "orders/", 9)
+    assert after is not None
+    sent: list[Request] = []
+    answering = answers(document(), after, document(), after, sent=sent)
+
+    def script(request: Request, wire: Wire) -> bool:
+        if request.method == "PUT" and "content-md5" not in request.headers:
+            return error(400, "MissingContentMD5")(request, wire)
+        return answering(request, wire)
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        for _ in range(2):
+            assert store.set_expiry("orders", 9) is True
+        assert len([request for request in server.requests if request.method == "PUT"]) == 3
+    digest = b64encode(md5(after, usedforsecurity=False).digest()).decode()
+    assert [(put.body, put.headers["content-md5"]) for put in sent] == [(after, digest)] * 2
+
+
+def test_content_md5_beside_a_newer_checksum_is_accepted(minio: S3Server) -> None:
+    """A server that checks both finds both right."""
+    with opened(minio.config("md5")) as store:
+        store._lifecycle._md5 = True
+        assert store.set_expiry("orders", 9) is True
+        assert [rule.days for rule in store.expiry_rules("orders") if rule.own] == [9]
+        assert store.set_expiry("orders", None) is True

@@ -20,6 +20,7 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    RecordDeserializationError,
     RecordTooLargeError,
     ReferenceRefusedError,
     ResourceIdentifierTooLargeError,
@@ -146,10 +147,10 @@ def test_error_survives(error: WideloadError, again: Callable[[WideloadError], o
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
 def test_serialization_error_survives_with_its_cause(again: Callable[[WideloadError], object]) -> None:
     """Who gets it from another process can still tell a store that is down from a payload that is gone."""
-    error = SerializationError("orders", "value", "the store is down", deserializing=True, partition=3, offset=7)
+    error = SerializationError("orders", "value", "the store is down", deserializing=True).at(3, 7)
     error.__cause__ = PayloadStoreError("503 Slow Down", retriable=True)
     same = again(error)
-    assert isinstance(same, SerializationError)
+    assert isinstance(same, RecordDeserializationError)
     assert str(same) == str(error)
     assert (same.partition, same.offset, same.retriable) == (3, 7, True)
     assert str(same.__cause__) == "503 Slow Down"

@@ -6,6 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const NAME_PX = 8; // the width of a letter of the names
 const BOX = { height: 54, most: 280 };
 const WIDE_PX = 760;
+const LEAST_PX = 120; // what is narrower is not seen: a picture without a place has a width of 0
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -42,8 +43,9 @@ function label(text, x, y, anchor = "middle") {
   return element("text", { class: "rate", x, y, "text-anchor": anchor }, text);
 }
 
-// The way of the data: `way` has the parts source, worker, sink, and perhaps store and dead; see page.js.
+// The way of the data: `way` has the parts source, worker, sink, and perhaps store and dead; see card.js.
 export function drawWay(svg, way, width) {
+  if (width < LEAST_PX) return;
   const drawn = width >= WIDE_PX ? across(way, width) : down(way, width);
   svg.setAttribute("viewBox", `0 0 ${width} ${drawn.height}`);
   svg.setAttribute("height", drawn.height);
@@ -114,6 +116,7 @@ function ceiling(most, isBytes) {
 
 // Lines over time. `times`: seconds ago, falling; `spans`: how many seconds fit.
 export function drawLines(svg, { name, times, input, output, spans, isBytes }, width) {
+  if (width < LEAST_PX) return;
   const [left, right, top, bottom] = [58, 4, 8, 132];
   const most = ceiling(Math.max(1, ...input, ...output), isBytes);
   const x = (ago) => (left + (width - left - right) * (1 - ago / spans)).toFixed(1);

@@ -1,4 +1,4 @@
-// Numbers as people read them, with their units.
+// Numbers as people read them, with their units; and texts, which go into the page as text, never as markup.
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
@@ -45,4 +45,8 @@ export function duration(value) {
 
 export function plural(number, one, many = `${one}s`) {
   return `${plain.format(number)} ${number === 1 ? one : many}`;
+}
+
+export function put(place, text) {
+  if (place.textContent !== text) place.textContent = text;
 }

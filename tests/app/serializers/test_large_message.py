@@ -32,6 +32,7 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    RecordDeserializationError,
     ReferenceRefusedError,
     SerializationError,
     SignatureError,
@@ -447,7 +448,7 @@ def test_a_payload_that_was_changed_is_the_cause(config_of: Config) -> None:
 
 def test_coordinates_join_the_message() -> None:
     """An error that a client has given the coordinates of its record shows them."""
-    error = SerializationError("orders", "value", "gone", deserializing=True).at(3, 1234)
+    error: RecordDeserializationError = SerializationError("orders", "value", "gone", deserializing=True).at(3, 1234)
     assert str(error) == "the value of a record of topic orders partition 3 offset 1234 cannot be deserialized: gone"
     assert (error.partition, error.offset, error.deserializing) == (3, 1234, True)
 

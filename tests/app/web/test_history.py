@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.web.history import KEPT, History
+from app.web.history import KEPT, RATES, History
 from tests.app.reports import Pipeline
 
 
@@ -27,13 +27,26 @@ def test_rates_are_those_between_two_samples() -> None:
         pipelines[1].stats.bytes_out += records * 100
         clock.now_s += passed_s
         history.sample()
-    times, (first, second) = history.samples()
+    times, first, second = history.times(), history.rates(0), history.rates(1)
     assert (times["last"], times["at_s"]) == (3, [2.0, 6.0, 8.0])
     assert first == {name: [0.0] * 3 for name in ("records_in", "records_out", "bytes_in", "bytes_out")}
     assert (second["records_in"], second["bytes_out"]) == ([5.0, 2.5, 0.0], [500.0, 250.0, 0.0])
     assert second["bytes_in"] == [0.0] * 3
-    times, rates = history.samples(after=2)
-    assert (times["at_s"], rates[1]["records_in"]) == ([8.0], [0.0])
+    assert (history.times(2)["at_s"], history.rates(1, 2)["records_in"]) == ([8.0], [0.0])
+    assert (history.times(9)["at_s"], history.rates(1, 9)["records_in"]) == ([], [])
+
+
+def test_recent_rates_are_those_of_ten_seconds() -> None:
+    """The mean of the last five samples, by pipeline; before the first sample there is none."""
+    clock, pipelines = Clock(), [Pipeline("a"), Pipeline("b")]
+    history = History(pipelines, clock)
+    assert history.recent(1) == dict.fromkeys(RATES)
+    for records in (1_000, 10, 20, 30, 40, 50):
+        pipelines[1].stats.records_in += records
+        clock.now_s += 2.0
+        history.sample()
+    assert history.recent(0) == dict.fromkeys(RATES, 0.0)
+    assert history.recent(1) == {**dict.fromkeys(RATES, 0.0), "records_in": 15.0}
 
 
 def test_oldest_samples_go() -> None:
@@ -44,7 +57,7 @@ def test_oldest_samples_go() -> None:
         clock.now_s += 2.0
         history.sample()
         history.sample()
-    times, (rates,) = history.samples()
+    times, rates = history.times(), history.rates(0)
     assert (times["last"], times["at_s"][0], len(times["at_s"])) == (KEPT + 5, 12.0, KEPT)
     assert {len(values) for values in rates.values()} == {KEPT}
 
