@@ -38,7 +38,7 @@ _MOST: Mapping[str, int] = {"aiokafka": 1, ROOT: 10}
 _OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _DIGITS = re.compile("[0-9]+")
 
-_CREDENTIALS = "botocore.credentials"
+_CREDENTIALS = ("botocore.credentials", "botocore.configprovider")
 _first: dict[str, logging.LogRecord] = {}
 
 _CLIENTS: Mapping[str, int] = dict.fromkeys(("aiokafka", "faust", "mode"), logging.WARNING)  # at INFO: each step
@@ -100,7 +100,7 @@ def calm_clients(*, whole: bool = False) -> None:
 
     They log everything if the root logger is at DEBUG, and never more than the root logger does; so this is called
     again if its level changes. Where the store's credentials come from is logged once, not for the store of each
-    pipeline.
+    pipeline; and once, without a traceback, why they are not renewed.
 
     Args:
         whole: whether the process has no code of users, whose own pages and tasks may fail.
@@ -112,9 +112,10 @@ def calm_clients(*, whole: bool = False) -> None:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
             logger.addFilter(_calmed)
-    logger = logging.getLogger(_CREDENTIALS)
-    if _is_first not in logger.filters:
-        logger.addFilter(_is_first)
+    for name in _CREDENTIALS:
+        logger = logging.getLogger(name)
+        if _is_first not in logger.filters:
+            logger.addFilter(_is_first)
 
 
 def _set_levels(levels: Mapping[str, int]) -> None:
@@ -128,8 +129,13 @@ def _root_level() -> int:
 
 
 def _is_first(record: logging.LogRecord) -> bool:
-    """Whether no line before has had this text; several threads may ask."""
-    return _first.setdefault(record.getMessage(), record) is record
+    """Whether no line before has had this text, and this class of error; several threads may ask."""
+    text = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        text = f"{text} {type(error).__name__}"
+        record.msg, record.args, record.exc_info = f"{text}: {error}", (), None
+    return _first.setdefault(text, record) is record
 
 
 def _calmed(record: logging.LogRecord) -> bool:

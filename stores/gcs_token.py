@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -68,12 +69,12 @@ class Tokens:
     An instance is a `GCSCredentialProvider` of obstore.
 
     Args:
-        described: the content of a credentials file: a service account, workload identity federation, an
-            impersonation, a user. None for application default credentials.
+        described: gives the content of a credentials file, as it is now: a service account, workload identity
+            federation, an impersonation, a user. None for application default credentials. Raises ConfigurationError.
         request_seconds: the longest wait for an answer of a token service.
     """
 
-    def __init__(self, described: Mapping[str, Any] | None, request_seconds: float) -> None:
+    def __init__(self, described: Callable[[], Mapping[str, Any] | None], request_seconds: float) -> None:
         self._described = described
         self._request_seconds = request_seconds
         self._session = timed_session(connections=1)
@@ -88,21 +89,9 @@ class Tokens:
         Raises:
             ConfigurationError: they are no credentials.
         """
-        if file is None and text is None:
-            return cls(None, request_seconds)
-        name = "gcs.credentials.json" if file is None else _KEY
-        try:
-            content = Path(file).read_text(encoding="utf-8") if file is not None else str(text)
-        except (OSError, ValueError) as exc:
-            raise ConfigurationError(name, f"cannot be read ({type(exc).__name__}): {exc}") from exc
-        described: Any = None
-        with contextlib.suppress(ValueError):  # whose message may have a part of the key
-            described = json.loads(content)
-        if not isinstance(described, dict) or described.get("type") not in _TYPES:
-            raise ConfigurationError(
-                name, f"is not the JSON of a credentials file; allowed is an object whose `type` is {', '.join(_TYPES)}"
-            )
-        return cls(described, request_seconds)
+        made = cls(functools.partial(_described, file, text), request_seconds)
+        made._described()  # what is wrong is said now
+        return made
 
     def ready(self, deadline: float) -> None:
         """Renews the token if it is near its end.
@@ -121,11 +110,23 @@ class Tokens:
                 self._credentials = self._found()
             # `valid` is false some minutes before the end.
             if not self._credentials.valid:
-                self._credentials.refresh(self._within(deadline))
-        except (google.auth.exceptions.GoogleAuthError, ValueError, OSError) as exc:
+                self._renew(deadline)
+        except ConfigurationError as exc:
+            raise PayloadStoreAccessError(f"GCS token failed: {exc}", key=_KEY) from exc
+        except Exception as exc:  # google-auth takes answers for what they should be
             raise _refused(exc) from exc
         finally:
             self._lock.release()
+
+    def _renew(self, deadline: float) -> None:
+        try:
+            self._credentials.refresh(self._within(deadline))
+        except google.auth.exceptions.GoogleAuthError as exc:
+            if _may_pass(exc):
+                raise
+            found = self._found()  # the file may have been replaced
+            found.refresh(self._within(deadline))
+            self._credentials = found
 
     def __call__(self) -> dict[str, Any]:
         """The token for obstore, which keeps it until its end."""
@@ -143,7 +144,7 @@ class Tokens:
         self._session.close()
 
     def _found(self) -> Any:
-        described = self._described or _of_environment()
+        described = self._described() or _of_environment()
         if described is None:
             return google.auth.default(scopes=_SCOPES)[0]
         return _TYPES[described["type"]](described)
@@ -163,6 +164,25 @@ class Tokens:
         return send
 
 
+def _described(file: str | None, text: str | None) -> Mapping[str, Any] | None:
+    """See `Tokens.configured`; None if neither is set."""
+    if file is None and text is None:
+        return None
+    name = "gcs.credentials.json" if file is None else _KEY
+    try:
+        content = Path(file).read_text(encoding="utf-8") if file is not None else str(text)
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(name, f"cannot be read ({type(exc).__name__}): {exc}") from exc
+    described: Any = None
+    with contextlib.suppress(ValueError):  # whose message may have a part of the key
+        described = json.loads(content)
+    if not isinstance(described, dict) or described.get("type") not in _TYPES:
+        raise ConfigurationError(
+            name, f"is not the JSON of a credentials file; allowed is an object whose `type` is {', '.join(_TYPES)}"
+        )
+    return described
+
+
 def _of_environment() -> Mapping[str, Any] | None:
     """The credentials file that the environment names; None if google-auth has to look.
 
@@ -180,9 +200,13 @@ def _of_environment() -> Mapping[str, Any] | None:
     return None if isinstance(source, dict) and "executable" in source else found
 
 
+def _may_pass(exc: Exception) -> bool:
+    return isinstance(exc, google.auth.exceptions.TransportError) or getattr(exc, "retryable", False)
+
+
 def _refused(exc: Exception) -> PayloadStoreError:
     text = printable(f"{type(exc).__name__}: {exc}", _TEXT_CHARACTERS)
-    if isinstance(exc, google.auth.exceptions.TransportError) or getattr(exc, "retryable", False):
+    if _may_pass(exc):
         return PayloadStoreError(f"GCS token failed: {text}; no answer with a token", retriable=True, key=_KEY)
     return PayloadStoreAccessError(
         f"GCS token failed: {text}; set {_KEY}, or application default credentials "

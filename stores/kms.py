@@ -25,6 +25,7 @@ from botocore.config import Config
 from botocore.utils import is_valid_endpoint_url
 
 from stores.http_time import LateError, within
+from stores.s3_credentials import CredentialsError, open_session, refused_of_chain
 from stores.s3_time import keep_time
 from transforms.errors import (
     ConfigurationError,
@@ -169,6 +170,8 @@ class KmsKeyring:
             client = self._client(key_id)
             with within(self._timeout_s):
                 found: dict[str, Any] = getattr(client, call)(EncryptionContext=dict(CONTEXT), **parameters)
+        except CredentialsError as exc:
+            raise exc.translated(f"{operation} of key {key_id} failed", KMS_KEY_NAME) from exc
         except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
             raise _translated(exc, operation, key_id, path) from exc
         except (ValueError, TypeError, AttributeError) as exc:
@@ -186,7 +189,8 @@ class KmsKeyring:
         with self._lock:
             if region not in self._clients:
                 part_s = self._timeout_s / (2 * _ATTEMPTS)
-                client: Any = boto3.session.Session().client(
+                session, credentials = open_session()
+                client: Any = boto3.session.Session(botocore_session=session).client(
                     "kms",
                     region_name=region,
                     endpoint_url=self._settings.endpoint,
@@ -200,6 +204,7 @@ class KmsKeyring:
                     ),
                 )
                 keep_time(client, self._timeout_s)
+                credentials.renew(client)
                 self._clients[region] = client
             return self._clients[region]
 
@@ -222,7 +227,7 @@ def _no_kms(call: str, found: str) -> PayloadStoreError:
 
 def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -> Exception:
     if not isinstance(exc, aws.ClientError):
-        refused = isinstance(exc, aws.NoCredentialsError | aws.PartialCredentialsError)
+        refused = isinstance(exc, aws.NoCredentialsError)
         text = f"{operation} of key {key_id} failed: {type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}"
         if refused:
             return PayloadStoreAccessError(f"{text}; AWS's own chain gives none", key=KMS_KEY_NAME)
@@ -236,5 +241,5 @@ def _translated(exc: Exception, operation: str, key_id: str, path: str | None) -
     text = f"{operation} of key {key_id} failed: {said}"
     if code in _MAY_PASS or status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return PayloadStoreError(text, retriable=True, key=KMS_KEY_NAME)
-    needed = f"kms:{operation}"
-    return PayloadStoreAccessError(f"{text}; it needs {needed} of an enabled key", key=KMS_KEY_NAME)
+    advice = refused_of_chain(exc) or f"it needs kms:{operation} of an enabled key"
+    return PayloadStoreAccessError(f"{text}; {advice}", key=KMS_KEY_NAME)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
-import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ConfigNotFound, ConfigParseError, InvalidRegionError, ProfileNotFound
-from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from stores.keys import Value
+from stores.s3_credentials import open_session
 from stores.s3_endpoint import checked_endpoint, found_endpoint
 from stores.s3_expect import POOLS, Expectation
 from stores.s3_time import keep_time
@@ -72,7 +70,9 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
     )
     try:
         # A session of its own: the default one may not be used by two threads at once.
-        client = boto3.session.Session(botocore_session=_session()).client(
+        session, credentials = open_session()
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
+        client = boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=endpoint,
             region_name=cast("str | None", values["s3.region"]),
@@ -93,24 +93,10 @@ def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
     cast("Any", client.meta.config).s3["payload_signing_enabled"] = plain if told is None else told
     keep_time(client, seconds, POOLS)
     Expectation(client)
+    if access is None:
+        credentials.renew(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
     return client
-
-
-def _session() -> botocore.session.Session:
-    session = botocore.session.get_session()
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
-    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
-    return session
-
-
-@functools.cache
-def _loader(path: str | None) -> Loader:
-    """boto3's description of S3, read once in a process: a tenth of a second of CPU that each client would take.
-
-    botocore shares it likewise among the clients of one session.
-    """
-    return create_loader(path)
 
 
 def _timestamp(value: Any) -> datetime:

@@ -12,6 +12,7 @@ import urllib3.exceptions
 
 from stores.http_time import LateError
 from stores.kept import KeptError
+from stores.s3_credentials import CredentialsError, refused_of_chain
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 
@@ -23,14 +24,11 @@ NO_S3_SERVER = "which is not the answer of an S3 server; check s3.endpoint, and 
 # Checked in this order; the first class that fits decides. Errors in none of these tables stay until somebody acts.
 _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (aws.NoCredentialsError, False),
-    (aws.PartialCredentialsError, False),
     (aws.ProxyConnectionError, True),
     (aws.ConnectionError, True),  # refused, unknown host, time-out while connecting
     (aws.HTTPClientError, True),  # closed, time-out while reading, a response that breaks off
     (aws.IncompleteReadError, True),
     (aws.FlexibleChecksumError, True),
-    (aws.CredentialRetrievalError, True),  # a metadata or token service that is down
-    (aws.MetadataRetrievalError, True),
     (urllib3.exceptions.HTTPError, True),  # from the body, which is read without botocore
     (LateError, True),
     (OSError, True),
@@ -81,8 +79,8 @@ _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
     "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
     "AuthorizationHeaderMalformed": "check s3.region",
-    "ExpiredToken": "the session of s3.session.token is over: temporary keys that renew themselves come from AWS's own "
-    "chain",
+    "ExpiredToken": "the session of s3.session.token is over: give it a new one and restart, or leave the keys to "
+    "AWS's own chain, which renews them",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",
     "NoSuchKey": "check s3.endpoint; the bucket is no part of it",  # where nobody has asked for an object
@@ -164,6 +162,8 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
     """
     try:
         yield
+    except CredentialsError as exc:
+        raise exc.translated(f"{operation} {path} failed", _ACCESS_KEY) from exc
     except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
         if isinstance(exc, aws.ClientError) and _is_missing(exc):
             raise PayloadNotFoundError(path) from exc
@@ -221,10 +221,12 @@ def is_kept(word: str, message: str) -> bool:
 
 def _key(exc: Exception) -> str | None:
     """The key of the configuration that is probably wrong; None if it may be any, or none."""
-    if isinstance(exc, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
+    if isinstance(exc, aws.NoCredentialsError):
         return _ACCESS_KEY
     if not isinstance(exc, aws.ClientError):
         return _ENDPOINT  # no connection, no TLS, no answer, or not one of S3's
+    if refused_of_chain(exc):
+        return _ACCESS_KEY
     if status(exc) in range(300, 400):
         return _REGION
     word = code(exc)
@@ -243,7 +245,7 @@ def _reason(exc: Exception, bucket: str) -> str:
     if word == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
         return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"
     reason = printable(f"{word or 'no code'} (HTTP {status(exc)}): {said(exc)}", _TEXT_CHARACTERS)
-    advice = _advice(exc)
+    advice = refused_of_chain(exc) or _advice(exc)
     return f"{reason}; {advice}" if advice else reason
 
 
@@ -266,7 +268,7 @@ def _is_unfit(exc: aws.ClientError) -> bool:
 
 
 def _is_denied(exc: Exception) -> bool:
-    if isinstance(exc, aws.NoCredentialsError | aws.PartialCredentialsError):
+    if isinstance(exc, aws.NoCredentialsError):
         return True
     if not isinstance(exc, aws.ClientError) or _may_pass(exc):
         return False

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar, cast
 
 from transforms.errors import ConfigurationError
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["Secret", "fill_in", "foreign", "hidden", "known", "without_secrets"]
+__all__ = ["Secret", "fill_in", "foreign", "hidden", "known", "renewed", "without_secrets"]
+
+_T = TypeVar("_T")
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
@@ -27,6 +30,12 @@ class Secret(str):
 
     def __repr__(self) -> str:
         return HIDDEN
+
+
+class _OfFiles(Secret):
+    """A secret with the text of files; `template` names them."""
+
+    template: str
 
 
 @contextmanager
@@ -71,7 +80,26 @@ def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) ->
             raise ConfigurationError(key, f"the environment variable {name} is not set")
         return environ[name]
 
-    return Secret(_PLACEHOLDER.sub(replacement, value))
+    text = _PLACEHOLDER.sub(replacement, value)
+    if "${file:" not in value:
+        return Secret(text)
+    filled = _OfFiles(text)
+    filled.template = value
+    return filled
+
+
+def renewed(values: Mapping[str, _T]) -> Mapping[str, _T]:
+    """The values with what their files have now: an agent may have replaced a `${file:/path}`, as Kubernetes does.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    found = dict(values)
+    for key, value in values.items():
+        if isinstance(value, _OfFiles):
+            new = fill_in(key, value.template)
+            found[key] = cast("_T", known(new) if value in _KNOWN else new)
+    return found
 
 
 def _file(key: str, name: str) -> str:
@@ -96,7 +124,7 @@ def hidden(value: object) -> object:
         return [hidden(item) for item in value]
     if isinstance(value, dict):
         return {name: hidden(item) for name, item in value.items()}
-    return Secret(value) if isinstance(value, str) else value
+    return Secret(value) if isinstance(value, str) and not isinstance(value, Secret) else value
 
 
 def known(value: object) -> object:

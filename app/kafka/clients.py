@@ -16,6 +16,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import collect_hosts, create_conn
 
 from app.config.naming import client_id
+from app.config.secret import renewed
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
@@ -184,9 +185,10 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
     """The arguments of every aiokafka client: addresses, and how to trust the brokers.
 
     Raises:
-        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+        ConfigurationError: a certificate, a key or the file of a password cannot be used, or a package is missing.
     """
-    security = settings.security
+    sharing = isinstance(settings, _SharingClientSettings)
+    security = settings.security if sharing else renewed(settings.security)
     protocol = str(security["security.protocol"])
     arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
     if protocol.startswith("SASL"):
@@ -212,21 +214,21 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharingClientSettings(ClientSettings):
-    context: ssl.SSLContext
+    context: ssl.SSLContext | None
 
 
 def sharing_context(settings: ClientSettings) -> ClientSettings:
     """The same settings, for clients that share one TLS context: each takes 1 MiB, and 20 ms of the event loop.
 
-    Authorities, certificate and key are read now; what replaces them, by the next call.
+    Authorities, certificate, key and the files of passwords are read now; what replaces them, by the next call.
 
     Raises:
-        ConfigurationError: a certificate or key cannot be used.
+        ConfigurationError: a certificate, a key or the file of a password cannot be used.
     """
-    if not str(settings.security["security.protocol"]).endswith("SSL"):
-        return settings
+    security = renewed(settings.security)
+    context = _ssl_context(security) if str(security["security.protocol"]).endswith("SSL") else None
     own = {each.name: getattr(settings, each.name) for each in fields(ClientSettings)}
-    return _SharingClientSettings(**own, context=_ssl_context(settings.security))
+    return _SharingClientSettings(**{**own, "security": security}, context=context)
 
 
 def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:

@@ -119,7 +119,7 @@ class PipelineControl(PipelineReport, Protocol):
         """Lets it run, pause or stop. Paused, it stays in its group; stopped, it leaves it."""
 
     def begin_anew(self) -> None:
-        """Finishes, commits, and begins again with new clients, also where it had failed; not where it is stopped."""
+        """Finishes, commits, and restarts with new clients and a new store, also if it had failed; not if stopped."""
 
 
 class SteeringError(WideloadError):

@@ -18,10 +18,9 @@ from app.pipeline.lane import Lane
 from app.pipeline.stats import PipelineStats
 from app.pipeline.store_log import StoreLog
 from stores.registry import check
-from stores.store import PayloadStore
+from stores.store import Check, PayloadStore
 from transforms.errors import (
     PayloadNotFoundError,
-    PayloadStoreAccessError,
     PayloadStoreError,
     PayloadUnavailableError,
     PayloadUnfitError,
@@ -32,6 +31,9 @@ from transforms.record import RecordLike, SourceRecord
 __all__ = ["Retries"]
 
 _T = TypeVar("_T")
+
+# The store is as it should be, and waiting for it would not help.
+_OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +72,7 @@ class Retries:
     is asked whether it is up.
     """
 
-    # State that changes: `_trials`, `_reasons`, `_fallen_back`, `_asking` and the times, on the loop alone.
+    # State that changes: `_trials`, `_reasons`, `_fallen_back`, `_changed`, `_asking` and the times, on the loop alone.
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Retries:
         self._fallen_back: str | None = None
         self._answered_at = 0.0
         self._up_at = 0.0  # when a call began that the store has answered: the latest of them
+        self._changed = False  # see `_has_changed`
         self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
         self._log = StoreLog(settings.name, self._waiting)
@@ -123,11 +126,13 @@ class Retries:
         """Finishes work that blocks; calls the store until it succeeds or can never do so.
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
-        and the calls go on. The same holds for a store that denies access, if it has allowed it before.
+        and the calls go on. If the store has worked before, this holds whatever the error is: it has taken or given a
+        payload of this pipeline, or does not pass the check that it has passed at the start.
 
         Raises:
             TransformError: this record can never succeed.
-            PayloadStoreError: the store has failed for good; `PayloadUnavailableError` if it has for this record alone.
+            PayloadStoreError: the store has never worked and refuses, or it refuses this record;
+                `PayloadUnavailableError` if it has failed for this record alone.
         """
         if not work.asks_store:
             # On a thread of asyncio's own: those of the store may all hang.
@@ -153,7 +158,7 @@ class Retries:
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
                     self._stats.count_store_error(exc)
-                    if not self._may_pass(exc):
+                    if not self._may_pass(exc) and not await self._has_changed(exc):
                         raise
                     self._stats.retries += 1
                     self._failed(trial, exc)
@@ -315,9 +320,17 @@ class Retries:
             trial.lane.stalled += 1
 
     def _may_pass(self, error: PayloadStoreError) -> bool:
-        """A right that was withdrawn may be given back; one that was never given is for the user to give."""
-        was_let_in = self._stats.offloaded_records or self._stats.inflated_records
-        return error.retriable or (isinstance(error, PayloadStoreAccessError) and was_let_in > 0)
+        """Whether to wait for the store: if it has worked, it may work again; if not, the user must set it right."""
+        has_worked = self._changed or self._stats.offloaded_records + self._stats.inflated_records > 0
+        return error.retriable or (has_worked and not isinstance(error, _OF_THE_RECORD))
+
+    async def _has_changed(self, error: PayloadStoreError) -> bool:
+        """Whether the store, which has passed the check of the start, does not pass it now. So it has worked."""
+        store: object = self._store
+        if isinstance(error, _OF_THE_RECORD) or not isinstance(store, Check):
+            return False
+        self._changed = not await self._asked_whether_up()
+        return self._changed
 
     def _waiting(self) -> tuple[SourceRecord | None, int]:
         return next((trial.record for trial in self._trials), None), len(self._trials)

@@ -18,7 +18,7 @@ from app.cluster import capacity
 from app.cluster.enforced_limits import is_over_limit, refused_names
 from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
-from app.config.secret import without_secrets
+from app.config.secret import renewed, without_secrets
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
 from app.pipeline.budget import Budget
@@ -54,6 +54,9 @@ class Pipeline(Service):
     A pipeline that has run once is not given up if the cluster then refuses something: a topic that is gone, a right
     that was taken away. It waits, tries again, and says so.
 
+    Only a restart that somebody has asked for, and a stop, close its store: the next flow opens it again, with the
+    credentials and certificates of then.
+
     `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
     failed; after that it waits until `begin_anew`.
     """
@@ -86,6 +89,7 @@ class Pipeline(Service):
         self._ended = ended
         self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
+        self._opened = False  # the store has been open
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
@@ -119,7 +123,8 @@ class Pipeline(Service):
     @property
     def degraded(self) -> str | None:
         """The reason why records wait though the pipeline runs; None if they do not."""
-        return self.flow.degraded if self.flow is not None and self._status != "STOPPED" else None
+        degraded = self.flow.degraded if self.flow is not None and self._status != "STOPPED" else None
+        return None if degraded is None else without_secrets(degraded)
 
     def steer(self, target: Target) -> None:
         """See `PipelineControl`."""
@@ -171,16 +176,38 @@ class Pipeline(Service):
             await asyncio.wait([self._supervisor], timeout=patience_s)
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._watching is not None:
-            self._watching.cancel()
         if self._following is not None:
             self._following.cancel()
             self._log.ends(self._left)
-        if self._store is not None:
-            await self._close(self._store)
+        await self._close_store()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _close(self, store: PayloadStore) -> None:
+    def _open_store(self, plan: Plan) -> None:
+        """Opens the store, if the pipeline has one and it is not open.
+
+        Raises:
+            ConfigurationError: it cannot be opened.
+            ClusterError: it cannot be opened again; somebody may be replacing the files that it reads.
+        """
+        if self._store is not None or not self.settings.store:
+            return
+        try:
+            self._store = open_store(renewed(self.settings.store))
+        except ConfigurationError as exc:
+            if not self._opened:
+                raise
+            raise ClusterError(f"the store cannot be opened again: {exc}", retriable=True) from exc
+        self._opened = True
+        watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
+        self._watching = asyncio.create_task(watch.follow(plan, self._store))
+
+    async def _close_store(self) -> None:
+        """Closes the store, if it is open; the next flow opens it again."""
+        if self._watching is not None:
+            self._watching.cancel()
+        store, self._store, self._watching = self._store, None, None
+        if store is None:
+            return
         loop = asyncio.get_running_loop()
         closed = asyncio.Event()
 
@@ -201,8 +228,9 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
-            if self._anew:
-                self._learned_limits.forget_unfit()  # whoever asked may have mended the topic
+            if self._anew:  # whoever asked may have corrected the topic, or replaced what the store has read
+                self._learned_limits.forget_unfit()
+                await self._close_store()
             self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
@@ -283,10 +311,7 @@ class Pipeline(Service):
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
-        if self._store is None and self.settings.store:
-            self._store = open_store(self.settings.store)
-            watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
-            self._watching = asyncio.create_task(watch.follow(plan, self._store))
+        self._open_store(plan)
         self._log.starts(plan, self._store)
         if self._ending or self.target == "STOPPED":
             return

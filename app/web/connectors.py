@@ -132,6 +132,7 @@ def _state(pipeline: PipelineReport, worker: str, *, restarting: bool = False) -
     if restarting:
         return {"state": "RESTARTING", "worker_id": worker}
     state = {"state": _STATES.get(pipeline.status, pipeline.status), "worker_id": worker}
-    if pipeline.status in {"FAILED", "RESTARTING"} and pipeline.last_error is not None:
-        state["trace"] = pipeline.last_error
-    return state
+    # Connect's monitors look nowhere else, so the reason why the records of a running pipeline wait is here, too.
+    failing = pipeline.status in {"FAILED", "RESTARTING"}
+    reason = pipeline.last_error if failing else pipeline.degraded or pipeline.awaited
+    return state if reason is None else {**state, "trace": reason}

@@ -19,6 +19,7 @@ from aiokafka.errors import (
     KafkaConnectionError,
 )
 
+from app import log_filters
 from app.json_log import JsonFormatter
 from app.log_filters import TOLD_BY_US, LineFormatter, RepeatFilter, bound_repeats, calm_clients
 
@@ -201,6 +202,20 @@ def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixtu
         for role in ("one", "one", "two"):
             logging.getLogger("botocore.credentials").info("Found credentials from IAM Role: %s", role)
     assert [record.args for record in caplog.records] == [("one",), ("two",)]
+
+
+def test_credentials_that_are_not_renewed_are_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore logs a traceback with each call; its last line says it, and the store says the rest."""
+    monkeypatch.setattr(log_filters, "_first", {})
+    calm_clients()
+    for error in (OSError("the provider is away"), OSError("it is still away"), ValueError("100 % denied")):
+        logging.getLogger("botocore.credentials").warning("Refreshing failed during %s period.", "r", exc_info=error)
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("Refreshing failed during r period. OSError: the provider is away", None),
+        ("Refreshing failed during r period. ValueError: 100 % denied", None),
+    ]
 
 
 @pytest.mark.parametrize(

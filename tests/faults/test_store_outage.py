@@ -55,6 +55,7 @@ TROUBLES: list[tuple[str, Fault, float, str | None]] = [
     ("all 503", Error(503), 10 * DELAY_MAX_S, "SlowDown"),
     ("full", Error(507, code="XMinioStorageFull"), 0, "XMinioStorageFull"),
     ("denied", Error(403, code="AccessDenied"), 0, "AccessDenied"),
+    ("refused", Error(400, code="InvalidArgument"), 0, "InvalidArgument"),
     ("cut upload", Cut(100_000, "upload"), 0, "Connection"),
     ("cut download", Cut(100_000, "download"), 0, "cut after|Connection"),
     ("slow", Slow(SLOW_S), 0, None),

@@ -37,6 +37,8 @@ def test_worker_store_comes_back(make_way: Callable[..., Way]) -> None:
         health = worker.get("/health")
         assert health[0] == 200
         assert str(store) in health[1]["reasons"]["offload"]
+        connector = worker.get("/connectors/offload/status")[1]["connector"]
+        assert (connector["state"], str(store) in connector["trace"]) == ("RUNNING", True)
         send(way.broker, way.raw, [(1, b"small", b"flows", [], 1)])
         until(lambda: end_offsets(way.broker, way.orders)[1] == 1, "the other partition flows")
         assert end_offsets(way.broker, way.orders)[0] == 1

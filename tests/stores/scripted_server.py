@@ -163,14 +163,14 @@ class Bucket:
 
 @contextlib.contextmanager
 def scripted_server(
-    script: Script, expect: Callable[[Wire], bool] | None = None, tls: ssl.SSLContext | None = None
+    script: Script, tls: ssl.SSLContext | None = None, expect: Callable[[Wire], bool] | None = None
 ) -> Iterator[ScriptedServer]:
     """Runs a server on 127.0.0.1 that answers each request by `script`.
 
     Args:
         script: see `Script`.
-        expect: answers `Expect: 100-continue`, and says whether the body is read; by default with 100.
         tls: of a server with TLS.
+        expect: answers `Expect: 100-continue`, and says whether the body is read; by default with 100.
     """
     stopped = threading.Event()
 
@@ -205,9 +205,9 @@ def scripted_server(
             super().shutdown_request(request)
 
     with Server(("127.0.0.1", 0), Handler) as server:
+        state = ScriptedServer(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}")
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        state = ScriptedServer(f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -517,6 +517,48 @@ def test_credentials_that_google_refuses_are_a_matter_of_access(tmp_path: Path) 
         assert (told.value.retriable, type(told.value)) == (True, PayloadStoreError)
 
 
+@pytest.mark.parametrize("where", ["gcs.credentials.file", "environment"])
+def test_a_credentials_file_that_is_replaced_is_read_again(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Google refuses the old one, the same call continues with the new one; until then it says what is wrong."""
+    pytest.importorskip("google.auth")
+    valid = "/old"
+
+    def script(request: Request, wire: Wire) -> bool:
+        status, body = b"200 OK", b"data"
+        if request.path in ("/old", "/new"):
+            given = {"access_token": "sesame", "expires_in": 1, "token_type": "Bearer", "issued_token_type": "t"}
+            refused = {"error": "invalid_grant", "error_description": "Invalid JWT Signature"}
+            status, answer = (b"200 OK", given) if request.path == valid else (b"400 Bad", refused)
+            body = json.dumps(answer).encode()
+        head = HEAD.replace(b"200 OK", status)
+        wire.write(b"%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
+        return True
+
+    with scripted_server(script) as server:
+        file = tmp_path / "credentials.json"
+        file.write_text(federation(f"{server.endpoint}/old", tmp_path))
+        keys = {"gcs.bucket": "payloads"}
+        if where == "environment":
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        else:
+            keys[where] = str(file)
+        with opened(keys) as store:
+            _point(store, server.endpoint)
+            path = store.root.path(*NAME)
+            store.get(path, 9)
+            valid = "/new"
+            with pytest.raises(PayloadStoreAccessError, match="Invalid JWT Signature"):
+                store.get(path, 9)
+            file.write_text("{")
+            with pytest.raises(PayloadStoreAccessError, match="GCS token failed: "):
+                store.get(path, 9)
+            file.write_text(federation(f"{server.endpoint}/new", tmp_path))
+            store.get(path, 9)
+            assert [request.path for request in server.requests][-2:] == ["/new", "/payloads/orders%2Fan%2Did"]
+
+
 def test_a_forked_process_is_told(gcs: CloudServer) -> None:
     """obstore's threads are not there after a fork: that is said at once, in place of a call that hangs to its end."""
     with opened(gcs.config("forked")) as store:

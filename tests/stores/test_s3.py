@@ -23,7 +23,8 @@ from urllib3.util.util import to_str
 
 from app.config.secret import Secret
 from stores.s3 import S3Store
-from stores.s3_client import _session, _timestamp
+from stores.s3_client import _timestamp
+from stores.s3_credentials import open_session
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
@@ -73,16 +74,6 @@ def at_once(calls: Sequence[Callable[[], object]]) -> list[Callable[[], object]]
         return [pool.submit(call).result for call in calls]
 
 
-@pytest.fixture
-def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -105,10 +96,10 @@ def test_dates_are_those_of_botocore(text: Any) -> None:
 
 def test_description_of_s3_is_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second client takes what the first one has read, unless AWS's settings name another folder by now."""
-    first, second = (_session().get_component("data_loader") for _ in range(2))
+    first, second = (open_session()[0].get_component("data_loader") for _ in range(2))
     assert second is first
     monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
-    other = _session().get_component("data_loader")
+    other = open_session()[0].get_component("data_loader")
     assert str(tmp_path) in other.search_paths
     assert str(tmp_path) not in first.search_paths
 

@@ -42,7 +42,7 @@ def test_a_body_is_sent_behind_an_interim_answer(interim: bytes) -> None:
             wire.write(interim[number : number + 1])
         return True
 
-    with scripted_server(accept, expect) as server, opened(server.config()) as store:
+    with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
         for _ in range(2):
             store.put(*NAME, b"data")
         assert [request.body for request in server.requests] == [b"data"] * 2
@@ -70,7 +70,7 @@ def test_a_torn_answer_ends_the_attempt(answer: bytes, found: str) -> None:
         wire.write(answer)
         raise ConnectionAbortedError("the server closes the connection")
 
-    with scripted_server(accept, expect) as server, opened(server.config()) as store:
+    with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
         with pytest.raises(PayloadStoreError, match=found) as caught:
             store.put(*NAME, b"data")
         assert caught.value.retriable
@@ -87,7 +87,7 @@ def test_an_answer_that_comes_byte_by_byte_has_an_end(set_clock: SetClock, start
             wire.write(b"T")
         raise ConnectionAbortedError("the test is over")
 
-    with scripted_server(accept, expect) as server, opened(server.config(**EIGHT_SECONDS)) as store:
+    with scripted_server(accept, expect=expect) as server, opened(server.config(**EIGHT_SECONDS)) as store:
         set_clock(0.5)
         with pytest.raises(PayloadStoreError, match=LATE) as caught:
             store.put(*NAME, b"data")
@@ -110,7 +110,7 @@ def test_nothing_is_sent_behind_a_refusal(final: bytes) -> None:
         wire.write(INTERIM + b"\r\n")
         return True
 
-    with scripted_server(accept, expect) as server, opened(server.config()) as store:
+    with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
         with pytest.raises(PayloadStoreError, match=r"HTTP 503") as caught:
             store.put(*NAME, b"data")
         assert caught.value.retriable
@@ -127,7 +127,7 @@ def test_a_refusal_may_come_in_one_piece_with_the_interim_answer() -> None:
         return False
 
     with (
-        scripted_server(accept, expect) as server,
+        scripted_server(accept, expect=expect) as server,
         opened(server.config()) as store,
         pytest.raises(PayloadStoreAccessError, match=r"HTTP 403"),
     ):
@@ -141,7 +141,7 @@ def test_a_server_that_refuses_the_question_gets_the_body(caplog: pytest.LogCapt
         wire.write(b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n")
         return False
 
-    with scripted_server(accept, expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
+    with scripted_server(accept, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
         for _ in range(3):
             store.put(*NAME, b"data")
         assert [("expect" in request.headers, request.body) for request in server.requests] == [(False, b"data")] * 3
@@ -187,7 +187,7 @@ def test_a_server_that_never_answers_the_question_is_not_asked_for_a_while(
         wire.write(answers[0])
         return True
 
-    with scripted_server(accept, expect, context) as server, opened(server.config()) as store:
+    with scripted_server(accept, context, expect) as server, opened(server.config()) as store:
 
         def asks() -> bool:
             store.put(*NAME, b"data")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.config.secret import Secret, fill_in, hidden
+from app.config.secret import Secret, fill_in, hidden, known, renewed, without_secrets
 from stores.keys import Key, Kind
 from transforms.errors import ConfigurationError
 
@@ -70,6 +71,23 @@ def test_file_is_the_value_without_its_last_line_break(tmp_path: Path, content: 
     path.write_bytes(content)
     filled = fill_in("k", f"${{file:{path}}}", {})
     assert (filled, repr(filled)) == (value, "***")
+
+
+def test_files_that_are_replaced_are_read_again(tmp_path: Path) -> None:
+    """What came from a file has its text of now, hidden as before; all else stays, the environment too."""
+    file = tmp_path / "key"
+    file.write_text("of-yesterday")
+    secret, name, other = (fill_in("k", f"{text}${{file:{file}}}", {}) for text in ("s-", "n-", "o-"))
+    values = {"secret": known(secret), "name": hidden(name), "env": fill_in("k", "${env:X}", {"X": "x"}), "n": 5}
+    file.write_text("of-today")
+    found = renewed(values)
+    assert found == {"secret": "s-of-today", "name": "n-of-today", "env": "x", "n": 5}
+    assert [repr(found[each]) for each in ("secret", "name", "env")] == ["***"] * 3
+    assert without_secrets("s-of-today, n-of-today, s-of-yesterday") == "***, n-of-today, ***"
+    assert renewed({"k": pickle.loads(pickle.dumps(other))}) == {"k": "o-of-today"}  # noqa: S301  (as Spark hands it on)
+    file.unlink()
+    with pytest.raises(ConfigurationError, match=r"secret: file .*key' cannot be read"):
+        renewed(values)
 
 
 def test_file_that_cannot_be_a_secret(tmp_path: Path) -> None:

@@ -132,7 +132,22 @@ async def test_clients_that_share_a_tls_context_differ_in_nothing_else(monkeypat
         for each in made:
             await each.stop()
     plain = client_of()
-    assert sharing_context(plain) is plain
+    assert security_arguments(sharing_context(plain)) == security_arguments(plain)
+
+
+def test_the_file_of_a_password_is_read_for_each_client_or_once_for_a_flow(tmp_path: Path) -> None:
+    """An agent may replace it. Clients that share what was read then all log in alike."""
+    (tmp_path / "password").write_text("of yesterday")
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
+    client = client_of(**login, sasl_password=f"${{file:{tmp_path}/password}}")
+    shared = sharing_context(client)
+    (tmp_path / "password").write_text("of today")
+    of = [security_arguments(each)["sasl_plain_password"] for each in (client, shared, sharing_context(client))]
+    assert of == ["of today", "of yesterday", "of today"]
+    (tmp_path / "password").unlink()
+    assert security_arguments(shared)["sasl_plain_password"] == "of yesterday"
+    with pytest.raises(ConfigurationError, match=r"sasl\.password: file .*password' cannot be read"):
+        sharing_context(client)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])

@@ -29,6 +29,7 @@ from transforms.errors import (
     PayloadStoreAccessError,
     PayloadStoreError,
     PayloadUnavailableError,
+    PayloadUnfitError,
     ReferenceRefusedError,
 )
 from transforms.record import RecordLike
@@ -162,31 +163,32 @@ async def test_retries_end_where_the_store_refuses(executor: Executor) -> None:
 async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     executor: Executor, error: PayloadStoreError
 ) -> None:
-    """A payload that is missing, and a reference that is refused, do not count as errors of the store."""
-    stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
-    retries = made(Storing([error]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
-    with pytest.raises(type(error)):
-        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
-    assert (stats.store_errors, stats.retries) == (0, 0)
+    """A missing payload, and a reference that is refused, are no errors of the store, also of one that has worked."""
+    stats, lane = PipelineStats(offloaded_records=1), Lane(TopicPartition("raw", 3), 3)
+    retries = made(Storing([error] * 9), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    for _ in range(9):
+        with pytest.raises(type(error)):
+            await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+    assert (stats.store_errors, stats.retries, retries._breaker.open) == (0, 0, False)
 
 
 async def test_retries_wait_for_what_was_withdrawn(executor: Executor) -> None:
-    """A store that has let the pipeline in, and then does not, is waited for; the reason is on the pages."""
+    """A store that has worked for the pipeline is waited for, whatever the reason, which is on the pages."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     seen: list[str | None] = []
     stage = Storing([], lambda: seen.append(retries.degraded))
     retries = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
-    stage.errors = [PayloadStoreAccessError("access denied")] * 2
+    stage.errors = [PayloadStoreAccessError("access denied"), PayloadStoreError("the certificate has expired")]
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
-    assert (seen, stats.retries) == ([None, None, "access denied", "access denied"], 2)
-    stage.errors = [REFUSED]
-    with pytest.raises(PayloadStoreError, match="access denied"):
+    assert (seen, stats.retries) == ([None, None, "access denied", "the certificate has expired"], 2)
+    stage.errors = [PayloadUnfitError("too large")]  # no other record meets it
+    with pytest.raises(PayloadUnfitError):
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
 async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: Executor) -> None:
-    """A permission that was never there is for the user to give."""
+    """What has never worked is for the user to set right."""
     retries = made(
         Storing([PayloadStoreAccessError("access denied")]),
         executor,
@@ -197,6 +199,22 @@ async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: E
     lane = Lane(TopicPartition("raw", 3), 3)
     with pytest.raises(PayloadStoreAccessError, match="access denied"):
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+
+
+async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(executor: Executor) -> None:
+    """Before the first payload, a refusal ends the pipeline only if the store still passes that check."""
+    stage, stats, lane = Storing([REFUSED] * 3), PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    store = Checked(REFUSED)
+
+    def retries() -> Retries:
+        chain, checked = Chain([stage], "orders", 1_000_000), cast("PayloadStore", store)
+        return Retries(chain, executor, settings(), stats=stats, unstalled=lambda: None, store=checked)
+
+    await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+    assert (stats.retries, store.errors) == (3, [])
+    stats.offloaded_records, stage.errors = 0, [REFUSED]
+    with pytest.raises(PayloadStoreError, match="access denied"):
+        await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
 
 
 async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> None:

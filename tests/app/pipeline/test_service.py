@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +24,8 @@ from app.pipeline.chain import Chain
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.service import Pipeline
+from stores import registry
+from stores.keys import Key, Value
 from stores.memory import MemoryStore
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from transforms.errors import RecordUnfitError, WideloadError
@@ -110,6 +113,7 @@ async def running(
     plan: Plan = _PLAN,
     later: Plan = _PLAN,
     keys: str = "",
+    orders: str = ORDERS,
 ) -> AsyncIterator[Pipeline]:
     """A pipeline that runs, with flows that fail when they are to end; all but the first one by the `later` plan."""
 
@@ -118,7 +122,7 @@ async def running(
 
     monkeypatch.setattr(service, "Flow", flow)
     monkeypatch.setattr(service, "plan_pipeline", look)
-    settings = settings_of(HEAD + keys + ORDERS)
+    settings = settings_of(HEAD + keys + orders)
     pipeline = Pipeline(settings, settings.pipelines[0], plan=plan, budget=Budget(1), ended=ended.append)
     await pipeline.on_start()
     try:
@@ -184,6 +188,61 @@ async def test_a_flow_has_the_store_of_its_chain(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_AskingFlow, "stores", [])
     async with running(monkeypatch, [], _AskingFlow):
         assert [type(store) for store in _AskingFlow.stores] == [MemoryStore]
+
+
+class _Kept(MemoryStore):
+    """A store that notes with which account it was opened, and whether it was closed."""
+
+    KEYS = (*MemoryStore.KEYS, Key("kept.account", "string", "", default=""))
+    opened: ClassVar[list[_Kept]] = []
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`."""
+        super().open(values)
+        self.account, self.closed = values["kept.account"], False
+        self.opened.append(self)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self.closed = True
+
+
+@pytest.mark.parametrize("asked", ["restart", "stop"])
+async def test_a_restart_opens_the_store_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str) -> None:
+    """With what its secret files have then; a new beginning that nobody has asked for keeps it. It waits for files."""
+    ended: list[Pipeline] = []
+    account = tmp_path / "account"
+    account.write_text("old")
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_AskingFlow, "stores", [])
+    monkeypatch.setattr(_AskingFlow, "error", ClusterError("the broker is away", retriable=True))
+    monkeypatch.setattr(_Kept, "opened", [])
+    monkeypatch.setitem(registry._BUILT_IN, "kept", f"{__name__}:_Kept")
+    orders = ORDERS.replace('"memory"', f'"kept"\nkept.account = "${{file:{account}}}"')
+
+    def again() -> None:
+        if asked == "restart":
+            pipeline.begin_anew()
+        else:
+            pipeline.steer("STOPPED")
+            pipeline.steer("STARTED")
+
+    async with running(monkeypatch, ended, _AskingFlow, orders=orders) as pipeline:
+        assert pipeline.flow is not None
+        account.write_text("new")
+        await _next_flow(pipeline, pipeline.flow.stop)
+        assert [each.account for each in _Kept.opened] == ["old"]
+        await _next_flow(pipeline, again)
+        assert [(each.account, each.closed) for each in _Kept.opened] == [("old", True), ("new", False)]
+        assert [getattr(store, "account", None) for store in _AskingFlow.stores] == ["old", "old", "new"]
+        account.unlink()
+        again()
+        await until(lambda: pipeline.last_error is not None and "kept.account: file" in pipeline.last_error)
+        assert pipeline.status == "RESTARTING"
+        account.write_text("newer")
+        await until(lambda: pipeline.status == "RUNNING")
+        assert ([each.account for each in _Kept.opened], ended) == (["old", "new", "newer"], [])
+    assert all(each.closed for each in _Kept.opened)
 
 
 async def _next_flow(pipeline: Pipeline, end: Callable[[], None]) -> None:

@@ -15,14 +15,17 @@ from tests.app.reports import Flow, Pipeline, pipeline_settings
     [
         (Pipeline(status="STARTING"), {"state": "UNASSIGNED"}),
         (Pipeline(last_error="of yesterday"), {"state": "RUNNING"}),
+        (Pipeline(degraded="HTTP 503", last_error="of yesterday"), {"state": "RUNNING", "trace": "HTTP 503"}),
         (Pipeline(status="PAUSED", last_error="of yesterday"), {"state": "PAUSED"}),
+        (Pipeline(status="PAUSED", degraded="HTTP 503"), {"state": "PAUSED", "trace": "HTTP 503"}),
+        (Pipeline(status="STARTING", awaited="the group"), {"state": "UNASSIGNED", "trace": "the group"}),
         (Pipeline(status="RESTARTING", last_error="no broker"), {"state": "RESTARTING", "trace": "no broker"}),
         (Pipeline(status="RESTARTING"), {"state": "RESTARTING"}),
         (Pipeline(status="FAILED", last_error="a record"), {"state": "FAILED", "trace": "a record"}),
     ],
 )
 def test_states_are_connects(pipeline: Pipeline, state: dict[str, str]) -> None:
-    """Each state is one that Connect knows; the last error is told while it counts."""
+    """Each state is one that Connect knows; its trace is the last error while it counts, or why records wait."""
     expected = {**state, "worker_id": "w:1"}
     assert connectors.status(pipeline, "w:1") == {
         "name": "p",

@@ -1,0 +1,254 @@
+"""The credentials of AWS's own chain, which may change while a process runs, for `stores.s3` and `stores.kms`.
+
+botocore searches its chain once for a client. It renews credentials that come with their end, such as those of a role,
+and keeps all others. But those of a file have an end too: an agent replaces them (boto/botocore#704). So the chain is
+searched again when a service refuses the credentials, and the request is sent again if there are others now.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import botocore.exceptions as aws
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+from botocore.loaders import Loader, create_loader
+
+from transforms.errors import PayloadStoreAccessError, PayloadStoreError
+from transforms.text import printable
+
+__all__ = ["ChainCredentials", "CredentialsError", "open_session", "refused_of_chain"]
+
+_METHOD = "WideloadMethod"  # in the `Error` of a refusal: botocore's name of the source whose credentials were refused
+_AGAIN_S = 1.0
+_CONNECT_S = 5
+_READ_S = 10
+_TEXT_CHARACTERS = 500
+
+# A service refuses the credentials themselves: by code, and why. Other refusals may come from their permissions.
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
+        "they are over: whatever has written them there must renew them",
+    ),
+    **dict.fromkeys(
+        (
+            "InvalidAccessKeyId",
+            "InvalidClientTokenId",
+            "InvalidToken",
+            "InvalidTokenId",  # MinIO
+            "UnrecognizedClientException",
+            "XAdminUserNotFound",  # versitygw
+        ),
+        "they are not known there",
+    ),
+    **dict.fromkeys(("InvalidSignatureException", "SignatureDoesNotMatch"), "the secret key or the region is wrong"),
+}
+_OTHER_REFUSALS = ("400", "AccessDeniedException")  # with HTTP 400: of S3 for a HEAD, without a body; of KMS
+# Of a service that gives credentials. The file of a web identity is replaced when it is nearly over, and the provider
+# behind it may be away: AWS says of these that the request is to be sent again.
+_MAY_PASS = frozenset(
+    {
+        "ExpiredTokenException",
+        "IDPCommunicationError",
+        "InvalidIdentityToken",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestTimeout",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+_PASSING = (
+    aws.ConnectionError,
+    aws.HTTPClientError,
+    aws.CredentialRetrievalError,
+    aws.MetadataRetrievalError,
+    OSError,  # the file of a token
+    RuntimeError,  # what was given is over already: boto/boto3#1283
+)
+
+
+class CredentialsError(Exception):
+    """AWS's own chain gives no credentials: `str` is the reason, for people.
+
+    Attributes:
+        may_pass: whether waiting may help.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        said = f"{type(cause).__name__}: {cause}"
+        self.may_pass = isinstance(cause, _PASSING)
+        if isinstance(cause, aws.ClientError):
+            code, status = _answer(cause.response)
+            self.may_pass = (
+                code in _MAY_PASS
+                or status == HTTPStatus.TOO_MANY_REQUESTS
+                or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            )
+            text = cause.response.get("Error", {}).get("Message", "")
+            said = f"{cause.operation_name}: {code or 'no code'} (HTTP {status}): {text}"
+        super().__init__(f"AWS's own chain gives no credentials: {printable(said, _TEXT_CHARACTERS)}")
+
+    def translated(self, call: str, key: str) -> PayloadStoreError:
+        """The project's error, for a call that has failed by this one; `key` is the one to change."""
+        if self.may_pass:
+            return PayloadStoreError(f"{call}: {self}", retriable=True, key=key)
+        advice = "check what the chain asks: a profile, a role and whom it trusts, the file of a token"
+        return PayloadStoreAccessError(f"{call}: {self}; {advice}", key=key)
+
+
+def refused_of_chain(error: aws.ClientError) -> str | None:
+    """Which credentials of AWS's own chain were refused, and why, for people; None if none of it were."""
+    method, why = error.response.get("Error", {}).get(_METHOD), _REFUSED.get(_answer(error.response)[0])
+    return f"the credentials are those of AWS's own chain ({method}): {why}" if method and why else None
+
+
+class ChainCredentials:
+    """What botocore signs requests with, in place of what it finds itself. Several threads may use it.
+
+    Args:
+        search: searches the chain: credentials of botocore, or None.
+        clock: monotonic seconds.
+    """
+
+    # State that changes, under `_lock`: `_found`, `_error`, `_searched_s`. A thread may read old credentials.
+
+    def __init__(self, search: Callable[[], Any], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._search = search
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: Any = None
+        self._error: Exception | None = None
+        self._searched_s = float("-inf")
+        self._signed = threading.local()
+
+    def load_credentials(self) -> ChainCredentials:
+        """What a session of botocore asks its `credential_provider` for. Makes no request."""
+        return self
+
+    @property
+    def method(self) -> str:
+        """The source in the chain, by botocore's name, such as `shared-credentials-file`; `none` if there is none."""
+        return str(getattr(self._found, "method", "none"))
+
+    def get_frozen_credentials(self) -> Any:
+        """Credentials for one request; None if the chain has none.
+
+        Raises:
+            CredentialsError: the chain fails.
+        """
+        try:
+            found = self._frozen()
+        except Exception as exc:
+            error = CredentialsError(exc)
+            before = self._found
+            # Those with which a role is assumed may be from a file, too.
+            if error.may_pass or before is None or self._searched_again() is before:
+                raise error from exc
+            found = self._frozen_again()
+        self._signed.with_these = found
+        return found
+
+    def _frozen_again(self) -> Any:
+        try:
+            return self._frozen()
+        except Exception as exc:
+            raise CredentialsError(exc) from exc
+
+    def get_deferred_property(self, name: str) -> Callable[[], Any]:
+        """See botocore's `Credentials`."""
+        return lambda: getattr(self.get_frozen_credentials(), name, None)
+
+    def renew(self, client: Any) -> None:
+        """Makes a client send a request again if its credentials were refused and the chain has others now."""
+        service = client.meta.service_model.service_id.hyphenize()
+        client.meta.events.register_first(f"needs-retry.{service}", self._refused)
+
+    def _refused(self, response: tuple[Any, dict[str, Any]] | None = None, **_: object) -> float | None:
+        """The seconds until the next attempt; None leaves that to botocore. Called by the thread that has signed."""
+        if response is None or not self._is_of_credentials(*_answer(response[1])):
+            return None
+        response[1].setdefault("Error", {})[_METHOD] = self.method
+        return 0.0 if self._has_others() else None
+
+    def _is_of_credentials(self, code: str, status: int) -> bool:
+        if code in _REFUSED:
+            return True
+        # What renews itself is not old.
+        refused = status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} or code in _OTHER_REFUSALS
+        return refused and not isinstance(self._found, RefreshableCredentials)
+
+    def _has_others(self) -> bool:
+        before = getattr(self._signed, "with_these", None)
+        try:
+            if self._frozen() == before:  # else another thread has found them
+                self._searched_again()
+            return bool(self._frozen() != before)
+        except Exception:  # noqa: BLE001  # the refusal says enough; the next request says this
+            return False
+
+    def _frozen(self) -> Any:
+        found = self._found or self._searched_again()
+        return None if found is None else found.get_frozen_credentials()
+
+    def _searched_again(self) -> Any:
+        """What the chain has by another search; after a search in vain there is none for a second.
+
+        What it had stays until it has something else.
+
+        Raises:
+            Exception: the search fails, and nothing was found before.
+        """
+        with self._lock:
+            if self._clock() - self._searched_s >= _AGAIN_S:
+                before = self._found
+                try:
+                    self._found, self._error = self._search() or before, None
+                except Exception as exc:  # noqa: BLE001  # raised below, for all who ask within the second
+                    self._error = exc
+                if before is not None or self._found is None:
+                    self._searched_s = self._clock()
+            if self._found is None and self._error is not None:
+                raise self._error
+            return self._found
+
+
+def open_session() -> tuple[botocore.session.Session, ChainCredentials]:
+    """A session of botocore, and the credentials of its clients unless they get others."""
+    session = _bare_session()
+    credentials = ChainCredentials(lambda: _bare_session().get_component("credential_provider").load_credentials())
+    session.register_component("credential_provider", credentials)
+    return session, credentials
+
+
+def _bare_session() -> botocore.session.Session:
+    """A new one: a session keeps what it has read of AWS's files."""
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    # Of the clients that ask AWS for credentials: botocore would wait for a minute, and try again.
+    session.set_default_client_config(Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S))
+    return session
+
+
+@functools.cache
+def _loader(path: str | None) -> Loader:
+    """boto3's description of S3, read once in a process: a tenth of a second of CPU that each client would take.
+
+    botocore shares it likewise among the clients of one session.
+    """
+    return create_loader(path)
+
+
+def _answer(answer: Mapping[str, Any]) -> tuple[str, int]:
+    """The code of an error, and its HTTP status; empty and 0 where there is none."""
+    code = answer.get("Error", {}).get("Code", "")
+    return str(code), int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
