@@ -28,8 +28,8 @@ from benchmarks.race import BenchmarkError
 from benchmarks.result import Result
 from stores.cloud_client import CloudClient, Times, client_options
 from stores.cloud_errors import Cloud
+from stores.http_time import within
 from stores.s3 import S3Store
-from stores.s3_time import within
 from tests.s3_server import Certificate, S3Server, S3UnavailableError, s3_server
 
 __all__ = ["PARTS", "s3clients"]

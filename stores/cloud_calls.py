@@ -18,6 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TypeVar
 
+from stores.http_time import LateError
 from transforms.errors import PayloadStoreError
 
 __all__ = ["Calls", "LateError"]
@@ -26,10 +27,6 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
-
-
-class LateError(Exception):
-    """The time for a call, or for one attempt of it, is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,10 +15,10 @@ import requests
 import requests.adapters
 import urllib3.exceptions
 
-from stores.cloud_calls import LateError
+from stores.http_time import POOLS, within
 from transforms.masking import HIDDEN
 
-__all__ = ["Rest", "RestError"]
+__all__ = ["Rest", "RestError", "timed_session"]
 
 _ANSWER_BYTES = 4 * 1_048_576
 _PIECE_BYTES = 65_536
@@ -59,11 +58,7 @@ class Rest:
         logger = logging.getLogger("urllib3.connectionpool")
         if _hide_signature not in logger.filters:
             logger.addFilter(_hide_signature)
-        session = requests.Session()
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=connections)
-        for scheme in ("https://", "http://"):
-            session.mount(scheme, adapter)
-        return cls(session, connect_ms / 1000, read_ms / 1000)
+        return cls(timed_session(connections), connect_ms / 1000, read_ms / 1000)
 
     def send(
         self,
@@ -80,7 +75,7 @@ class Rest:
         Args:
             method: HTTP's.
             url: with what stands in it.
-            seconds: the longest time; a head that comes byte by byte may take longer, and the caller does not wait.
+            seconds: the longest time.
             headers: with the credentials.
             params: of the query.
             body: sent as JSON.
@@ -89,7 +84,6 @@ class Rest:
             RestError: there was no answer, or it is no success.
             LateError: it did not come in time.
         """
-        deadline = time.monotonic() + seconds
         request = requests.Request(
             method,
             url,
@@ -106,9 +100,10 @@ class Rest:
             prepared = self.session.prepare_request(request)
             around: Any = self.session.merge_environment_settings(str(prepared.url), {}, True, None, None)  # proxies
             wait = min(self.connect_seconds, seconds), min(self.read_seconds, seconds)
-            answer = self.session.send(prepared, timeout=wait, allow_redirects=False, **around)
-            with contextlib.closing(answer):
-                received = _received(answer, deadline)
+            with within(seconds):
+                answer = self.session.send(prepared, timeout=wait, allow_redirects=False, **around)
+                with contextlib.closing(answer):
+                    received = _received(answer)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
             # Its text and its causes have the URL.
             raise RestError(f"error sending request ({type(exc).__name__})") from None
@@ -117,6 +112,31 @@ class Rest:
             words = HTTPStatus(answer.status_code).phrase if answer.status_code in set(HTTPStatus) else ""
             raise RestError(f"non-2xx status code: {answer.status_code} {words}: {said}", answer.status_code)
         return received
+
+
+class _TimedAdapter(requests.adapters.HTTPAdapter):
+    """Its connections keep the time of `stores.http_time.within`."""
+
+    def init_poolmanager(self, *arguments: Any, **more: Any) -> None:
+        super().init_poolmanager(*arguments, **more)
+        self.poolmanager.pool_classes_by_scheme = POOLS
+
+    def proxy_manager_for(self, *arguments: Any, **more: Any) -> Any:
+        manager = super().proxy_manager_for(*arguments, **more)
+        manager.pool_classes_by_scheme = POOLS
+        return manager
+
+
+def timed_session(connections: int) -> requests.Session:
+    """A session whose requests end at the deadline of `stores.http_time.within`, however slowly an answer comes.
+
+    Args:
+        connections: how many are kept open.
+    """
+    session = requests.Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, _TimedAdapter(pool_maxsize=connections))
+    return session
 
 
 def _hide_signature(record: logging.LogRecord) -> bool:
@@ -130,7 +150,7 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _received(answer: requests.Response, deadline: float) -> bytes:
+def _received(answer: requests.Response) -> bytes:
     read: Callable[[int], bytes] = answer.raw.read1
     pieces: list[bytes] = []
     size = 0
@@ -139,6 +159,4 @@ def _received(answer: requests.Response, deadline: float) -> bytes:
         size += len(piece)
         if size > _ANSWER_BYTES:
             raise RestError(f"the answer is longer than {_ANSWER_BYTES:,} bytes, which is no answer of this service")
-        if time.monotonic() > deadline:
-            raise LateError("the answer did not come to its end in the time allowed")
     return b"".join(pieces)

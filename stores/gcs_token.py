@@ -16,8 +16,9 @@ from typing import Any
 import google.auth
 import google.auth.exceptions
 import google.auth.transport.requests
-import requests
 
+from stores.cloud_rest import timed_session
+from stores.http_time import LateError, within
 from transforms.errors import ConfigurationError, PayloadStoreAccessError, PayloadStoreError
 from transforms.text import printable
 
@@ -76,7 +77,7 @@ class Tokens:
     def __init__(self, described: Callable[[], Mapping[str, Any] | None], request_seconds: float) -> None:
         self._described = described
         self._request_seconds = request_seconds
-        self._session = requests.Session()
+        self._session = timed_session(connections=1)
         self._send: Any = google.auth.transport.requests.Request(session=self._session)
         self._credentials: Any = None
         self._lock = threading.Lock()
@@ -154,7 +155,11 @@ class Tokens:
             if left <= 0:
                 raise google.auth.exceptions.TransportError("no token came in the time allowed")
             given = more.pop("timeout", None) or self._request_seconds
-            return self._send(url, method=method, timeout=min(given, left, self._request_seconds), **more)
+            try:
+                with within(left):
+                    return self._send(url, method=method, timeout=min(given, left, self._request_seconds), **more)
+            except LateError as exc:
+                raise google.auth.exceptions.TransportError(str(exc)) from exc
 
         return send
 

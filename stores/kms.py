@@ -24,8 +24,9 @@ import urllib3.exceptions
 from botocore.config import Config
 from botocore.utils import is_valid_endpoint_url
 
+from stores.http_time import LateError, within
 from stores.s3_credentials import CredentialsError, open_session, refused_of_chain
-from stores.s3_time import LateError, keep_time, within
+from stores.s3_time import keep_time
 from transforms.errors import (
     ConfigurationError,
     EncryptionError,
@@ -202,7 +203,7 @@ class KmsKeyring:
                         ignore_configured_endpoint_urls=True,  # type: ignore[call-arg]  # the stubs lack it
                     ),
                 )
-                keep_time(client)
+                keep_time(client, self._timeout_s)
                 credentials.renew(client)
                 self._clients[region] = client
             return self._clients[region]

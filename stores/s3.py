@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -29,14 +28,15 @@ from transforms.errors import (
 try:
     from botocore.exceptions import ClientError
 
+    from stores.http_time import within
     from stores.s3_answers import check_answer, info
     from stores.s3_body import Bodies
     from stores.s3_client import open_client
     from stores.s3_errors import code, named_right, status, translated
+    from stores.s3_expect import CONTINUE_MS
     from stores.s3_lifecycle import S3Lifecycle
     from stores.s3_puts import Puts
     from stores.s3_removal import S3Removal
-    from stores.s3_time import LateError, within
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Store"]
 
-_SEND_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
-
-# How long botocore waits for `100 Continue` before it sends the body anyway; it has no setting.
-_CONTINUE_MS = 1_000
 
 
 class S3Store(Store):
@@ -122,10 +118,11 @@ class S3Store(Store):
         Key(
             "s3.payload.signing",
             "boolean",
-            "`true`: the signature of a put covers the payload, and the put has a CRC. `false`: neither. Both cost "
-            "more CPU than sending the payload. The reference has a SHA-256 in any case, and TLS protects the "
-            "transfer. By default the signature covers the payload if the endpoint is `http://`, without TLS. A "
-            "bucket that requires a checksum, as with Object Lock, gets one in any case.",
+            "`true`: the signature of a put covers the payload, also over TLS, and the put has a CRC-32, which the "
+            "server compares. `false`: neither. Both cost more CPU than sending the payload. The reference has a "
+            "SHA-256 in any case, and TLS protects the transfer. By default the signature covers the payload if the "
+            "endpoint is `http://`, without TLS. A bucket that requires a checksum, as with Object Lock, gets one in "
+            "any case.",
         ),
         Key(
             "s3.max.connections",
@@ -147,13 +144,10 @@ class S3Store(Store):
         prefix = check_prefix("s3.prefix", cast("str", values["s3.prefix"]))
         self._bucket_uri = f"s3://{self._bucket}/"
         self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
-        # The deadline is checked before each piece of a body, and the wait for the last piece may take its full time.
-        longest_wait_ms = max(cast("int", values[name]) for name in ("s3.connection.timeout.ms", "s3.read.timeout.ms"))
         _check_time(values, self.timeout_ms)
-        self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
-        self._client = open_client(values)
+        self._client = open_client(values, self.timeout_ms / 1000)
         self._bodies = Bodies(self._client, cast("int", values["s3.retry.attempts"]), _attempt_ms(values) / 1000)
-        self._puts = Puts(self._client, self._bucket, _encryption(values))
+        self._puts = Puts(self._client, self._bucket, _encryption(values), summed=bool(values["s3.payload.signing"]))
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
         self._removal = S3Removal(
             self._client, self._bucket, self._head, self._translated, threads=cast("int", values["s3.max.connections"])
@@ -164,22 +158,19 @@ class S3Store(Store):
 
     def _put(self, path: str, data: bytes) -> str | None:
         """Stores at any path; returns the version, in a bucket that keeps them."""
-        deadline = time.monotonic() + self._transfer_seconds
         with self._translated("PutObject", path):
-            response = self._puts.put(self._key(path), data, lambda: _Upload(data, deadline) if data else b"")
+            response = self._puts.put(self._key(path), data, path)
         check_answer(response, "PutObject", path)
         return response.get("VersionId")
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
-        deadline = time.monotonic() + self._transfer_seconds
 
         def receive(answer: Mapping[str, Any]) -> bytes:
-            # StreamingBody gives its raw stream only as a context manager, which closes it at the end. Its own `read`
-            # goes on while a byte comes before each time-out; `read1` of the stream returns after one receive.
+            # StreamingBody gives its raw stream only as a context manager, which closes it at the end.
             with answer["Body"] as stream:
                 check_answer(answer, "GetObject", full_path)
-                return _receive(stream, full_path, answer.get("ContentLength"), max_bytes, deadline)
+                return _receive(stream, full_path, answer.get("ContentLength"), max_bytes)
 
         with self._translated("GetObject", full_path, max_bytes):
             return self._bodies.get(self._bucket, self._key(full_path), self.timeout_ms / 1000, receive)
@@ -308,39 +299,7 @@ class S3Store(Store):
             yield
 
 
-class _Upload:
-    """The body of a put, sent in pieces without a copy.
-
-    Because it is a file, botocore asks before it sends (`Expect: 100-continue`) and can read a refusal. If it sent
-    bytes, a server that refuses 20 MB would close the connection meanwhile, and the client would see only that. The
-    pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
-    """
-
-    def __init__(self, data: bytes, deadline: float) -> None:
-        self._view = memoryview(data)
-        self._deadline = deadline
-        self._position = 0
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def read(self, size: int = -1) -> memoryview:
-        """The next piece, larger than the 16 KiB that urllib3 asks for, since each call costs."""
-        if time.monotonic() > self._deadline:
-            raise LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
-        piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
-        self._position += len(piece)
-        return piece
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = (0, self._position, len(self._view))[whence] + offset
-        return self._position
-
-
-def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, deadline: float) -> bytes:
+def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
     if size is not None and size > max_bytes:
         raise PayloadTooLargeError(path, size, max_bytes)
     pieces: list[bytes] = []
@@ -354,8 +313,6 @@ def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, 
             raise PayloadTooLargeError(path, None, max_bytes)
         if not piece or received == size:
             break
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{received:,} of {'?' if size is None else f'{size:,}'} bytes came in the time allowed")
     if size is not None and received < size:
         raise ConnectionError(f"the connection was cut after {received:,} of {size:,} bytes")
     return b"".join(pieces)
@@ -372,7 +329,7 @@ def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
 
 def _attempt_ms(values: Mapping[str, Value | None]) -> int:
     """How long an attempt may take until the head of its answer is there."""
-    return cast("int", values["s3.connection.timeout.ms"]) + _CONTINUE_MS + cast("int", values["s3.read.timeout.ms"])
+    return cast("int", values["s3.connection.timeout.ms"]) + CONTINUE_MS + cast("int", values["s3.read.timeout.ms"])
 
 
 def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
@@ -386,8 +343,7 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
-            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {_CONTINUE_MS:,} ms to be "
-            f"told to go on and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
-            "raise it, or lower s3.retry.attempts, "
-            "s3.connection.timeout.ms or s3.read.timeout.ms",
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {CONTINUE_MS:,} ms to "
+            f"wait for 100 Continue and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take "
+            f"{needed_ms:,} ms; raise it, or lower s3.retry.attempts, s3.connection.timeout.ms or s3.read.timeout.ms",
         )

@@ -10,7 +10,7 @@ from stores.s3_errors import NO_S3_SERVER
 from stores.store import PayloadInfo
 from transforms.errors import PayloadStoreError
 
-__all__ = ["check_answer", "info"]
+__all__ = ["check_answer", "check_stored", "info"]
 
 _PLAIN = frozenset({"DeleteObject", "GetObject", "HeadObject"})  # which may be answered without an ETag
 
@@ -30,6 +30,20 @@ def check_answer(response: Mapping[str, Any], operation: str, path: str, name: s
     if name in response or (operation in _PLAIN and "x-amz-request-id" in headers):
         return
     raise _foreign(operation, path, f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}")
+
+
+def check_stored(response: Mapping[str, Any], sent: Mapping[str, object], path: str) -> None:
+    """Refuses a payload that was stored otherwise than it was sent, as far as the answer to the put has that for free.
+
+    S3 returns the checksum that it was sent, and versitygw a size, too. Others may leave out both.
+
+    Raises:
+        PayloadStoreError: the answer has another value for a member of `sent`.
+    """
+    for name, value in sent.items():
+        stored = response.get(name, value)
+        if stored != value:
+            raise _foreign("PutObject", path, f"{name} {value} was sent, and {stored} is stored")
 
 
 def info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> PayloadInfo:

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 import urllib3.exceptions
 from botocore.exceptions import ClientError
 
-from stores.s3_time import LateError
+from stores.http_time import LateError
+from stores.s3_time import ASKED_PAUSE_S, longest_pause
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 __all__ = ["Bodies"]
-
-_LONGEST_PAUSE_S = 20.0
-_ASKED_PAUSE_S = 5  # that a server may ask botocore for, at most, in addition
 
 
 @dataclass(slots=True)
@@ -101,8 +99,8 @@ class Bodies:
         call = self._calls.call
         if call is None:  # whoever asks does not want the body
             return None
-        longest = min(2.0 ** min(attempts - 1, 10), _LONGEST_PAUSE_S)
-        late = time.monotonic() + longest + _ASKED_PAUSE_S + self._attempt_seconds > call.deadline
+        longest = longest_pause(attempts)
+        late = time.monotonic() + longest + ASKED_PAUSE_S + self._attempt_seconds > call.deadline
         answer = None if response is None else response[1]
         if answer is None or answer["ResponseMetadata"]["HTTPStatusCode"] >= HTTPStatus.MULTIPLE_CHOICES:
             # Only a body takes time that the settings do not foresee: without one, each attempt of botocore is in time.

@@ -16,6 +16,7 @@ from botocore.utils import parse_timestamp
 from stores.keys import Value
 from stores.s3_credentials import open_session
 from stores.s3_endpoint import checked_endpoint, found_endpoint
+from stores.s3_expect import POOLS, Expectation
 from stores.s3_time import keep_time
 from transforms.errors import ConfigurationError
 
@@ -32,11 +33,12 @@ _REFUSED: Mapping[type[Exception], str] = {
 }
 
 
-def open_client(values: Mapping[str, Value | None]) -> S3Client:
+def open_client(values: Mapping[str, Value | None], seconds: float) -> S3Client:
     """A client for all threads.
 
     Args:
         values: the checked values of the keys of `stores.s3.S3Store`.
+        seconds: how long a call may take.
 
     Raises:
         ConfigurationError: they contradict each other, or boto3 refuses them.
@@ -56,13 +58,12 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
         endpoint = checked_endpoint(endpoint, cast("str", values["s3.bucket"]))
     styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
     told = cast("bool | None", values["s3.payload.signing"])
-    checksums: Any = "when_supported" if told else "when_required"
     config = Config(
         connect_timeout=cast("int", values["s3.connection.timeout.ms"]) / 1000,
         read_timeout=cast("int", values["s3.read.timeout.ms"]) / 1000,
         retries={"mode": "standard", "total_max_attempts": cast("int", values["s3.retry.attempts"])},
         max_pool_connections=cast("int", values["s3.max.connections"]),
-        request_checksum_calculation=checksums,
+        request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3=cast("Any", {"addressing_style": styles[cast("bool | None", values["s3.path.style"])]}),
         user_agent_extra="wideload",
@@ -90,7 +91,8 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
     # The environment may name the endpoint, too. Of itself botocore would sign more than it has to over TLS.
     plain = client.meta.endpoint_url.lower().startswith("http://")
     cast("Any", client.meta.config).s3["payload_signing_enabled"] = plain if told is None else told
-    keep_time(client)
+    keep_time(client, seconds, POOLS)
+    Expectation(client)
     if access is None:
         credentials.renew(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)

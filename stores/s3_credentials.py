@@ -20,6 +20,8 @@ from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.loaders import Loader, create_loader
 
+from stores.http_time import LateError
+from stores.s3_time import keep_time
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError
 from transforms.text import printable
 
@@ -72,6 +74,7 @@ _PASSING = (
     aws.HTTPClientError,
     aws.CredentialRetrievalError,
     aws.MetadataRetrievalError,
+    LateError,
     OSError,  # the file of a token
     RuntimeError,  # what was given is over already: boto/boto3#1283
 )
@@ -225,14 +228,25 @@ class ChainCredentials:
 def open_session() -> tuple[botocore.session.Session, ChainCredentials]:
     """A session of botocore, and the credentials of its clients unless they get others."""
     session = _bare_session()
-    credentials = ChainCredentials(lambda: _bare_session().get_component("credential_provider").load_credentials())
+    credentials = ChainCredentials(
+        lambda: _bare_session(_ChainSession).get_component("credential_provider").load_credentials()
+    )
     session.register_component("credential_provider", credentials)
     return session, credentials
 
 
-def _bare_session() -> botocore.session.Session:
+class _ChainSession(botocore.session.Session):
+    """A session whose clients ask AWS for credentials, in the time of the call that needs them."""
+
+    def create_client(self, *arguments: Any, **more: Any) -> Any:
+        client = super().create_client(*arguments, **more)
+        keep_time(client, _CONNECT_S + _READ_S)
+        return client
+
+
+def _bare_session(kind: type[botocore.session.Session] = botocore.session.Session) -> botocore.session.Session:
     """A new one: a session keeps what it has read of AWS's files."""
-    session = botocore.session.get_session()
+    session = kind()
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     # Of the clients that ask AWS for credentials: botocore would wait for a minute, and try again.
     session.set_default_client_config(Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S))

@@ -10,9 +10,9 @@ from http import HTTPStatus
 import botocore.exceptions as aws
 import urllib3.exceptions
 
+from stores.http_time import LateError
 from stores.kept import KeptError
 from stores.s3_credentials import CredentialsError, refused_of_chain
-from stores.s3_time import LateError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable
 

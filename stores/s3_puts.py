@@ -1,7 +1,10 @@
-"""Puts of `stores.s3`, each with the checksum that its bucket asks for.
+"""Puts of `stores.s3`, each with the checksum that its bucket asks for, or `s3.payload.signing`.
 
 A bucket with a default retention (Object Lock) accepts no put without `Content-MD5` or a checksum. Both cost about as
 much CPU as the put itself, so they are computed only for a bucket that has refused a put without them.
+
+Made here, a checksum is a header. One that botocore makes stands behind the body over TLS: a signature then does not
+cover the payload, and a server that does not know this form (`aws-chunked`) stores the frames of the body as data.
 
 Source: S3 API, "PutObject", Content-MD5; the messages are those of S3, of MinIO, and of versitygw.
 """
@@ -17,7 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 
+from stores.s3_answers import check_stored
 from stores.s3_errors import code, said, status
+from stores.s3_upload import Upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -44,38 +49,43 @@ class Puts:
         client: of the store.
         bucket: the bucket.
         more: further parameters of each put.
+        summed: whether each put has a CRC-32, even if nobody asks for it.
     """
 
-    def __init__(self, client: S3Client, bucket: str, more: Mapping[str, Any]) -> None:
+    def __init__(self, client: S3Client, bucket: str, more: Mapping[str, Any], *, summed: bool) -> None:
         self._client = client
         self._bucket = bucket
         self._more = more
-        self._wanted: Callable[[bytes], Mapping[str, str]] = _nothing
+        self._wanted: Callable[[bytes], Mapping[str, str]] = _crc32 if summed else _nothing
 
-    def put(self, key: str, data: bytes, body: Callable[[], Any]) -> PutObjectOutputTypeDef:
+    def put(self, key: str, data: bytes, path: str) -> PutObjectOutputTypeDef:
         """The answer to a put; a second one with a checksum, if the first one is refused for the lack of it.
 
         Args:
             key: the name of the object.
             data: its content.
-            body: makes what is sent of it.
+            path: its path, for messages.
 
         Raises:
+            PayloadStoreError: something else was stored.
             Exception: as boto3's.
         """
         sent = self._wanted
         try:
-            return self._put(key, body(), sent(data))
+            return self._put(key, data, sent(data), path)
         except ClientError as exc:
             wanted = _crc32 if "x-amz-checksum" in said(exc) else _md5
             if wanted is sent or not wants_md5(exc):
                 raise
         self._wanted = wanted
-        return self._put(key, body(), wanted(data))
+        return self._put(key, data, wanted(data), path)
 
-    def _put(self, key: str, body: Any, sums: Mapping[str, str]) -> PutObjectOutputTypeDef:
+    def _put(self, key: str, data: bytes, sums: Mapping[str, str], path: str) -> PutObjectOutputTypeDef:
+        body: Any = Upload(data) if data else b""
         more = cast("Any", {**self._more, **sums})
-        return self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **more)
+        response = self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **more)
+        check_stored(response, {"Size": len(data), **sums}, path)
+        return response
 
 
 def _nothing(_: bytes) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from urllib.parse import urlencode
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
+from stores.calls import Calls
 from transforms.errors import ConfigurationError
 
 __all__ = ["TOKEN_MECHANISMS", "TokenError", "TokenProvider", "token_provider"]
@@ -41,7 +42,8 @@ _KEPT = 0.8
 _UNKNOWN_S = 60.0  # of a token that does not say how long it is good
 _MOST_S = 86_400.0
 _LATEST_S = 1e12  # no float holds any number of JSON
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0  # of each wait
+_WHOLE_S = 30.0  # of the name, the connection and an answer that comes byte by byte
 _MOST_BYTES = 65_536  # of an answer
 _TOLD_CHARACTERS = 200
 _SERVER_ERROR = 500
@@ -152,6 +154,17 @@ class _Unmoved(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_Unmoved)
+_CALLS = Calls()
+
+
+def _answer(request: urllib.request.Request) -> tuple[int, bytes]:
+    """The status and the body, which is cut behind `_MOST_BYTES`."""
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            return answer.status, answer.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read(_MOST_BYTES)
 
 
 def _asked(url: str, client_id: str, secret: str, scope: str | None) -> Token:
@@ -165,18 +178,15 @@ def _asked(url: str, client_id: str, secret: str, scope: str | None) -> Token:
     )
     at = f"the token endpoint {url.partition('?')[0]}"
     try:
-        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-            body = answer.read(_MOST_BYTES + 1)
-    except urllib.error.HTTPError as exc:
-        with exc:
-            told = _told(exc.read(_MOST_BYTES), secret)
-        retriable = exc.code >= _SERVER_ERROR or exc.code == _TOO_MANY
-        raise TokenError(f"{at} answers {exc.code}{told}", retriable=retriable) from exc
+        status, body = _CALLS.within(round(_WHOLE_S * 1000), functools.partial(_answer, request))
     except (OSError, ValueError) as exc:  # also what http.client makes of an answer that is none
         reason = getattr(exc, "reason", None) or exc
         raise TokenError(f"{at} does not answer: {reason}", retriable=True) from exc
     except Exception as exc:
         raise TokenError(f"{at} does not speak HTTP: {type(exc).__name__}", retriable=True) from exc
+    if status not in range(200, 300):
+        retriable = status >= _SERVER_ERROR or status == _TOO_MANY
+        raise TokenError(f"{at} answers {status}{_told(body, secret)}", retriable=retriable)
     return _token_of(body, at)
 
 

@@ -119,6 +119,8 @@ class Registry:
     def __init__(self, settings: RegistrySettings) -> None:
         import urllib3
 
+        from stores.http_time import POOLS
+
         self._url = settings.url.rstrip("/")
         self._pool = urllib3.PoolManager(
             headers=settings.headers(),
@@ -126,6 +128,7 @@ class Registry:
             retries=False,
             ssl_context=_context(settings.options) if self._url.startswith("https:") else None,
         )
+        self._pool.pool_classes_by_scheme = POOLS
 
     def newest(self, subject: str) -> Registered:
         """The newest schema of a subject.
@@ -196,12 +199,18 @@ class Registry:
         """The answer; None for 404. Tries again where the registry is busy or not there."""
         import urllib3
 
+        from stores.http_time import LateError, within
+
         reason = "no answer"
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE * 2**attempt)
             try:
-                status, body = self._answer(path)
+                with within(_ANSWER_SECONDS):
+                    status, body = self._answer(path)
+            except LateError:
+                reason = f"its answer takes longer than {_ANSWER_SECONDS:.0f} seconds"
+                continue
             except urllib3.exceptions.HTTPError as exc:
                 if exc.args and isinstance(exc.args[0], ssl.SSLCertVerificationError):
                     raise ConfigurationError(
@@ -223,9 +232,6 @@ class Registry:
         raise JobFailedError(f"the schema registry at {self._url} does not answer: {reason}; {_TRIES} tries")
 
     def _answer(self, path: str) -> tuple[int, bytes]:
-        import urllib3
-
-        deadline = time.monotonic() + _ANSWER_SECONDS
         answer = self._pool.request("GET", f"{self._url}{path}", redirect=False, preload_content=False)
         try:
             body = b""
@@ -235,8 +241,6 @@ class Registry:
                     if answer.status == 200 and body.lstrip().startswith(b"{"):  # noqa: PLR2004  # known by its number
                         raise BadValueError(f"whose schema is more than {_MOST_BYTES:,} bytes")
                     raise self._odd(f"more than {_MOST_BYTES:,} bytes")
-                if time.monotonic() > deadline:
-                    raise urllib3.exceptions.HTTPError(f"its answer takes longer than {_ANSWER_SECONDS:.0f} seconds")
             return answer.status, body
         finally:
             answer.close()

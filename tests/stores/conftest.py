@@ -25,6 +25,7 @@ from tests.s3_server import KINDS, PLAIN, Kind, S3Server, s3_server_or_skip
 Configure = Callable[[Mapping[str, object]], Store]
 StartServer = Callable[[Kind], S3Server]
 StartCloud = Callable[[str], CloudServer]
+SetClock = Callable[[float], "CountedClock"]
 
 CLOUDS: Mapping[str, tuple[Callable[[Path], contextlib.AbstractContextManager[CloudServer]], type[Store]]] = {
     "azure": (azure_server_or_skip, AzureStore),
@@ -145,3 +146,28 @@ def store(configured: Configure) -> Store:
 def shared_store(configured: Configure) -> Store:
     """A store that several tests use, for those that do not mind what the others put there."""
     return configured({})
+
+
+class CountedClock:
+    """Goes on by so much at each look, and not by itself: other work on the machine makes no call late."""
+
+    def __init__(self, step: float) -> None:
+        self.looks = 0
+        self._step = step
+
+    def monotonic(self) -> float:
+        """See `time.monotonic`."""
+        self.looks += 1
+        return self.looks * self._step
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """Gives `stores.http_time` another clock, for the time that a call may take."""
+
+    def set_to(step: float) -> CountedClock:
+        clock = CountedClock(step)
+        monkeypatch.setattr("stores.http_time.time", clock)
+        return clock
+
+    return set_to

@@ -20,6 +20,7 @@ __all__ = [
     "Script",
     "ScriptedServer",
     "Wire",
+    "dribbling",
     "error",
     "payload",
     "said",
@@ -109,6 +110,18 @@ def payload(body: bytes, *, length: int | None = None) -> Script:
     return script
 
 
+def dribbling(start: bytes) -> Script:
+    """Answers with `start`, and then for ever with one byte before each time-out."""
+
+    def dribble(_: Request, wire: Wire) -> bool:
+        wire.write(start)
+        while not wire.stopped.wait(0.02):
+            wire.write(b"x")
+        return False
+
+    return dribble
+
+
 def said(status: int, code: str, message: str, more: str = "") -> Script:
     """Answers with an error that has this message, and `more` elements."""
 
@@ -149,8 +162,16 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
-    """Runs a server on 127.0.0.1 that answers each request by `script`, over TLS if it has a context for that."""
+def scripted_server(
+    script: Script, tls: ssl.SSLContext | None = None, expect: Callable[[Wire], bool] | None = None
+) -> Iterator[ScriptedServer]:
+    """Runs a server on 127.0.0.1 that answers each request by `script`.
+
+    Args:
+        script: see `Script`.
+        tls: of a server with TLS.
+        expect: answers `Expect: 100-continue`, and says whether the body is read; by default with 100.
+    """
     stopped = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -159,6 +180,9 @@ def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterat
         def setup(self) -> None:
             super().setup()
             state.connections += 1
+
+        def handle_expect_100(self) -> bool:
+            return super().handle_expect_100() if expect is None else expect(Wire(self.wfile.write, stopped))
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -15,8 +15,9 @@ from stores import s3_credentials
 from stores.encryption import keyring_of
 from stores.s3_credentials import ChainCredentials, CredentialsError
 from tests.kms_server import KmsServer, refusal
-from tests.stores.scripted_server import Request, ScriptedServer, Wire, error, scripted_server
-from tests.stores.test_s3 import NAME, opened
+from tests.stores.conftest import SetClock
+from tests.stores.scripted_server import Request, ScriptedServer, Wire, dribbling, error, scripted_server
+from tests.stores.test_s3 import LATE, NAME, opened
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError
 
 pytestmark = pytest.mark.usefixtures("no_aws_settings")
@@ -209,6 +210,20 @@ def test_a_token_service_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch,
         with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
             store.put(*NAME, b"data")
         assert len(server.requests) == 1  # the store's own was not sent
+    assert caught.value.retriable
+
+
+def test_a_token_service_that_drips_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_clock: SetClock
+) -> None:
+    """A byte of an answer now and then holds no call for longer than its time."""
+    with scripted_server(dribbling(b"HTTP/1.1 200 OK\r\nX-Slow: ")) as server:
+        identify(monkeypatch, tmp_path, server)
+        with opened(chain(server)) as store:
+            set_clock(10.0)
+            with pytest.raises(PayloadStoreError, match=f"AWS's own chain gives no credentials: .*{LATE}") as caught:
+                store.put(*NAME, b"data")
+        assert len(server.requests) == 1
     assert caught.value.retriable
 
 

@@ -17,6 +17,7 @@ import pytest
 from app.kafka import tokens
 from app.kafka.tokens import Token, TokenError, TokenProvider, token_provider
 from tests.oidc import CLIENT, SECRET, Provider, provider
+from tests.stores.scripted_server import dribbling, scripted_server
 from transforms.errors import ConfigurationError
 
 _SERVERS = "b-1.orders.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
@@ -137,6 +138,15 @@ def test_a_refusal_tells_no_secret(oidc: Provider) -> None:
     assert not refused.value.retriable
     assert str(refused.value).startswith(f"TokenError: the token endpoint {oidc.url} answers 400: 'no ***\\n: xxx")
     assert len(str(refused.value)) < 350
+
+
+def test_an_answer_that_comes_byte_by_byte_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that says a byte of an answer or an error now and then holds no login for longer than its time."""
+    monkeypatch.setattr(tokens, "_WHOLE_S", 0.2)
+    for start in (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 400 Bad\r\nContent-Length: 9000\r\n\r\n"):
+        with scripted_server(dribbling(start)) as server, pytest.raises(TokenError, match="has not answered") as late:
+            token_provider(login(server.endpoint), "a:1").now()
+        assert late.value.retriable
 
 
 def test_what_is_missing() -> None:

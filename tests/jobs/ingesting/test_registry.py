@@ -19,6 +19,7 @@ from jobs.driver.failures import JobFailedError
 from jobs.ingesting import registry
 from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.registry import Registered, Registry, RegistrySettings
+from tests.stores.scripted_server import dribbling, scripted_server
 from transforms.errors import ConfigurationError
 
 GUID = UUID(bytes=bytes(range(1, 17)))
@@ -200,12 +201,16 @@ def test_schemas_that_cannot_be_used(server: Server, schema: dict[str, object], 
     assert str(failed.value) == f"whose schema {message}"
 
 
-def test_slow_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that comes byte by byte is given up after its time, however alive it is."""
-    monkeypatch.setattr(registry, "_ANSWER_SECONDS", -1.0)
-    server.answer = lambda path: said(schema="x")
-    with pytest.raises(JobFailedError, match="does not answer: its answer takes longer"):
-        server.client().schema(1)
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n"])
+def test_slow_answer(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    """An answer that comes byte by byte is given up after its time, however alive it is, in its head as in its body."""
+    monkeypatch.setattr(registry, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(registry, "_TRIES", 1)
+    with (
+        scripted_server(dribbling(start)) as slow,
+        pytest.raises(JobFailedError, match="does not answer: its answer takes longer"),
+    ):
+        Registry(RegistrySettings(slow.endpoint)).schema(1)
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -1,0 +1,223 @@
+"""HTTP connections that keep the deadline of a call, whatever the server does, and bound the length of its answers.
+
+The time-out of a socket begins again with each byte. A server or proxy that sends a byte now and then could hold a
+thread for hours, at any place: the TLS handshake, an interim answer, the head of an answer, the body of an error. So
+each wait of these connections ends at the deadline of its thread, and none of what reads an answer has to look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any, cast
+
+import urllib3.connection
+import urllib3.connectionpool
+
+from stores.calls import Calls, HangingError
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["ANSWER_BYTES", "POOLS", "Answer", "LateError", "TimedConnection", "begin", "time_left", "waiting", "within"]
+
+ANSWER_BYTES = 16 * 1_048_576
+"""The longest response without the data of a payload. A page of 1,000 keys, the longest ones S3 allows, takes 4 MB."""
+
+_FOREVER = float("inf")
+_LATE = "the call did not come to its end in the time that large.message.store.timeout.ms allows"
+
+
+class LateError(Exception):
+    """The time for a call is over, or its response is too long.
+
+    No `OSError`, because urllib3 would report that as a cut connection.
+    """
+
+
+class _Time(threading.local):
+    deadline = _FOREVER
+    bounded = False
+    most = ANSWER_BYTES
+
+
+_time = _Time()
+_connecting = Calls()
+
+
+@contextlib.contextmanager
+def within(seconds: float, data_bytes: int = 0) -> Iterator[None]:
+    """Makes each wait of a connection in this thread, inside this context, raise `LateError` after so many seconds.
+
+    Args:
+        seconds: for all requests in the context.
+        data_bytes: how many bytes of a payload one response may have, in addition to `ANSWER_BYTES`.
+    """
+    with _until(time.monotonic() + seconds, ANSWER_BYTES + data_bytes):
+        yield
+
+
+@contextlib.contextmanager
+def _until(deadline: float, most: int) -> Iterator[None]:
+    before = _time.deadline, _time.bounded, _time.most
+    _time.deadline, _time.bounded, _time.most = deadline, True, most
+    try:
+        yield
+    finally:
+        _time.deadline, _time.bounded, _time.most = before
+
+
+def begin(seconds: float) -> None:
+    """Gives a call that is not inside of `within` so many seconds from now on."""
+    if not _time.bounded:
+        _time.deadline = time.monotonic() + seconds
+
+
+def time_left() -> float:
+    """The seconds until the deadline of this thread.
+
+    Raises:
+        LateError: there are none.
+    """
+    left = _time.deadline - time.monotonic()
+    if left <= 0:
+        raise LateError(_LATE)
+    return left
+
+
+@contextlib.contextmanager
+def waiting(sock: socket.socket, longest: float | None = None) -> Iterator[None]:
+    """Makes a wait for this socket end at the deadline of this thread.
+
+    Args:
+        sock: its time-out may be shorter afterwards; each request sets it.
+        longest: in place of the time-out of the socket.
+
+    Raises:
+        LateError: the deadline is over, before the wait or in it.
+    """
+    left = time_left()
+    allowed = sock.gettimeout() if longest is None else longest
+    late = allowed is None or left < allowed
+    if late or longest is not None:
+        sock.settimeout(left if late else longest)
+    try:
+        yield
+    except TimeoutError as exc:
+        if late:
+            raise LateError(_LATE) from exc
+        raise
+
+
+class _Received(io.RawIOBase):
+    """The bytes of a response, until the deadline, and not more than it may have.
+
+    Args:
+        raw: of the socket.
+        sock: the socket.
+        start: what has been read of the response already.
+    """
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, start: bytes) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._start = start
+        self._most = self._left = _time.most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._start:
+            piece = self._start[: len(buffer)]
+            buffer[: len(piece)] = piece
+            self._start = self._start[len(piece) :]
+            return len(piece)
+        with waiting(self._sock):
+            count = self._raw.readinto(buffer)
+        self._left -= count or 0
+        if self._left < 0:
+            raise LateError(f"the answer is longer than {self._most:,} bytes, as no answer of this service is")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class Answer(HTTPResponse):
+    """A response that is read until the deadline.
+
+    Args:
+        sock: where it comes from.
+        arguments: see `http.client.HTTPResponse`.
+        start: what has been read of it already.
+        last: whether the connection is not used again behind it.
+        more: see `http.client.HTTPResponse`.
+    """
+
+    def __init__(
+        self, sock: socket.socket, *arguments: Any, start: bytes = b"", last: bool = False, **more: Any
+    ) -> None:
+        super().__init__(sock, *arguments, **more)
+        self.fp = io.BufferedReader(_Received(cast("Any", self.fp).detach(), sock, start))
+        self._last = last
+
+    def begin(self) -> None:
+        super().begin()
+        while HTTPStatus.SWITCHING_PROTOCOLS < self.status < HTTPStatus.OK:  # http.client skips 100 alone
+            self.headers = cast("Any", None)
+            super().begin()
+        self.will_close = self.will_close or self._last
+
+
+class TimedConnection(urllib3.connection.HTTPConnection):
+    """A connection all of whose waits end at the deadline."""
+
+    response_class: Any = Answer
+
+    def connect(self) -> None:
+        """See `http.client`. All of it is in time: names, each address of a host, a proxy's tunnel, TLS.
+
+        No time-out ends a look-up of a name, and each address has a time-out of its own, so it runs on another thread.
+        """
+        deadline, most = _time.deadline, _time.most
+        if deadline == _FOREVER:
+            return super().connect()
+        connect = super().connect
+
+        def connected() -> None:
+            with _until(deadline, most):
+                connect()
+
+        try:
+            return _connecting.within(round(time_left() * 1000), connected)
+        except HangingError as exc:
+            raise LateError(f"{_LATE}: to connect {exc}") from exc
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        with waiting(self.sock):
+            super().send(data)
+
+
+class _SecureConnection(TimedConnection, urllib3.connection.HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    ConnectionCls = TimedConnection
+
+
+class _SecurePool(urllib3.connectionpool.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+POOLS = {"http": _Pool, "https": _SecurePool}
+"""The pools of such connections by scheme, for `pool_classes_by_scheme` of urllib3's managers."""

@@ -1,0 +1,167 @@
+"""The question before the body of a put, `Expect: 100-continue`: what a server answers, and whether it is asked again.
+
+A server that refuses a put says so before the body is sent. botocore asks too, but its reading of the answer has no
+bounds: the head of an interim answer without its empty line, TLS 1.3's own messages before the answer, a status line
+without a reason. So its connections are not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import logging
+import re
+import threading
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+
+import urllib3.connection
+import urllib3.connectionpool
+
+from stores.http_time import Answer, TimedConnection, waiting
+from transforms.logger_name import logger_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["CONTINUE_MS", "POOLS", "Expectation"]
+
+CONTINUE_MS = 1_000
+"""How long a put waits for an answer before it sends the body all the same."""
+
+_UNASKED_S = 300.0  # a server that is only slow, for once, is asked again
+_HEAD_BYTES = 65_536
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1\d\d[ \r\n]")
+_STATUS_BYTES = len(b"HTTP/1.1 100 ")
+_END = re.compile(rb"\n\r?\n")
+
+_logger = logging.getLogger(logger_name(__name__))
+
+
+class _Last(threading.local):
+    """What came of the question in this thread's last request: `asked` is whether there was one."""
+
+    asked = False
+    answered = False
+
+
+_last = _Last()
+
+
+class Expectation:
+    """Whether the puts of one client ask. Several threads may use it.
+
+    A server that refuses to be asked (417) gets the request again without the question, as RFC 9110 (10.1.1) says. One
+    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes.
+
+    Args:
+        client: it gets handlers of its events.
+    """
+
+    def __init__(self, client: S3Client) -> None:
+        self._endpoint = re.sub(r"//[^/]*@", "//", client.meta.endpoint_url)  # without a password in AWS_ENDPOINT_URL
+        self._unasked_until = float("-inf")
+        self._logged = False
+        client.meta.events.register("before-send.s3.PutObject", cast("Any", self._before))
+        client.meta.events.register_first("needs-retry.s3.PutObject", cast("Any", self._tried))
+
+    def _before(self, request: Any, **_: object) -> None:
+        if time.monotonic() < self._unasked_until:
+            request.headers.pop("Expect", None)
+
+    def _tried(self, response: tuple[Any, dict[str, Any]] | None, **_: object) -> float | None:
+        """The seconds until the next attempt; None leaves it to others."""
+        if response is None or not _last.asked:
+            return None
+        status = response[0].status_code
+        if status == HTTPStatus.EXPECTATION_FAILED:
+            self._ask_no_more("refuses (HTTP 417)")
+            return 0.0
+        if status < HTTPStatus.MULTIPLE_CHOICES and not _last.answered:
+            self._ask_no_more(f"does not answer within {CONTINUE_MS:,} ms")
+        return None
+
+    def _ask_no_more(self, reason: str) -> None:
+        self._unasked_until = time.monotonic() + _UNASKED_S
+        if not self._logged:
+            self._logged = True
+            _logger.warning(
+                "%s %s 'Expect: 100-continue', by which a server can refuse a payload before it is sent. Puts omit it, "
+                "except for one every %d s; check the server, and any proxy before it",
+                self._endpoint,
+                reason,
+                _UNASKED_S,
+            )
+
+
+class _AskingConnection(TimedConnection):
+    """A connection that waits for the answer to `Expect`, if a request has it, before it sends the body."""
+
+    _expects = False
+    _refused = False  # the answer is there, and not a byte of the body is to be sent
+
+    def putrequest(self, *arguments: Any, **more: Any) -> None:
+        _last.asked = _last.answered = self._expects = self._refused = False
+        self.response_class = Answer
+        super().putrequest(*arguments, **more)
+
+    def putheader(self, header: Any, *values: Any) -> None:
+        self._expects = self._expects or header.lower() == "expect"
+        super().putheader(header, *values)
+
+    def endheaders(self, *arguments: Any, **more: Any) -> None:
+        super().endheaders(*arguments, **more)
+        if self._expects:
+            _last.asked = True
+            self._ask()
+
+    def send(self, data: Any) -> None:
+        if not self._refused:
+            super().send(data)
+
+    def _ask(self) -> None:
+        """Reads the answer, if it comes in time; what has been read of the final one is kept for `getresponse`."""
+        try:
+            with waiting(self.sock, CONTINUE_MS / 1000):
+                got = self.sock.recv(_HEAD_BYTES)
+        except TimeoutError:
+            return
+        finally:
+            self.sock.settimeout(self.timeout)
+        _last.answered = True
+        while (end := _interim_end(got)) is None:
+            with waiting(self.sock):
+                piece = self.sock.recv(_HEAD_BYTES)
+            if not piece:
+                raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
+            got += piece
+        self._refused = end == 0
+        # The server may take what comes next for the body that it has been promised, so nothing else is sent to it.
+        self.response_class = functools.partial(Answer, start=got[end:], last=self._refused)
+
+
+def _interim_end(got: bytes) -> int | None:
+    """The length of the interim answer; 0 if this is the final one, None if more of it is needed."""
+    if not _INTERIM.match(got):
+        return 0 if len(got) >= _STATUS_BYTES or b"\n" in got or not got else None
+    found = _END.search(got)
+    if found is None and len(got) >= _HEAD_BYTES:
+        raise http.client.HTTPException(f"the interim answer is longer than {_HEAD_BYTES:,} bytes")
+    return found and found.end()
+
+
+class _SecureConnection(_AskingConnection, urllib3.connection.HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    ConnectionCls = _AskingConnection
+
+
+class _SecurePool(urllib3.connectionpool.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+POOLS = {"http": _Pool, "https": _SecurePool}
+"""The pools of such connections by scheme."""
