@@ -16,10 +16,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-import urllib3.connection
-import urllib3.connectionpool
-
-from stores.http_time import Answer, TimedConnection, waiting
+from stores.http_time import Answer, TimedConnection, pools_of, waiting
 from transforms.logger_name import logger_name
 
 if TYPE_CHECKING:
@@ -151,17 +148,5 @@ def _interim_end(got: bytes) -> int | None:
     return found and found.end()
 
 
-class _SecureConnection(_AskingConnection, urllib3.connection.HTTPSConnection):
-    """The same with TLS."""
-
-
-class _Pool(urllib3.connectionpool.HTTPConnectionPool):
-    ConnectionCls = _AskingConnection
-
-
-class _SecurePool(urllib3.connectionpool.HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
-
-
-POOLS = {"http": _Pool, "https": _SecurePool}
-"""The pools of such connections by scheme."""
+POOLS = pools_of(_AskingConnection)
+"""The pools of connections that ask."""

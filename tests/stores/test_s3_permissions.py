@@ -34,18 +34,10 @@ from tests.stores.scripted_server import (
     said,
     scripted_server,
 )
+from tests.stores.test_s3 import NAME, opened
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
-NAME = "orders", "an-id"
 DENIED = "User: arn:aws:iam::1:role/any is not authorized to perform: {} on resource: arn:aws:s3:::payloads"
-
-
-@contextlib.contextmanager
-def opened(config: Mapping[str, object]) -> Iterator[S3Store]:
-    store = S3Store()
-    store.configure(config)
-    with contextlib.closing(store):
-        yield store
 
 
 def allowing(*rights: str, words: bool) -> Refusal:
