@@ -36,6 +36,7 @@ _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
 
 _CODES_THAT_MAY_PASS = frozenset(
     {
+        "BadDigest",  # bytes that changed on their way
         "BandwidthLimitExceeded",
         "ConditionalRequestConflict",
         "IncompleteBody",
@@ -50,6 +51,8 @@ _CODES_THAT_MAY_PASS = frozenset(
         "Throttling",
         "ThrottlingException",
         "TooManyRequestsException",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
     }
 )
 

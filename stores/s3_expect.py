@@ -37,10 +37,15 @@ _logger = logging.getLogger(logger_name(__name__))
 
 
 class _Last(threading.local):
-    """What came of the question in this thread's last request: `asked` is whether there was one."""
+    """What came of the question in this thread's last request: `asked` is whether there was one.
+
+    `torn` is whether the answer broke off, `omit` whether the next request has no question for that.
+    """
 
     asked = False
     answered = False
+    torn = False
+    omit = False
 
 
 _last = _Last()
@@ -50,7 +55,8 @@ class Expectation:
     """Whether the puts of one client ask. Several threads may use it.
 
     A server that refuses to be asked (417) gets the request again without the question, as RFC 9110 (10.1.1) says. One
-    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes.
+    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes. If the
+    answer breaks off, nothing of the body was sent, so the request is sent again without the question, once.
 
     Args:
         client: it gets handlers of its events.
@@ -64,11 +70,15 @@ class Expectation:
         client.meta.events.register_first("needs-retry.s3.PutObject", cast("Any", self._tried))
 
     def _before(self, request: Any, **_: object) -> None:
-        if time.monotonic() < self._unasked_until:
+        if _last.omit or time.monotonic() < self._unasked_until:
             request.headers.pop("Expect", None)
+        _last.omit = False
 
     def _tried(self, response: tuple[Any, dict[str, Any]] | None, **_: object) -> float | None:
         """The seconds until the next attempt; None leaves it to others."""
+        if _last.torn:
+            _last.torn, _last.omit = False, True
+            return 0.0
         if response is None or not _last.asked:
             return None
         status = response[0].status_code
@@ -99,7 +109,7 @@ class _AskingConnection(TimedConnection):
     _refused = False  # the answer is there, and not a byte of the body is to be sent
 
     def putrequest(self, *arguments: Any, **more: Any) -> None:
-        _last.asked = _last.answered = self._expects = self._refused = False
+        _last.asked = _last.answered = _last.torn = self._expects = self._refused = False
         self.response_class = Answer
         super().putrequest(*arguments, **more)
 
@@ -111,7 +121,11 @@ class _AskingConnection(TimedConnection):
         super().endheaders(*arguments, **more)
         if self._expects:
             _last.asked = True
-            self._ask()
+            try:
+                self._ask()
+            except (OSError, http.client.HTTPException):
+                _last.torn = True
+                raise
 
     def send(self, data: Any) -> None:
         if not self._refused:
@@ -127,12 +141,13 @@ class _AskingConnection(TimedConnection):
         finally:
             self.sock.settimeout(self.timeout)
         _last.answered = True
-        while (end := _interim_end(got)) is None:
+        piece = got
+        while piece and (end := _interim_end(got)) is None:
             with waiting(self.sock):
                 piece = self.sock.recv(_HEAD_BYTES)
-            if not piece:
-                raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
             got += piece
+        if not piece:
+            raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
         self._refused = end == 0
         # The server may take what comes next for the body that it has been promised, so nothing else is sent to it.
         self.response_class = functools.partial(Answer, start=got[end:], last=self._refused)
@@ -141,7 +156,7 @@ class _AskingConnection(TimedConnection):
 def _interim_end(got: bytes) -> int | None:
     """The length of the interim answer; 0 if this is the final one, None if more of it is needed."""
     if not _INTERIM.match(got):
-        return 0 if len(got) >= _STATUS_BYTES or b"\n" in got or not got else None
+        return 0 if len(got) >= _STATUS_BYTES or b"\n" in got else None
     found = _END.search(got)
     if found is None and len(got) >= _HEAD_BYTES:
         raise http.client.HTTPException(f"the interim answer is longer than {_HEAD_BYTES:,} bytes")
