@@ -150,7 +150,7 @@ class Pipeline(Service):
             self._status = "RESTARTING"
         self._anew = True
         if self.flow is not None:
-            self.flow.stop()
+            self.flow.stop(renewing_store=True)
         self._woken.set()
 
     @property

@@ -48,7 +48,8 @@ class _FailingFlow:
         self._joined = joined
         self._asked = asyncio.Event()
 
-    def stop(self) -> None:
+    def stop(self, *, renewing_store: bool = False) -> None:
+        self.renews_store = renewing_store
         self._asked.set()
 
     def hold(self, *, held: bool) -> None:
@@ -156,7 +157,7 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
     async with running(monkeypatch, ended) as pipeline:
         first = pipeline.flow
         pipeline.begin_anew()
-        assert pipeline.status == "RESTARTING"
+        assert (pipeline.status, getattr(first, "renews_store", False)) == ("RESTARTING", True)
         await until(lambda: pipeline.flow is not first and pipeline.status == "RUNNING")
         assert not ended
         assert pipeline.flow is not None
