@@ -178,6 +178,8 @@ async def test_fifty_pipelines_are_an_overview(tmp_path: Path) -> None:
                 browser.look(780, 900)  # the narrowest with columns
                 browser.until("innerWidth === 780 && document.querySelector('.row th').clientWidth > 150")
                 filters(browser)
+                large_text(browser)
+                browser.look(780, 900)
                 row_moves(browser, pipelines[49])
                 unseen_pictures(browser)
                 assert browser.complaints() == []
@@ -225,6 +227,18 @@ def filters(browser: Browser) -> None:
     browser.run("location.hash = '#state=odd&open=nothing&%'")
     browser.until("document.querySelector('#matching').textContent === ''")
     assert browser.run("return document.querySelector('#state').selectedOptions[0].text") == "All"
+
+
+def large_text(browser: Browser) -> None:
+    """On a phone with text twice as large nothing in the overview is wider than the page."""
+    browser.look(360, 900)
+    browser.run("document.documentElement.style.fontSize = '200%'; document.querySelectorAll('.open')[0].click()")
+    browser.until("document.querySelector('.card .chart path') && document.querySelector('.list').clientWidth < 360")
+    parts = "[...document.querySelectorAll('header *, .filter *, .row, .row *')]"
+    wide = f"{parts}.filter((each) => each.getBoundingClientRect().right > 360)"
+    assert browser.run(f"return {wide}.map((each) => each.outerHTML.slice(0, 80))") == []
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+    browser.run("document.documentElement.style.fontSize = ''; document.querySelectorAll('.open')[0].click()")
 
 
 def row_moves(browser: Browser, last: Pipeline) -> None:
