@@ -156,7 +156,9 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
     ended: list[Pipeline] = []
     async with running(monkeypatch, ended) as pipeline:
         first = pipeline.flow
+        monkeypatch.setattr(pipeline, "failing_since", 0.5)  # it has recovered from that
         pipeline.begin_anew()
+        assert pipeline.failing_since is None
         assert (pipeline.status, getattr(first, "renews_store", False)) == ("RESTARTING", True)
         await until(lambda: pipeline.flow is not first and pipeline.status == "RUNNING")
         assert not ended
