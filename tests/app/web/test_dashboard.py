@@ -175,6 +175,7 @@ async def test_fifty_pipelines_are_an_overview(tmp_path: Path) -> None:
                 for width, most in ((1280, 2_500), (390, 5_500)):
                     browser.look(width, 900)
                     rows(browser, address, width, most)
+                    links(browser, address)
                 browser.look(780, 900)  # the narrowest with columns
                 browser.until("innerWidth === 780 && document.querySelector('.row th').clientWidth > 150")
                 filters(browser)
@@ -205,6 +206,21 @@ def rows(browser: Browser, address: str, width: int, most: int) -> None:
     assert browser.run("return document.documentElement.scrollHeight") < most
     assert browser.run("return document.documentElement.scrollWidth") <= width
     assert browser.run(f"return {NAMES}") == ["orders-7", "orders-23", "orders-30", *CALM]
+
+
+def links(browser: Browser, address: str) -> None:
+    """What a link opens is in sight, however far down its row is; when the page follows, it does not scroll again."""
+    seen = "const { top, bottom } = document.querySelector('.card').getBoundingClientRect(); "
+    browser.open(f"{address}#open=orders-45")
+    browser.until("document.querySelector('.card .chart path')")
+    assert browser.run(f"{seen} return top >= 0 && top < innerHeight && bottom > 0")
+    browser.run("window.scrollTo(0, 0)")
+    asked = browser.run("return performance.getEntriesByType('resource').length")
+    browser.run(ASK)
+    browser.until(f"performance.getEntriesByType('resource').length > {asked}")
+    browser.run(FRAME)
+    assert browser.run("return scrollY") == 0
+    browser.run("document.querySelector('.card').closest('tbody').querySelector('.open').click()")
 
 
 def filters(browser: Browser) -> None:
