@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import botocore.exceptions as aws
 import urllib3.exceptions
+from botocore.parsers import ResponseParserError
 
 from stores.http_time import LateError
 from stores.kept import KeptError
@@ -177,7 +178,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
     except UnicodeError:
         raise  # of what is asked, not of what is answered
-    except ValueError as exc:  # from botocore: a number or a date in the answer is none
+    except (ValueError, OverflowError, ResponseParserError) as exc:  # a number, a date or XML in the answer is none
         found = f"{printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
         raise PayloadStoreError(f"{operation} {path} failed: {found}", retriable=True, key=_ENDPOINT) from exc
 

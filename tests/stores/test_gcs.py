@@ -607,6 +607,29 @@ def test_a_token_that_drips_ends_the_call(tmp_path: Path, set_clock: SetClock) -
                 assert caught.value.retriable
 
 
+def test_credentials_that_hang_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What google-auth does before it asks for a token has no bound: a metadata service, the program `gcloud`."""
+    pytest.importorskip("google.auth")
+    from stores.gcs_token import Tokens
+
+    over = threading.Event()
+
+    def hang(**_: object) -> None:
+        over.wait(10)
+        raise RuntimeError("the test is over")
+
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr("google.auth.default", hang)
+    with contextlib.closing(Tokens.configured(None, None, 60.0)) as tokens:
+        try:
+            for _ in range(2):
+                with pytest.raises(PayloadStoreError, match="HangingError: has not answered for") as caught:
+                    tokens.ready(time.monotonic() + 0.2)
+                assert caught.value.retriable
+        finally:
+            over.set()
+
+
 def test_a_redirection_takes_no_token_along(tmp_path: Path) -> None:
     """A token goes to the endpoint alone, wherever that leads."""
     pytest.importorskip("google.auth")

@@ -109,6 +109,19 @@ def test_a_page_in_place_of_an_answer_is_no_success() -> None:
             assert caught.value.retriable
 
 
+def test_a_page_that_a_proxy_has_changed_is_no_listing() -> None:
+    """Its status is another success than 200 then, which alone botocore looks behind."""
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 203 Transformed\r\nContent-Length: 9\r\n\r\nBack soon")
+        return True
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="not the answer of an S3 server") as caught:
+            list(store.list())
+        assert (caught.value.retriable, caught.value.key) == (True, "s3.endpoint")
+
+
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>%b</Contents></ListBucketResult>"
 HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
 
@@ -119,6 +132,7 @@ HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 202
         ({"Content-Length": None}, b"", "an answer without ContentLength"),
         ({"Last-Modified": None}, b"", "an answer without LastModified"),
         ({"Last-Modified": "yesterday"}, b"", 'Invalid timestamp "yesterday"'),
+        ({"Last-Modified": f"Mon, 01 Jan 2024 {10**19}:00:00 GMT"}, b"", "Python int too large"),
         ({"Content-Length": "one"}, b"", "invalid literal for int"),
         ({}, LISTING % b"<Key>t/i</Key><Size>1</Size>", "an answer without LastModified"),
         ({}, LISTING % b"<Key>t/i</Key><LastModified>2024-01-01T00:00:00Z</LastModified>", "an answer without Size"),
