@@ -186,14 +186,14 @@ class Pipeline(Service):
         """Opens the store, if the pipeline has one and it is not open.
 
         Raises:
-            ConfigurationError: it cannot be opened.
+            WideloadError: it cannot be opened.
             ClusterError: it cannot be opened again; somebody may be replacing the files that it reads.
         """
         if self._store is not None or not self.settings.store:
             return
         try:
             self._store = open_store(renewed(self.settings.store))
-        except ConfigurationError as exc:
+        except WideloadError as exc:
             if not self._opened:
                 raise
             raise ClusterError(f"the store cannot be opened again: {exc}", retriable=True) from exc
@@ -313,7 +313,7 @@ class Pipeline(Service):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
         self._open_store(plan)
         self._log.starts(plan, self._store)
-        if self._ending or self.target == "STOPPED":
+        if self._ending or self._anew or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:
