@@ -11,6 +11,7 @@ import contextlib
 import io
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.client import HTTPResponse
@@ -60,7 +61,7 @@ class _Time(threading.local):
 
 
 _time = _Time()
-_connecting = Calls()
+_connecting: defaultdict[str, Calls] = defaultdict(Calls)  # by host: one that is away must not hold up the others
 
 
 @contextlib.contextmanager
@@ -224,7 +225,7 @@ class TimedConnection(urllib3.connection.HTTPConnection):
         No time-out ends a look-up of a name, and each address has a time-out of its own, so it runs on another thread.
         """
         try:
-            return apart(_connecting, super().connect)
+            return apart(_connecting[self.host], super().connect)
         except HangingError as exc:
             raise LateError(f"{_LATE}: to connect {exc}") from exc
 
