@@ -84,8 +84,7 @@ class Pipeline(Service):
         self.plan = plan
         self._worker = settings
         self._budget = budget
-        # Of its own: calls that hang in the store of one pipeline must not take the threads of another.
-        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
+        self._executor = self._threads()
         self._ended = ended
         self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
@@ -102,6 +101,10 @@ class Pipeline(Service):
         self._log = StateLog(self, self._trouble)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Its own: calls that hang in the store of one pipeline must not take the threads of another."""
+        return ThreadPoolExecutor(self._worker.store_threads, thread_name_prefix=STORE_THREADS)
 
     def _margins(self, margins_s: Mapping[str, float]) -> None:
         self.stats.expiry_margins_s = margins_s
@@ -231,6 +234,8 @@ class Pipeline(Service):
             if self._anew:  # whoever asked may have corrected the topic, or replaced what the store has read
                 self._learned_limits.forget_unfit()
                 await self._close_store()
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                self._executor = self._threads()  # calls may hang on the others
             self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:

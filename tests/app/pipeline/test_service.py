@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -270,6 +272,31 @@ async def test_a_restart_that_is_asked_for_during_the_look_at_the_cluster_opens_
         answered.set()
         await until(lambda: pipeline.flow is not first and pipeline.status == "RUNNING")
         assert [each.closed for each in _Kept.opened] == [True, False]
+
+
+class _WorkingFlow(_FailingFlow):
+    """A flow that gives work to the threads of its store."""
+
+    def __init__(self, *rest: Any, executor: Executor, **more: Any) -> None:
+        super().__init__(*rest, executor=executor, **more)
+        self.executor = executor
+
+
+async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time-out ends a call on a disk that is gone: it holds its thread after the disk is back, and the restart."""
+    over = threading.Event()
+    try:
+        async with running(monkeypatch, [], _WorkingFlow, keys="store.threads = 2\n") as pipeline:
+            before = pipeline.flow
+            assert isinstance(before, _WorkingFlow)
+            hanging = [before.executor.submit(over.wait) for _ in range(2)]
+            await _next_flow(pipeline, pipeline.begin_anew)
+            after = pipeline.flow
+            assert isinstance(after, _WorkingFlow)
+            assert await asyncio.wait_for(asyncio.wrap_future(after.executor.submit(lambda: "done")), 20) == "done"
+            assert not any(each.done() for each in hanging)
+    finally:
+        over.set()
 
 
 class _Away(_Kept):
