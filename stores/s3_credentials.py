@@ -19,6 +19,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.loaders import Loader, create_loader
+from botocore.parsers import ResponseParserError
 
 from stores.calls import Calls
 from stores.http_time import LateError, apart
@@ -76,6 +77,8 @@ _PASSING = (
     aws.CredentialRetrievalError,
     aws.MetadataRetrievalError,
     LateError,
+    ResponseParserError,  # a page in place of an answer
+    KeyError,  # the same, if the page is XML
     OSError,  # the file of a token
     RuntimeError,  # what was given is over already: boto/boto3#1283
 )

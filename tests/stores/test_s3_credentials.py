@@ -270,6 +270,18 @@ def test_a_web_identity_that_fails_for_a_while(
             assert caught.value.retriable
 
 
+@pytest.mark.parametrize("page", ["<html><br>Back soon</html>", "<html>Back soon</html>"])
+def test_a_page_in_place_of_the_token_service_may_pass(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
+) -> None:
+    """As one in place of the store: a load balancer has it while its servers are away."""
+    with scripted_server(lambda _, wire: answer(wire, 200, page)) as server:
+        identify(monkeypatch, tmp_path, server)
+        with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="chain gives no") as caught:
+            store.put(*NAME, b"data")
+    assert (caught.value.retriable, caught.value.key) == (True, "s3.access.key")
+
+
 def test_a_role_is_assumed_with_exchanged_credentials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path
 ) -> None:
