@@ -129,7 +129,8 @@ class Retries:
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
         and the calls go on. If the store has worked before, this holds whatever the error is: it has taken or given a
-        payload of this pipeline, or does not pass the check that it has passed at the start, or takes the record next time.
+        payload of this pipeline, or does not pass the check that it has passed at the start. Where it passes, the
+        record is tried once more.
 
         Raises:
             TransformError: this record can never succeed.

@@ -44,6 +44,7 @@ STORE_THREADS = "wideload-store"
 """The names of threads that call stores begin with this."""
 
 _FIRST_DELAY_S = 0.5
+_OPEN_S = 60.0  # to open a store: a class of a user may ask its service then
 _STOP_S = 10.0
 _STEADY_S = 60.0  # a flow that ran so long has recovered; after the next failure the first delay holds again
 
@@ -185,24 +186,30 @@ class Pipeline(Service):
         await self._close_store()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _open_store(self, plan: Plan) -> None:
+    async def _open_store(self, plan: Plan) -> None:
         """Opens the store, if the pipeline has one and it is not open.
 
         Raises:
             WideloadError: it cannot be opened.
-            ClusterError: it cannot be opened again; somebody may be replacing the files that it reads.
+            ClusterError: it cannot be opened again, as somebody may be replacing the files that it reads; or not yet.
         """
         if self._store is not None or not self.settings.store:
             return
+        # On a thread, as this loop is that of all pipelines.
+        opening = asyncio.get_running_loop().run_in_executor(self._executor, self._opened_store)
         try:
-            self._store = open_store(renewed(self.settings.store))
-        except WideloadError as exc:
-            if not self._opened:
-                raise
-            raise ClusterError(f"the store cannot be opened again: {exc}", retriable=True) from exc
+            self._store = await asyncio.wait_for(opening, _OPEN_S)
+        except (WideloadError, TimeoutError) as exc:
+            reason = str(exc) or f"that has not ended within {_OPEN_S:.0f} s"
+            if self._opened or isinstance(exc, TimeoutError):
+                raise ClusterError(f"the store cannot be opened: {reason}", retriable=True) from exc
+            raise
         self._opened = True
         watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
         self._watching = asyncio.create_task(watch.follow(plan, self._store))
+
+    def _opened_store(self) -> PayloadStore:
+        return open_store(renewed(self.settings.store))
 
     async def _close_store(self) -> None:
         """Closes the store, if it is open; the next flow opens it again."""
@@ -316,7 +323,7 @@ class Pipeline(Service):
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
-        self._open_store(plan)
+        await self._open_store(plan)
         self._log.starts(plan, self._store)
         if self._ending or self._anew or self.target == "STOPPED":
             return

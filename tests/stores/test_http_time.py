@@ -46,9 +46,7 @@ def test_a_name_that_nobody_resolves_ends_the_call(
         over.set()
 
 
-def test_a_host_that_is_away_holds_up_no_other(
-    manager: urllib3.PoolManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_is_away_holds_up_no_other(manager: urllib3.PoolManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many connections to it are on their way: the store of another pipeline may be elsewhere."""
     over, real = threading.Event(), socket.getaddrinfo
 

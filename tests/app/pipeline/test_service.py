@@ -320,6 +320,32 @@ async def test_a_store_that_cannot_be_opened_again_is_waited_for(monkeypatch: py
         assert (len(_Kept.opened), ended) == (3, [])
 
 
+class _Stuck(_Kept):
+    """A store that asks its service when it is opened, and waits for the answer the second time."""
+
+    over: ClassVar[threading.Event]
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`."""
+        super().open(values)
+        if len(self.opened) == 2:
+            self.over.wait(10)
+
+
+async def test_a_store_that_hangs_when_it_is_opened_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the loop of all pipelines, nor its own one for ever: a later attempt may succeed."""
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(service, "_OPEN_S", 0.1)
+    monkeypatch.setattr(_Kept, "opened", [])
+    monkeypatch.setattr(_Stuck, "over", threading.Event(), raising=False)
+    monkeypatch.setitem(registry._BUILT_IN, "stuck", f"{__name__}:_Stuck")
+    async with running(monkeypatch, [], orders=ORDERS.replace('"memory"', '"stuck"')) as pipeline:
+        pipeline.begin_anew()
+        await until(lambda: "that has not ended within" in (pipeline.last_error or ""))
+        await until(lambda: pipeline.status == "RUNNING")
+        _Stuck.over.set()
+
+
 async def _next_flow(pipeline: Pipeline, end: Callable[[], None]) -> None:
     """Ends the flow, and waits for the next one."""
     before = pipeline.flow
