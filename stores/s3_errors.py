@@ -35,6 +35,18 @@ _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (OSError, True),
 )
 
+# From botocore, in the words of Python: an answer has another form than S3's, or a number or a date in it is none.
+_UNREADABLE = (
+    ValueError,
+    OverflowError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    RecursionError,
+    ResponseParserError,
+)
+
 _CODES_THAT_MAY_PASS = frozenset(
     {
         "BandwidthLimitExceeded",
@@ -178,8 +190,8 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
     except UnicodeError:
         raise  # of what is asked, not of what is answered
-    except (ValueError, OverflowError, ResponseParserError) as exc:  # a number, a date or XML in the answer is none
-        found = f"{printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
+    except _UNREADABLE as exc:
+        found = f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
         raise PayloadStoreError(f"{operation} {path} failed: {found}", retriable=True, key=_ENDPOINT) from exc
 
 

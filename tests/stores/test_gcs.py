@@ -336,7 +336,9 @@ def test_objects_of_others_are_skipped(gcs: CloudServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>"]
+    "page",
+    [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>", b"[" * 200_000],
+    ids=lambda page: page[:40].decode(),
 )
 def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:
     """What is not written as Google writes it is no empty bucket."""

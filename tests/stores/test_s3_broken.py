@@ -122,8 +122,42 @@ def test_a_page_that_a_proxy_has_changed_is_no_listing() -> None:
         assert (caught.value.retriable, caught.value.key) == (True, "s3.endpoint")
 
 
+@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<Error>" + b"<a>" * 3_000 + b"</a>" * 3_000 + b"</Error>",
+        b"<Error><Code>a</Code><Code>b</Code></Error>",
+        b"<Error><Code><b>AccessDenied</b></Code></Error>",
+        b"<ErrorResponse><Error>denied</Error></ErrorResponse>",
+    ],
+    ids=lambda body: body[:40].decode(),
+)
+def test_xml_of_another_form_is_an_error_of_the_store(status: int, body: bytes) -> None:
+    """botocore takes it for what S3 says, and fails with errors of Python's own: no defect of the worker."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        sent = b"" if request.method == "HEAD" else body
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
+        return True
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        asking: list[Callable[[], object]] = [*calls(store), lambda: list(store.topics())]
+        del asking[4]  # behind a delete nobody goes by the answer
+        for call in asking:
+            with pytest.raises(PayloadStoreError):
+                call()
+
+
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>%b</Contents></ListBucketResult>"
 HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+
+
+def test_a_folder_without_a_name_is_no_topic() -> None:
+    """Nor is it a defect of the worker."""
+    listing = LISTING.replace(b"Contents", b"CommonPrefixes") % b""
+    with scripted_server(payload(listing, length=len(listing))) as server, opened(server.config()) as store:
+        assert list(store.topics()) == []
 
 
 @pytest.mark.parametrize(
