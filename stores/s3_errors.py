@@ -43,7 +43,7 @@ _UNREADABLE = (
     AttributeError,
     KeyError,
     IndexError,
-    RecursionError,
+    RuntimeError,
     ResponseParserError,
 )
 

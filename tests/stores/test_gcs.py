@@ -335,9 +335,20 @@ def test_objects_of_others_are_skipped(gcs: CloudServer) -> None:
         assert list(store.topics()) == ["orders"]
 
 
+LONG_AGO = b'{"items": [{"name": "a", "size": "1", "updated": "0001-01-01T00:00:00+23:59", "generation": "1"}]}'
+
+
 @pytest.mark.parametrize(
     "page",
-    [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>", b"[" * 200_000],
+    [
+        b"[]",
+        b'{"items": 5}',
+        b'{"items": [{}]}',
+        b'{"items": [{"name": "a", "size": "x"}]}',
+        b"<html>",
+        b"[" * 200_000,
+        LONG_AGO,
+    ],
     ids=lambda page: page[:40].decode(),
 )
 def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:

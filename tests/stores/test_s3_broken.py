@@ -166,11 +166,18 @@ def test_a_folder_without_a_name_is_no_topic() -> None:
         ({"Content-Length": None}, b"", "an answer without ContentLength"),
         ({"Last-Modified": None}, b"", "an answer without LastModified"),
         ({"Last-Modified": "yesterday"}, b"", 'Invalid timestamp "yesterday"'),
-        ({"Last-Modified": f"Mon, 01 Jan 2024 {10**19}:00:00 GMT"}, b"", "Python int too large"),
+        ({"Last-Modified": f"Mon, 01 Jan 2024 {10**19}:00:00 GMT"}, b"", "Python int too large|Invalid timestamp"),
+        ({"Last-Modified": "0001-01-01T00:00:00+23:59"}, b"", "date value out of range"),
+        ({"Last-Modified": f"Wed, 26 Nov{10**19} 2025 10:00:00 GMT"}, b"", "Unable to calculate|Invalid timestamp"),
         ({"Content-Length": "one"}, b"", "invalid literal for int"),
         ({}, LISTING % b"<Key>t/i</Key><Size>1</Size>", "an answer without LastModified"),
         ({}, LISTING % b"<Key>t/i</Key><LastModified>2024-01-01T00:00:00Z</LastModified>", "an answer without Size"),
         ({}, LISTING % b"<Key>t/i</Key><Size>one</Size>", "invalid literal for int"),
+        (
+            {},
+            LISTING % b"<Key>t/i</Key><Size>1</Size><LastModified>9999-12-31T23:59:59-01:00</LastModified>",
+            "date value out of range",
+        ),
     ],
 )
 def test_an_answer_that_lacks_something_is_an_error_of_the_store(
