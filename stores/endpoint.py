@@ -42,4 +42,4 @@ def quoted_endpoint(endpoint: str) -> str:
     """The endpoint for a message, without user and password; one from elsewhere is hidden."""
     if type(endpoint) is not str:
         return repr(endpoint)
-    return shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint)))
+    return shown(masked(re.sub(r"^(\w+://)?.*@", rf"\1{HIDDEN}@", endpoint, flags=re.DOTALL)))

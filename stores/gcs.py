@@ -267,7 +267,7 @@ class GcsStore(CloudStore):
         """Whatever cannot be read is no answer of Google's, but for instance a web page."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise PayloadStoreError(
                 f"GCS {operation} {path} failed: this is not how GCS answers: check gcs.endpoint and what is before it",
                 retriable=True,

@@ -17,6 +17,7 @@ import google.auth
 import google.auth.exceptions
 import google.auth.transport.requests
 
+from stores.calls import Calls, HangingError
 from stores.cloud_rest import timed_session
 from stores.http_time import LateError, within
 from transforms.errors import ConfigurationError, PayloadStoreAccessError, PayloadStoreError
@@ -81,6 +82,7 @@ class Tokens:
         self._send: Any = google.auth.transport.requests.Request(session=self._session)
         self._credentials: Any = None
         self._lock = threading.Lock()
+        self._calls = Calls()
 
     @classmethod
     def configured(cls, file: str | None, text: str | None, request_seconds: float) -> Tokens:
@@ -106,11 +108,11 @@ class Tokens:
         if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise PayloadStoreError("GCS token failed: no token came in the time allowed", retriable=True, key=_KEY)
         try:
-            if self._credentials is None:
-                self._credentials = self._found()
             # `valid` is false some minutes before the end.
-            if not self._credentials.valid:
-                self._renew(deadline)
+            if self._credentials is None or not self._credentials.valid:
+                left_ms = max(round((deadline - time.monotonic()) * 1000), 0)
+                # google-auth bounds no program that it starts, and no answer of a metadata service.
+                self._calls.within(left_ms, functools.partial(self._renew, deadline))
         except ConfigurationError as exc:
             raise PayloadStoreAccessError(f"GCS token failed: {exc}", key=_KEY) from exc
         except Exception as exc:  # google-auth takes answers for what they should be
@@ -119,6 +121,8 @@ class Tokens:
             self._lock.release()
 
     def _renew(self, deadline: float) -> None:
+        if self._credentials is None:
+            self._credentials = self._found()
         try:
             self._credentials.refresh(self._within(deadline))
         except google.auth.exceptions.GoogleAuthError as exc:
@@ -201,7 +205,7 @@ def _of_environment() -> Mapping[str, Any] | None:
 
 
 def _may_pass(exc: Exception) -> bool:
-    return isinstance(exc, google.auth.exceptions.TransportError) or getattr(exc, "retryable", False)
+    return isinstance(exc, (google.auth.exceptions.TransportError, HangingError)) or getattr(exc, "retryable", False)
 
 
 def _refused(exc: Exception) -> PayloadStoreError:

@@ -11,10 +11,11 @@ import contextlib
 import io
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.client import HTTPResponse
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import urllib3.connection
 import urllib3.connectionpool
@@ -30,12 +31,15 @@ __all__ = [
     "Answer",
     "LateError",
     "TimedConnection",
+    "apart",
     "begin",
     "pools_of",
     "time_left",
     "waiting",
     "within",
 ]
+
+_T = TypeVar("_T")
 
 ANSWER_BYTES = 16 * 1_048_576
 """The longest response without the data of a payload. A page of 1,000 keys, the longest ones S3 allows, takes 4 MB."""
@@ -58,7 +62,7 @@ class _Time(threading.local):
 
 
 _time = _Time()
-_connecting = Calls()
+_connecting: defaultdict[str, Calls] = defaultdict(Calls)  # by host: one that is away must not hold up the others
 
 
 @contextlib.contextmanager
@@ -99,6 +103,30 @@ def time_left() -> float:
     if left <= 0:
         raise LateError(_LATE)
     return left
+
+
+def apart(calls: Calls, call: Callable[[], _T]) -> _T:
+    """The result of `call`, on another thread that has the deadline of this one, and is left alone after it.
+
+    For what has no bound of its own: names, each address of a host, programs.
+
+    Args:
+        calls: bounds how many hang at a time.
+        call: runs on this thread if there is no deadline.
+
+    Raises:
+        HangingError: it has not ended in time.
+        LateError: the deadline was over before.
+    """
+    deadline, most = _time.deadline, _time.most
+    if deadline == _FOREVER:
+        return call()
+
+    def within_deadline() -> _T:
+        with _until(deadline, most):
+            return call()
+
+    return calls.within(round(time_left() * 1000), within_deadline)
 
 
 @contextlib.contextmanager
@@ -197,17 +225,8 @@ class TimedConnection(urllib3.connection.HTTPConnection):
 
         No time-out ends a look-up of a name, and each address has a time-out of its own, so it runs on another thread.
         """
-        deadline, most = _time.deadline, _time.most
-        if deadline == _FOREVER:
-            return super().connect()
-        connect = super().connect
-
-        def connected() -> None:
-            with _until(deadline, most):
-                connect()
-
         try:
-            return _connecting.within(round(time_left() * 1000), connected)
+            return apart(_connecting[self.host], super().connect)
         except HangingError as exc:
             raise LateError(f"{_LATE}: to connect {exc}") from exc
 

@@ -174,7 +174,7 @@ class KmsKeyring:
             raise exc.translated(f"{operation} of key {key_id} failed", KMS_KEY_NAME) from exc
         except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
             raise _translated(exc, operation, key_id, path) from exc
-        except (ValueError, TypeError, AttributeError) as exc:
+        except (ValueError, TypeError, AttributeError, RecursionError) as exc:
             # botocore takes any JSON for an object, and any value for base64.
             raise _no_kms(f"{operation} of key {key_id}", f"no answer of AWS KMS ({type(exc).__name__})") from exc
         plaintext, token = found.get("Plaintext"), found.get("CiphertextBlob")

@@ -216,9 +216,9 @@ class S3Store(Store):
             paginator.paginate(Bucket=self._bucket, Prefix=self._key(self.root.uri), Delimiter="/")
         ):
             for folder in page.get("CommonPrefixes", ()):
-                name = folder["Prefix"].removesuffix("/").rpartition("/")[2]
-                if self.root.holds(f"{self._bucket_uri}{folder['Prefix']}any"):
-                    yield name
+                prefix = folder.get("Prefix", "")
+                if self.root.holds(f"{self._bucket_uri}{prefix}any"):
+                    yield prefix.removesuffix("/").rpartition("/")[2]
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
         """See `List.list`; a request for every 1,000 objects."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -105,8 +105,14 @@ def _timestamp(value: Any) -> datetime:
         with contextlib.suppress(ValueError):
             found = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
             if found.tzinfo is not None:
-                return found
-    return parse_timestamp(value)
+                return _checked(found)
+    return _checked(parse_timestamp(value))
+
+
+def _checked(found: datetime) -> datetime:
+    """Raises OverflowError here, where an answer is read, and not where it is used."""
+    found.astimezone(UTC)
+    return found
 
 
 def _key(exc: Exception) -> str:

@@ -19,8 +19,10 @@ import botocore.session
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.loaders import Loader, create_loader
+from botocore.parsers import ResponseParserError
 
-from stores.http_time import LateError
+from stores.calls import Calls
+from stores.http_time import LateError, apart
 from stores.s3_time import keep_time
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError
 from transforms.text import printable
@@ -75,6 +77,8 @@ _PASSING = (
     aws.CredentialRetrievalError,
     aws.MetadataRetrievalError,
     LateError,
+    ResponseParserError,  # a page in place of an answer
+    KeyError,  # the same, if the page is XML
     OSError,  # the file of a token
     RuntimeError,  # what was given is over already: boto/boto3#1283
 )
@@ -129,6 +133,7 @@ class ChainCredentials:
         self._search = search
         self._clock = clock
         self._lock = threading.Lock()
+        self._calls = Calls()
         self._found: Any = None
         self._error: Exception | None = None
         self._searched_s = float("-inf")
@@ -201,9 +206,15 @@ class ChainCredentials:
 
     def _frozen(self) -> Any:
         found = self._found or self._searched_again()
+        if isinstance(found, RefreshableCredentials) and found.refresh_needed():
+            return apart(self._calls, found.get_frozen_credentials)
         return None if found is None else found.get_frozen_credentials()
 
     def _searched_again(self) -> Any:
+        """As `_search_again`, until the deadline: botocore bounds no program, and no answer of a metadata service."""
+        return apart(self._calls, self._search_again)
+
+    def _search_again(self) -> Any:
         """What the chain has by another search; after a search in vain there is none for a second.
 
         What it had stays until it has something else.

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import botocore.exceptions as aws
 import urllib3.exceptions
+from botocore.parsers import ResponseParserError
 
 from stores.http_time import LateError
 from stores.kept import KeptError
@@ -32,6 +33,18 @@ _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (urllib3.exceptions.HTTPError, True),  # from the body, which is read without botocore
     (LateError, True),
     (OSError, True),
+)
+
+# From botocore, in the words of Python: an answer has another form than S3's, or a number or a date in it is none.
+_UNREADABLE = (
+    ValueError,
+    OverflowError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+    ResponseParserError,
 )
 
 _CODES_THAT_MAY_PASS = frozenset(
@@ -180,8 +193,8 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
     except UnicodeError:
         raise  # of what is asked, not of what is answered
-    except ValueError as exc:  # from botocore: a number or a date in the answer is none
-        found = f"{printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
+    except _UNREADABLE as exc:
+        found = f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}, {NO_S3_SERVER}"
         raise PayloadStoreError(f"{operation} {path} failed: {found}", retriable=True, key=_ENDPOINT) from exc
 
 

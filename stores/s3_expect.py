@@ -30,10 +30,15 @@ CONTINUE_MS = 1_000
 _UNASKED_S = 300.0  # a server that is only slow, for once, is asked again
 _HEAD_BYTES = 65_536
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1\d\d[ \r\n]")
+_SUCCESS = re.compile(rb"HTTP/1\.[01] 2")
 _STATUS_BYTES = len(b"HTTP/1.1 100 ")
 _END = re.compile(rb"\n\r?\n")
 
 _logger = logging.getLogger(logger_name(__name__))
+
+
+class _UnsentError(Exception):
+    """A success that can be none. An `HTTPException` would be reported as a cut connection."""
 
 
 class _Last(threading.local):
@@ -106,15 +111,17 @@ class _AskingConnection(TimedConnection):
     """A connection that waits for the answer to `Expect`, if a request has it, before it sends the body."""
 
     _expects = False
+    _empty = False  # there is no byte to send
     _refused = False  # the answer is there, and not a byte of the body is to be sent
 
     def putrequest(self, *arguments: Any, **more: Any) -> None:
-        _last.asked = _last.answered = _last.torn = self._expects = self._refused = False
+        _last.asked = _last.answered = _last.torn = self._expects = self._empty = self._refused = False
         self.response_class = Answer
         super().putrequest(*arguments, **more)
 
     def putheader(self, header: Any, *values: Any) -> None:
         self._expects = self._expects or header.lower() == "expect"
+        self._empty = self._empty or (header.lower() == "content-length" and not int(values[0]))
         super().putheader(header, *values)
 
     def endheaders(self, *arguments: Any, **more: Any) -> None:
@@ -141,13 +148,14 @@ class _AskingConnection(TimedConnection):
         finally:
             self.sock.settimeout(self.timeout)
         _last.answered = True
-        piece = got
-        while piece and (end := _interim_end(got)) is None:
+        while (end := _interim_end(got)) is None:
             with waiting(self.sock):
                 piece = self.sock.recv(_HEAD_BYTES)
+            if not piece:
+                raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
             got += piece
-        if not piece:
-            raise http.client.RemoteDisconnected("the connection was closed in the answer to Expect: 100-continue")
+        if _SUCCESS.match(got, end) and not self._empty:
+            raise _UnsentError("the server reports success, though not a byte of the payload was sent")
         self._refused = end == 0
         # The server may take what comes next for the body that it has been promised, so nothing else is sent to it.
         self.response_class = functools.partial(Answer, start=got[end:], last=self._refused)

@@ -102,7 +102,7 @@ def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str], Sequence[str]]
         for part in (outer, both)
         if name in part
     ]
-    return cast("str", start), sizes, [f"tag {tag['Key']}={tag['Value']}" for tag in tags]
+    return cast("str", start), sizes, [f"tag {tag.get('Key', '')}={tag.get('Value', '')}" for tag in tags]
 
 
 def with_own_rule(document: bytes, prefix: str, days: int | None) -> bytes | None:

@@ -49,6 +49,7 @@ class _Trial:
         tries: how often the store has failed.
         failed_s: when the store failed last; 0 before that.
         alone_s: since when it fails for this record while it is up; None if it does not.
+        refused: whether the store has refused the record, and passed its check right after that.
         stalled: whether the trial stalls the lane.
         timer: calls `_look_at`.
     """
@@ -61,6 +62,7 @@ class _Trial:
     tries: int = 0
     failed_s: float = 0.0
     alone_s: float | None = None
+    refused: bool = False
     stalled: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -127,7 +129,8 @@ class Retries:
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
         and the calls go on. If the store has worked before, this holds whatever the error is: it has taken or given a
-        payload of this pipeline, or does not pass the check that it has passed at the start.
+        payload of this pipeline, or does not pass the check that it has passed at the start. Where it passes, the
+        record is tried once more.
 
         Raises:
             TransformError: this record can never succeed.
@@ -158,7 +161,7 @@ class Retries:
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
                     self._stats.count_store_error(exc)
-                    if not self._may_pass(exc) and not await self._has_changed(exc):
+                    if not self._may_pass(exc) and not await self._has_changed(trial, exc):
                         raise
                     self._stats.retries += 1
                     self._failed(trial, exc)
@@ -324,13 +327,17 @@ class Retries:
         has_worked = self._changed or self._stats.offloaded_records + self._stats.inflated_records > 0
         return error.retriable or (has_worked and not isinstance(error, _OF_THE_RECORD))
 
-    async def _has_changed(self, error: PayloadStoreError) -> bool:
-        """Whether the store, which has passed the check of the start, does not pass it now. So it has worked."""
+    async def _has_changed(self, trial: _Trial, error: PayloadStoreError) -> bool:
+        """Whether the store, which has passed the check of the start, does not pass it now. So it has worked.
+
+        Where it passes, its trouble may be over by then, so the record is tried once more.
+        """
         store: object = self._store
         if isinstance(error, _OF_THE_RECORD) or not isinstance(store, Check):
             return False
         self._changed = not await self._asked_whether_up()
-        return self._changed
+        again, trial.refused = self._changed or not trial.refused, not self._changed
+        return again
 
     def _waiting(self) -> tuple[SourceRecord | None, int]:
         return next((trial.record for trial in self._trials), None), len(self._trials)

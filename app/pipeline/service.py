@@ -44,6 +44,7 @@ STORE_THREADS = "wideload-store"
 """The names of threads that call stores begin with this."""
 
 _FIRST_DELAY_S = 0.5
+_OPEN_S = 60.0  # to open a store: a class of a user may ask its service then
 _STOP_S = 10.0
 _STEADY_S = 60.0  # a flow that ran so long has recovered; after the next failure the first delay holds again
 
@@ -84,8 +85,7 @@ class Pipeline(Service):
         self.plan = plan
         self._worker = settings
         self._budget = budget
-        # Of its own: calls that hang in the store of one pipeline must not take the threads of another.
-        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
+        self._executor = self._threads()
         self._ended = ended
         self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
@@ -102,6 +102,10 @@ class Pipeline(Service):
         self._log = StateLog(self, self._trouble)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Its own: calls that hang in the store of one pipeline must not take the threads of another."""
+        return ThreadPoolExecutor(self._worker.store_threads, thread_name_prefix=STORE_THREADS)
 
     def _margins(self, margins_s: Mapping[str, float]) -> None:
         self.stats.expiry_margins_s = margins_s
@@ -189,24 +193,30 @@ class Pipeline(Service):
         await self._close_store()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _open_store(self, plan: Plan) -> None:
+    async def _open_store(self, plan: Plan) -> None:
         """Opens the store, if the pipeline has one and it is not open.
 
         Raises:
-            ConfigurationError: it cannot be opened.
-            ClusterError: it cannot be opened again; somebody may be replacing the files that it reads.
+            WideloadError: it cannot be opened.
+            ClusterError: it cannot be opened again, as somebody may be replacing the files that it reads; or not yet.
         """
         if self._store is not None or not self.settings.store:
             return
+        # On a thread, as this loop is that of all pipelines.
+        opening = asyncio.get_running_loop().run_in_executor(self._executor, self._opened_store)
         try:
-            self._store = open_store(renewed(self.settings.store))
-        except ConfigurationError as exc:
-            if not self._opened:
-                raise
-            raise ClusterError(f"the store cannot be opened again: {exc}", retriable=True) from exc
+            self._store = await asyncio.wait_for(opening, _OPEN_S)
+        except (WideloadError, TimeoutError) as exc:
+            reason = str(exc) or f"that has not ended within {_OPEN_S:.0f} s"
+            if self._opened or isinstance(exc, TimeoutError):
+                raise ClusterError(f"the store cannot be opened: {reason}", retriable=True) from exc
+            raise
         self._opened = True
         watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
         self._watching = asyncio.create_task(watch.follow(plan, self._store))
+
+    def _opened_store(self) -> PayloadStore:
+        return open_store(renewed(self.settings.store))
 
     async def _close_store(self) -> None:
         """Closes the store, if it is open; the next flow opens it again."""
@@ -238,6 +248,8 @@ class Pipeline(Service):
             if self._anew:  # whoever asked may have corrected the topic, or replaced what the store has read
                 self._learned_limits.forget_unfit()
                 await self._close_store()
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                self._executor = self._threads()  # calls may hang on the others
             self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
@@ -318,9 +330,9 @@ class Pipeline(Service):
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
-        self._open_store(plan)
+        await self._open_store(plan)
         self._log.starts(plan, self._store)
-        if self._ending or self.target == "STOPPED":
+        if self._ending or self._anew or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:

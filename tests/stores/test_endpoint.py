@@ -20,7 +20,10 @@ STORES: dict[str, tuple[type[Store], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("key", STORES)
-@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://u:hunter2@host", "http://host:0", "http://host:65536"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["localhost:9000", "http://u:hunter2@host", "http://u:hunter2/@host", "http://host:0", "http://host:65536"],
+)
 def test_each_store_names_its_key(key: str, endpoint: str) -> None:
     """What is no endpoint is refused before a library sees it, and without the password in it."""
     made, config = STORES[key]

@@ -335,8 +335,21 @@ def test_objects_of_others_are_skipped(gcs: CloudServer) -> None:
         assert list(store.topics()) == ["orders"]
 
 
+LONG_AGO = b'{"items": [{"name": "a", "size": "1", "updated": "0001-01-01T00:00:00+23:59", "generation": "1"}]}'
+
+
 @pytest.mark.parametrize(
-    "page", [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>"]
+    "page",
+    [
+        b"[]",
+        b'{"items": 5}',
+        b'{"items": [{}]}',
+        b'{"items": [{"name": "a", "size": "x"}]}',
+        b"<html>",
+        b"[" * 200_000,
+        LONG_AGO,
+    ],
+    ids=lambda page: page[:40].decode(),
 )
 def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:
     """What is not written as Google writes it is no empty bucket."""
@@ -605,6 +618,29 @@ def test_a_token_that_drips_ends_the_call(tmp_path: Path, set_clock: SetClock) -
                 with pytest.raises(PayloadStoreError, match=r"GCS token failed: .* did not come to its end") as caught:
                     tokens.ready(time.monotonic() + 300)
                 assert caught.value.retriable
+
+
+def test_credentials_that_hang_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What google-auth does before it asks for a token has no bound: a metadata service, the program `gcloud`."""
+    pytest.importorskip("google.auth")
+    from stores.gcs_token import Tokens
+
+    over = threading.Event()
+
+    def hang(**_: object) -> None:
+        over.wait(10)
+        raise RuntimeError("the test is over")
+
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr("google.auth.default", hang)
+    with contextlib.closing(Tokens.configured(None, None, 60.0)) as tokens:
+        try:
+            for _ in range(2):
+                with pytest.raises(PayloadStoreError, match="HangingError: has not answered for") as caught:
+                    tokens.ready(time.monotonic() + 0.2)
+                assert caught.value.retriable
+        finally:
+            over.set()
 
 
 def test_a_redirection_takes_no_token_along(tmp_path: Path) -> None:

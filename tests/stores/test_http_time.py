@@ -6,6 +6,8 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import urllib3
@@ -42,6 +44,34 @@ def test_a_name_that_nobody_resolves_ends_the_call(
     try:
         with within(0.2), pytest.raises(LateError, match="to connect has not answered for"):
             ask(manager, "http://store.test/")
+    finally:
+        over.set()
+
+
+def test_a_host_that_is_away_holds_up_no_other(manager: urllib3.PoolManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many connections to it are on their way: the store of another pipeline may be elsewhere."""
+    over, real = threading.Event(), socket.getaddrinfo
+
+    def resolve(host: str, *more: Any, **named: Any) -> Any:
+        if host == "away.test":
+            over.wait()
+            raise socket.gaierror("the test is over")
+        return real(host, *more, **named)
+
+    def leave(_: int) -> None:
+        with within(0.2), pytest.raises(LateError):
+            ask(manager, "http://away.test/")
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        return True
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    try:
+        with ThreadPoolExecutor(20) as threads:
+            assert len(list(threads.map(leave, range(20)))) == 20
+        with scripted_server(script) as server, within(60.0):
+            ask(manager, server.endpoint)
     finally:
         over.set()
 

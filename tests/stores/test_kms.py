@@ -18,6 +18,7 @@ from stores.memory import MemoryStore
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from tests.kms_server import ARN, OTHER_ARN, KmsServer, refusal
+from tests.stores.scripted_server import Request, Wire, scripted_server
 from transforms.errors import ConfigurationError, EncryptionError, PayloadStoreAccessError, PayloadStoreError
 from transforms.inflate import Inflate
 from transforms.keyring import EncryptionSettings, Keyring, LocalKeyring
@@ -179,6 +180,19 @@ def test_answers_that_are_no_keys(kms: KmsServer, answer: Any) -> None:
         write(ring(kms.config()))
     assert raised.value.retriable
     assert raised.value.key == "large.message.encryption.kms.endpoint"
+
+
+def test_an_answer_that_nests_without_end_is_no_key(kms: KmsServer) -> None:
+    """Nor does it leave as an error of Python's own."""
+    body = b"[" * 200_000
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return True
+
+    with scripted_server(script) as server, pytest.raises(PayloadStoreError, match="no answer of AWS KMS") as raised:
+        write(ring({**kms.config(), "large.message.encryption.kms.endpoint": server.endpoint}))
+    assert raised.value.retriable
 
 
 def test_no_key_stands_in_the_log(kms: KmsServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -111,8 +111,55 @@ def test_a_page_in_place_of_an_answer_is_no_success() -> None:
             assert caught.value.retriable
 
 
+def test_a_page_that_a_proxy_has_changed_is_no_listing() -> None:
+    """Its status is another success than 200 then, which alone botocore looks behind."""
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 203 Transformed\r\nContent-Length: 9\r\n\r\nBack soon")
+        return True
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="not the answer of an S3 server") as caught:
+            list(store.list())
+        assert (caught.value.retriable, caught.value.key) == (True, "s3.endpoint")
+
+
+@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<Error>" + b"<a>" * 3_000 + b"</a>" * 3_000 + b"</Error>",
+        b"<Error><Code>a</Code><Code>b</Code></Error>",
+        b"<Error><Code><b>AccessDenied</b></Code></Error>",
+        b"<ErrorResponse><Error>denied</Error></ErrorResponse>",
+    ],
+    ids=lambda body: body[:40].decode(),
+)
+def test_xml_of_another_form_is_an_error_of_the_store(status: int, body: bytes) -> None:
+    """botocore takes it for what S3 says, and fails with errors of Python's own: no defect of the worker."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        sent = b"" if request.method == "HEAD" else body
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
+        return True
+
+    with scripted_server(script) as server, opened(server.config()) as store:
+        asking: list[Callable[[], object]] = [*calls(store), lambda: list(store.topics())]
+        del asking[4]  # behind a delete nobody goes by the answer
+        for call in asking:
+            with pytest.raises(PayloadStoreError):
+                call()
+
+
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>%b</Contents></ListBucketResult>"
 HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+
+
+def test_a_folder_without_a_name_is_no_topic() -> None:
+    """Nor is it a defect of the worker."""
+    listing = LISTING.replace(b"Contents", b"CommonPrefixes") % b""
+    with scripted_server(payload(listing, length=len(listing))) as server, opened(server.config()) as store:
+        assert list(store.topics()) == []
 
 
 @pytest.mark.parametrize(
@@ -121,10 +168,18 @@ HEADS = {"ETag": '"x"', "Content-Length": "1", "Last-Modified": "Mon, 01 Jan 202
         ({"Content-Length": None}, b"", "an answer without ContentLength"),
         ({"Last-Modified": None}, b"", "an answer without LastModified"),
         ({"Last-Modified": "yesterday"}, b"", 'Invalid timestamp "yesterday"'),
+        ({"Last-Modified": f"Mon, 01 Jan 2024 {10**19}:00:00 GMT"}, b"", "Python int too large|Invalid timestamp"),
+        ({"Last-Modified": "0001-01-01T00:00:00+23:59"}, b"", "date value out of range"),
+        ({"Last-Modified": f"Wed, 26 Nov{10**19} 2025 10:00:00 GMT"}, b"", "Unable to calculate|Invalid timestamp"),
         ({"Content-Length": "one"}, b"", "invalid literal for int"),
         ({}, LISTING % b"<Key>t/i</Key><Size>1</Size>", "an answer without LastModified"),
         ({}, LISTING % b"<Key>t/i</Key><LastModified>2024-01-01T00:00:00Z</LastModified>", "an answer without Size"),
         ({}, LISTING % b"<Key>t/i</Key><Size>one</Size>", "invalid literal for int"),
+        (
+            {},
+            LISTING % b"<Key>t/i</Key><Size>1</Size><LastModified>9999-12-31T23:59:59-01:00</LastModified>",
+            "date value out of range",
+        ),
     ],
 )
 def test_an_answer_that_lacks_something_is_an_error_of_the_store(

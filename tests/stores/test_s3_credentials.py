@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from botocore.credentials import RefreshableCredentials
 
 from stores import s3_credentials
 from stores.encryption import keyring_of
+from stores.http_time import within
 from stores.s3_credentials import ChainCredentials, CredentialsError
 from tests.kms_server import KmsServer, refusal
 from tests.stores.conftest import SetClock
@@ -267,6 +270,18 @@ def test_a_web_identity_that_fails_for_a_while(
             assert caught.value.retriable
 
 
+@pytest.mark.parametrize("page", ["<html><br>Back soon</html>", "<html>Back soon</html>"])
+def test_a_page_in_place_of_the_token_service_may_pass(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
+) -> None:
+    """As one in place of the store: a load balancer has it while its servers are away."""
+    with scripted_server(lambda _, wire: answer(wire, 200, page)) as server:
+        identify(monkeypatch, tmp_path, server)
+        with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="chain gives no") as caught:
+            store.put(*NAME, b"data")
+    assert (caught.value.retriable, caught.value.key) == (True, "s3.access.key")
+
+
 def test_a_role_is_assumed_with_exchanged_credentials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path
 ) -> None:
@@ -373,3 +388,38 @@ def test_a_chain_that_had_nothing_is_searched_again() -> None:
         assert caught.value.may_pass
     chain.now = 2.0
     assert credentials.get_frozen_credentials() == "a"
+
+
+def test_a_chain_without_end_ends_the_call() -> None:
+    """A program of the chain that hangs (`credential_process`), or a metadata service, has the time of the call."""
+    over = threading.Event()
+
+    def hang() -> None:
+        over.wait(10)
+
+    credentials = ChainCredentials(hang)
+    try:
+        with within(0.2), pytest.raises(CredentialsError, match="HangingError: has not answered for") as caught:
+            credentials.get_frozen_credentials()
+    finally:
+        over.set()
+    assert caught.value.may_pass
+
+
+def test_a_renewal_without_end_ends_the_call() -> None:
+    """What was found is asked for others by the program that has given it, which may hang the next time."""
+    over = threading.Event()
+
+    def renew() -> dict[str, str]:
+        over.wait(10)
+        return old
+
+    old = {"access_key": OLD, "secret_key": "s", "token": "t", "expiry_time": "2020-01-01T00:00:00Z"}
+    found = RefreshableCredentials.create_from_metadata(old, renew, "custom-process")
+    credentials = ChainCredentials(lambda: found)
+    try:
+        with within(0.2), pytest.raises(CredentialsError, match="HangingError: has not answered for") as caught:
+            credentials.get_frozen_credentials()
+    finally:
+        over.set()
+    assert caught.value.may_pass

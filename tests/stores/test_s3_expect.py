@@ -150,6 +150,22 @@ def test_nothing_is_sent_behind_a_refusal(final: bytes) -> None:
         assert server.connections == 2
 
 
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 204 No Content\r\n", INTERIM + b"\r\nHTTP/1.1 200 OK\r\n"]
+)
+def test_a_success_before_the_payload_is_none(start: bytes) -> None:
+    """Nothing was sent, so nothing is stored, and nothing refers to it."""
+
+    def expect(wire: Wire) -> bool:
+        wire.write(start + b'ETag: "e"\r\nContent-Length: 0\r\n\r\n')
+        return False
+
+    with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="reports success, though not a byte of the payload was") as caught:
+            store.put(*NAME, b"data")
+        assert (caught.value.retriable, server.requests) == (True, [])
+
+
 def test_a_refusal_may_come_in_one_piece_with_the_interim_answer() -> None:
     """What has been read of the final answer behind it is not lost."""
 

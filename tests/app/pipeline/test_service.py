@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +30,7 @@ from stores import registry
 from stores.keys import Key, Value
 from stores.memory import MemoryStore
 from tests.app.configurations import HEAD, ORDERS, settings_of
-from transforms.errors import RecordUnfitError, WideloadError
+from transforms.errors import PayloadStoreError, RecordUnfitError, WideloadError
 
 _PLAN = Plan("orders", (Topic("raw", 1, 1_000_000, "delete"),), Topic("orders", 1, 1_000_000, "delete"), None)
 
@@ -246,6 +248,105 @@ async def test_a_restart_opens_the_store_again(monkeypatch: pytest.MonkeyPatch, 
         await until(lambda: pipeline.status == "RUNNING")
         assert ([each.account for each in _Kept.opened], ended) == (["old", "new", "newer"], [])
     assert all(each.closed for each in _Kept.opened)
+
+
+async def test_a_restart_that_is_asked_for_during_the_look_at_the_cluster_opens_the_store_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look may last as long as brokers are away, and the store is open meanwhile, as it was before."""
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_FailingFlow, "error", ClusterError("the broker is away", retriable=True))
+    monkeypatch.setattr(_Kept, "opened", [])
+    monkeypatch.setitem(registry._BUILT_IN, "kept", f"{__name__}:_Kept")
+    looks, answered = asyncio.Event(), asyncio.Event()
+
+    async def look(*_: object, **__: object) -> Plan:
+        looks.set()
+        await answered.wait()
+        return _PLAN
+
+    async with running(monkeypatch, [], orders=ORDERS.replace('"memory"', '"kept"')) as pipeline:
+        monkeypatch.setattr(service, "plan_pipeline", look)
+        first = pipeline.flow
+        assert first is not None
+        first.stop()
+        await looks.wait()
+        pipeline.begin_anew()
+        answered.set()
+        await until(lambda: pipeline.flow is not first and pipeline.status == "RUNNING")
+        assert [each.closed for each in _Kept.opened] == [True, False]
+
+
+class _WorkingFlow(_FailingFlow):
+    """A flow that gives work to the threads of its store."""
+
+    def __init__(self, *rest: Any, executor: Executor, **more: Any) -> None:
+        super().__init__(*rest, executor=executor, **more)
+        self.executor = executor
+
+
+async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time-out ends a call on a disk that is gone: it holds its thread after the disk is back, and the restart."""
+    over = threading.Event()
+    try:
+        async with running(monkeypatch, [], _WorkingFlow, keys="store.threads = 2\n") as pipeline:
+            before = pipeline.flow
+            assert isinstance(before, _WorkingFlow)
+            hanging = [before.executor.submit(over.wait) for _ in range(2)]
+            await _next_flow(pipeline, pipeline.begin_anew)
+            after = pipeline.flow
+            assert isinstance(after, _WorkingFlow)
+            assert await asyncio.wait_for(asyncio.wrap_future(after.executor.submit(lambda: "done")), 20) == "done"
+            assert not any(each.done() for each in hanging)
+    finally:
+        over.set()
+
+
+class _Away(_Kept):
+    """A store that asks its service when it is opened, and gets no answer the second time."""
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`."""
+        super().open(values)
+        if len(self.opened) == 2:
+            raise PayloadStoreError("the service is away", retriable=False)
+
+
+async def test_a_store_that_cannot_be_opened_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its class raises then, it has worked before."""
+    ended: list[Pipeline] = []
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(_Kept, "opened", [])
+    monkeypatch.setitem(registry._BUILT_IN, "away", f"{__name__}:_Away")
+    async with running(monkeypatch, ended, orders=ORDERS.replace('"memory"', '"away"')) as pipeline:
+        await _next_flow(pipeline, pipeline.begin_anew)
+        assert (len(_Kept.opened), ended) == (3, [])
+
+
+class _Stuck(_Kept):
+    """A store that asks its service when it is opened, and waits for the answer the second time."""
+
+    over: ClassVar[threading.Event]
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`."""
+        super().open(values)
+        if len(self.opened) == 2:
+            self.over.wait(10)
+
+
+async def test_a_store_that_hangs_when_it_is_opened_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the loop of all pipelines, nor its own one for ever: a later attempt may succeed."""
+    monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(service, "_OPEN_S", 0.1)
+    monkeypatch.setattr(_Kept, "opened", [])
+    monkeypatch.setattr(_Stuck, "over", threading.Event(), raising=False)
+    monkeypatch.setitem(registry._BUILT_IN, "stuck", f"{__name__}:_Stuck")
+    async with running(monkeypatch, [], orders=ORDERS.replace('"memory"', '"stuck"')) as pipeline:
+        pipeline.begin_anew()
+        await until(lambda: "that has not ended within" in (pipeline.last_error or ""))
+        await until(lambda: pipeline.status == "RUNNING")
+        _Stuck.over.set()
 
 
 async def _next_flow(pipeline: Pipeline, end: Callable[[], None]) -> None:
