@@ -30,6 +30,7 @@ from transforms.text import printable
 __all__ = ["ChainCredentials", "CredentialsError", "open_session", "refused_of_chain"]
 
 _METHOD = "WideloadMethod"  # in the `Error` of a refusal: botocore's name of the source whose credentials were refused
+_FAILED = "WideloadSearch"  # why the chain could not be searched for others
 _AGAIN_S = 1.0
 _CONNECT_S = 5
 _READ_S = 10
@@ -115,8 +116,10 @@ class CredentialsError(Exception):
 
 def refused_of_chain(error: aws.ClientError) -> str | None:
     """Which credentials of AWS's own chain were refused, and why, for people; None if none of it were."""
-    method, why = error.response.get("Error", {}).get(_METHOD), _REFUSED.get(_answer(error.response)[0])
-    return f"the credentials are those of AWS's own chain ({method}): {why}" if method and why else None
+    found: Any = error.response.get("Error", {})
+    method, failed, why = found.get(_METHOD), found.get(_FAILED), _REFUSED.get(_answer(error.response)[0])
+    others = f"; the search for others fails: {printable(failed, _TEXT_CHARACTERS)}" if failed else ""
+    return f"the credentials are those of AWS's own chain ({method}): {why}{others}" if method and why else None
 
 
 class ChainCredentials:
@@ -185,8 +188,12 @@ class ChainCredentials:
         """The seconds until the next attempt; None leaves that to botocore. Called by the thread that has signed."""
         if response is None or not self._is_of_credentials(*_answer(response[1])):
             return None
-        response[1].setdefault("Error", {})[_METHOD] = self.method
-        return 0.0 if self._has_others() else None
+        error = response[1].setdefault("Error", {})
+        error[_METHOD] = self.method
+        if self._has_others():
+            return 0.0
+        error[_FAILED] = str(self._error or "")
+        return None
 
     def _is_of_credentials(self, code: str, status: int) -> bool:
         if code in _REFUSED:
@@ -201,7 +208,7 @@ class ChainCredentials:
             if self._frozen() == before:  # else another thread has found them
                 self._searched_again()
             return bool(self._frozen() != before)
-        except Exception:  # noqa: BLE001  # the refusal says enough; the next request says this
+        except Exception:  # noqa: BLE001  # the refusal says enough
             return False
 
     def _frozen(self) -> Any:

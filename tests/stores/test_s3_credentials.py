@@ -138,6 +138,17 @@ def test_credentials_that_are_over_name_their_source(file: Path) -> None:
     assert (caught.value.key, file.exists()) == ("s3.access.key", True)
 
 
+def test_a_file_that_is_no_longer_one_is_named(file: Path) -> None:
+    """Who has written a broken file of credentials reads that, and not only that the former keys are refused."""
+    bucket = Bucket(403, "InvalidAccessKeyId")
+    with scripted_server(bucket.script) as server, opened(chain(server)) as store:
+        store.put(*NAME, b"data")
+        bucket.valid = GOOD
+        file.write_text(f"[default]\naws_access_key_id = {GOOD}\n")
+        with pytest.raises(PayloadStoreAccessError, match="not known there; the search for others fails: Partial cred"):
+            store.put(*NAME, b"data")
+
+
 def test_credentials_of_the_configuration_stay(file: Path) -> None:
     """Where the configuration has keys, no file of AWS replaces them, and the advice is about them."""
     write(file, GOOD)
