@@ -33,6 +33,7 @@ __all__ = [
     "TimedConnection",
     "apart",
     "begin",
+    "pools_of",
     "time_left",
     "waiting",
     "within",
@@ -236,17 +237,18 @@ class TimedConnection(urllib3.connection.HTTPConnection):
             super().send(data)
 
 
-class _SecureConnection(TimedConnection, urllib3.connection.HTTPSConnection):
-    """The same with TLS."""
+def pools_of(connection: type[TimedConnection]) -> dict[str, type]:
+    """The pools of such connections by scheme, for `pool_classes_by_scheme` of urllib3's managers.
+
+    They have the names of urllib3's, which its messages show.
+    """
+    secure = type("HTTPSConnection", (connection, urllib3.connection.HTTPSConnection), {})
+    http, https = urllib3.connectionpool.HTTPConnectionPool, urllib3.connectionpool.HTTPSConnectionPool
+    return {
+        "http": type(http.__name__, (http,), {"ConnectionCls": connection}),
+        "https": type(https.__name__, (https,), {"ConnectionCls": secure}),
+    }
 
 
-class _Pool(urllib3.connectionpool.HTTPConnectionPool):
-    ConnectionCls = TimedConnection
-
-
-class _SecurePool(urllib3.connectionpool.HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
-
-
-POOLS = {"http": _Pool, "https": _SecurePool}
-"""The pools of such connections by scheme, for `pool_classes_by_scheme` of urllib3's managers."""
+POOLS = pools_of(TimedConnection)
+"""Those of connections that keep the deadline, and no more."""

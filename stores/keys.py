@@ -209,4 +209,4 @@ def misspelt(name: str, known: Iterable[str]) -> ConfigurationError | None:
     if near is None and not difflib.get_close_matches(first, [OURS], n=1, cutoff=_TYPO):
         return None
     reason = unknown(name, names).reason
-    return ConfigurationError(name, f"{reason}; if a class of your own has this key, list it in the KEYS of the class")
+    return ConfigurationError(name, f"{reason}; if a custom class has this key, list it in its KEYS")

@@ -39,7 +39,7 @@ _TEXT_CHARACTERS = 500
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
-        "they are over: whatever has written them there must renew them",
+        "they have expired: what wrote them there must renew them",
     ),
     **dict.fromkeys(
         (
@@ -50,7 +50,7 @@ _REFUSED: Mapping[str, str] = {
             "UnrecognizedClientException",
             "XAdminUserNotFound",  # versitygw
         ),
-        "they are not known there",
+        "the server does not know them",
     ),
     **dict.fromkeys(("InvalidSignatureException", "SignatureDoesNotMatch"), "the secret key or the region is wrong"),
 }

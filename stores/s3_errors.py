@@ -49,6 +49,7 @@ _UNREADABLE = (
 
 _CODES_THAT_MAY_PASS = frozenset(
     {
+        "BadDigest",  # bytes that changed on their way
         "BandwidthLimitExceeded",
         "ConditionalRequestConflict",
         "IncompleteBody",
@@ -63,6 +64,8 @@ _CODES_THAT_MAY_PASS = frozenset(
         "Throttling",
         "ThrottlingException",
         "TooManyRequestsException",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
     }
 )
 
@@ -92,7 +95,7 @@ _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
     "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
     "AuthorizationHeaderMalformed": "check s3.region",
-    "ExpiredToken": "the session of s3.session.token is over: give it a new one and restart, or leave the keys to "
+    "ExpiredToken": "the session of s3.session.token has expired: set a new one and restart, or leave the keys to "
     "AWS's own chain, which renews them",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",

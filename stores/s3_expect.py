@@ -16,10 +16,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-import urllib3.connection
-import urllib3.connectionpool
-
-from stores.http_time import Answer, TimedConnection, waiting
+from stores.http_time import Answer, TimedConnection, pools_of, waiting
 from transforms.logger_name import logger_name
 
 if TYPE_CHECKING:
@@ -45,10 +42,15 @@ class _UnsentError(Exception):
 
 
 class _Last(threading.local):
-    """What came of the question in this thread's last request: `asked` is whether there was one."""
+    """What came of the question in this thread's last request: `asked` is whether there was one.
+
+    `torn` is whether the answer broke off, `omit` whether the next request has no question for that.
+    """
 
     asked = False
     answered = False
+    torn = False
+    omit = False
 
 
 _last = _Last()
@@ -58,7 +60,8 @@ class Expectation:
     """Whether the puts of one client ask. Several threads may use it.
 
     A server that refuses to be asked (417) gets the request again without the question, as RFC 9110 (10.1.1) says. One
-    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes.
+    that takes a body without an answer would cost `CONTINUE_MS` a put. Either is not asked for five minutes. If the
+    answer breaks off, nothing of the body was sent, so the request is sent again without the question, once.
 
     Args:
         client: it gets handlers of its events.
@@ -72,11 +75,15 @@ class Expectation:
         client.meta.events.register_first("needs-retry.s3.PutObject", cast("Any", self._tried))
 
     def _before(self, request: Any, **_: object) -> None:
-        if time.monotonic() < self._unasked_until:
+        if _last.omit or time.monotonic() < self._unasked_until:
             request.headers.pop("Expect", None)
+        _last.omit = False
 
     def _tried(self, response: tuple[Any, dict[str, Any]] | None, **_: object) -> float | None:
         """The seconds until the next attempt; None leaves it to others."""
+        if _last.torn:
+            _last.torn, _last.omit = False, True
+            return 0.0
         if response is None or not _last.asked:
             return None
         status = response[0].status_code
@@ -108,7 +115,7 @@ class _AskingConnection(TimedConnection):
     _refused = False  # the answer is there, and not a byte of the body is to be sent
 
     def putrequest(self, *arguments: Any, **more: Any) -> None:
-        _last.asked = _last.answered = self._expects = self._empty = self._refused = False
+        _last.asked = _last.answered = _last.torn = self._expects = self._empty = self._refused = False
         self.response_class = Answer
         super().putrequest(*arguments, **more)
 
@@ -121,7 +128,11 @@ class _AskingConnection(TimedConnection):
         super().endheaders(*arguments, **more)
         if self._expects:
             _last.asked = True
-            self._ask()
+            try:
+                self._ask()
+            except (OSError, http.client.HTTPException):
+                _last.torn = True
+                raise
 
     def send(self, data: Any) -> None:
         if not self._refused:
@@ -153,24 +164,12 @@ class _AskingConnection(TimedConnection):
 def _interim_end(got: bytes) -> int | None:
     """The length of the interim answer; 0 if this is the final one, None if more of it is needed."""
     if not _INTERIM.match(got):
-        return 0 if len(got) >= _STATUS_BYTES or b"\n" in got or not got else None
+        return 0 if len(got) >= _STATUS_BYTES or b"\n" in got else None
     found = _END.search(got)
     if found is None and len(got) >= _HEAD_BYTES:
         raise http.client.HTTPException(f"the interim answer is longer than {_HEAD_BYTES:,} bytes")
     return found and found.end()
 
 
-class _SecureConnection(_AskingConnection, urllib3.connection.HTTPSConnection):
-    """The same with TLS."""
-
-
-class _Pool(urllib3.connectionpool.HTTPConnectionPool):
-    ConnectionCls = _AskingConnection
-
-
-class _SecurePool(urllib3.connectionpool.HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
-
-
-POOLS = {"http": _Pool, "https": _SecurePool}
-"""The pools of such connections by scheme."""
+POOLS = pools_of(_AskingConnection)
+"""The pools of connections that ask."""

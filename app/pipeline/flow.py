@@ -58,6 +58,7 @@ __all__ = ["Flow"]
 log = logging.getLogger(logger_name(__name__))
 
 _STOP_CLIENT_S = 10.0
+_STORE_S = 1.0  # for records that do not wait for a store that fails
 _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
@@ -203,7 +204,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             changed=self._changed,
             look_s=settings.flush_interval_ms / 1000,
         )
-        self._leaving = False
+        self._leaving = self._renewing_store = False
         self._had: set[TopicPartition] = set()
 
     @property
@@ -269,8 +270,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Pauses, or goes on. A paused flow finishes and commits what it has admitted, and stays in the group."""
         self._poll_loop.held = held
 
-    def stop(self) -> None:
-        """Asks `run` to drain, to commit, and to return."""
+    def stop(self, *, renewing_store: bool = False) -> None:
+        """Asks `run` to drain, to commit, and to return; with `renewing_store`, not to wait for a store that fails."""
+        self._renewing_store = self._renewing_store or renewing_store
         self._termination.ask()
 
     def _wake(self) -> None:
@@ -432,9 +434,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""
-        deadline = time.monotonic() + self._graceful_timeout_s
+        began = time.monotonic()
         while self._termination.error is None and self._lanes.busy:
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - began
+            if self._renewing_store and self._retries.degraded and waited_s > _STORE_S:
+                log.info("pipeline %s: records that wait for the store are read again", self.settings.name)
+                return
+            if waited_s > self._graceful_timeout_s:
                 log.warning(
                     "pipeline %s: not all records were finished in %.1f s (task.shutdown.graceful.timeout.ms); %s",
                     self.settings.name,

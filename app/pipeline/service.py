@@ -137,6 +137,7 @@ class Pipeline(Service):
         self._log.is_asked(f"to be {target}")
         self.target = target
         self._anew = self._anew or target == "STOPPED"
+        self._forget_former()
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
         elif self.flow is not None:
@@ -148,14 +149,20 @@ class Pipeline(Service):
         if self.target == "STOPPED":
             return
         self._log.is_asked("to begin anew")
+        self._forget_former()
         if self._status == "FAILED":
             self._status = "STARTING"
         elif self._status != "STARTING":
             self._status = "RESTARTING"
         self._anew = True
         if self.flow is not None:
-            self.flow.stop()
+            self.flow.stop(renewing_store=True)
         self._woken.set()
+
+    def _forget_former(self) -> None:
+        """What a pipeline that runs has failed with before is not why it is restarted or stopped now."""
+        if self._status == "RUNNING":
+            self.failing_since = None
 
     @property
     def awaited(self) -> str | None:

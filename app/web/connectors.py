@@ -133,6 +133,6 @@ def _state(pipeline: PipelineReport, worker: str, *, restarting: bool = False) -
         return {"state": "RESTARTING", "worker_id": worker}
     state = {"state": _STATES.get(pipeline.status, pipeline.status), "worker_id": worker}
     # Connect's monitors look nowhere else, so the reason why the records of a running pipeline wait is here, too.
-    failing = pipeline.status in {"FAILED", "RESTARTING"}
+    failing = pipeline.status == "FAILED" or (pipeline.status == "RESTARTING" and pipeline.failing_since is not None)
     reason = pipeline.last_error if failing else pipeline.degraded or pipeline.awaited
     return state if reason is None else {**state, "trace": reason}

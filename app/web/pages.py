@@ -83,8 +83,10 @@ def _as_asked(pipeline: PipelineReport) -> bool:
 
 
 def _failing(pipeline: PipelineReport) -> str | None:
-    since = pipeline.failing_since if pipeline.status != "FAILED" else None
-    return pipeline.last_error if since is None else f"{pipeline.last_error} (since {instant(since, 'seconds')})"
+    since = pipeline.failing_since
+    if pipeline.status == "FAILED":
+        return pipeline.last_error
+    return None if since is None else f"{pipeline.last_error} (since {instant(since, 'seconds')})"
 
 
 def instant(epoch_s: float, precision: str = "auto") -> str:

@@ -215,8 +215,9 @@ class Rest:
         level = (await _object(request)).get("level")
         if not isinstance(level, str):
             raise RestError(400, "Desired 'level' parameter was not specified in request.")
-        affected = self._loggers.set_level(request.match_info["logger"], level)
-        log.info("loggers %s have the level %s", printable(request.match_info["logger"]), level.upper())
+        name = request.match_info["logger"]
+        affected = self._loggers.set_level(name, level)
+        log.info("loggers %s have the level %s", printable(name), self._loggers.level(name)["level"])
         return json_response(affected)
 
     # --- what is asked for -------------------------------------------------------------------------------------------

@@ -239,6 +239,15 @@ def test_no_client_logs_more_than_the_log(
         assert {logging.getLogger(f"{name}.below").getEffectiveLevel() for name in names} == {expected}
 
 
+def test_code_of_users_logs_its_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """In the process of an application, what is said of its own pages and tasks is as loud as before."""
+    names = ("asyncio", "aiohttp.server")
+    for name in names:
+        caplog.set_level(logging.INFO, name)
+    calm_clients()
+    assert [logging.getLogger(name).level for name in names] == [logging.INFO] * 2
+
+
 def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
     """Each template that is taken down to DEBUG stands in the module of aiokafka that logs it."""
     for name, templates in TOLD_BY_US.items():

@@ -630,6 +630,8 @@ def test_levels_of_loggers(served: Served) -> None:
     assert served.get("/admin/loggers/botocore")["level"] == "INFO"
     assert served.get("/admin/loggers/aiokafka.conn")["level"] == "DEBUG"
     assert set_level("/admin/loggers/botocore.auth", {"level": "TRACE"}).document == ["botocore.auth"]
+    told = "loggers botocore.auth have the level INFO"
+    until(lambda: told in served.worker.log.read_text(), "the log has the level that is in effect")
     assert served.get("/admin/loggers/botocore.auth")["level"] == "INFO"
     set_level("/admin/loggers/root", {"level": "INFO"})
     set_level("/admin/loggers/aiokafka", {"level": "WARN"})

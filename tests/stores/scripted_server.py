@@ -89,14 +89,7 @@ class ScriptedServer:
 
 def error(status: int, code: str) -> Script:
     """Answers with an error as S3 words it."""
-
-    def script(request: Request, wire: Wire) -> bool:
-        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>Said so.</Message></Error>".encode()
-        sent = b"" if request.method == "HEAD" else body
-        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
-        return True
-
-    return script
+    return said(status, code, "Said so.")
 
 
 def payload(body: bytes, *, length: int | None = None) -> Script:
@@ -126,7 +119,7 @@ def said(status: int, code: str, message: str, more: str = "") -> Script:
     """Answers with an error that has this message, and `more` elements."""
 
     def script(request: Request, wire: Wire) -> bool:
-        body = f"<Error><Code>{code}</Code><Message>{message}</Message>{more}</Error>".encode()
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>{more}</Error>".encode()
         sent = b"" if request.method == "HEAD" else body
         wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
         return True

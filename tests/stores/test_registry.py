@@ -239,7 +239,7 @@ def test_a_class_gets_no_misspelt_key_of_ours() -> None:
     """A worker, a job and a command all open the store this way. A key that the class lists is its own."""
     with pytest.raises(ConfigurationError, match=r"^large\.message\.max\.byts: .* mean large\.message\.max\.bytes"):
         open_store({STORE_CLASS: Listing, "large.message.max.byts": 1})
-    with pytest.raises(ConfigurationError, match=r"^large\.mesage\.what: .* list it in the KEYS of the class"):
+    with pytest.raises(ConfigurationError, match=r"^large\.mesage\.what: .* list it in its KEYS"):
         open_store({STORE_CLASS: Listing, "large.mesage.what": 1})
     open_store({STORE_CLASS: Listing, "large.message.own": 1}).close()
 

@@ -41,6 +41,8 @@ from tests.stores.test_s3 import MIB, NAME, calls, opened
         (429, "TooManyRequestsException", True),
         (400, "RequestTimeout", True),
         (400, "IncompleteBody", True),
+        (400, "BadDigest", True),
+        (400, "XAmzContentSHA256Mismatch", True),
         (409, "OperationAborted", True),
         (307, "TemporaryRedirect", True),
         (501, "NotImplemented", False),

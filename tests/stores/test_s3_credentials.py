@@ -134,7 +134,7 @@ def test_credentials_that_are_over_name_their_source(file: Path) -> None:
         with pytest.raises(PayloadStoreAccessError) as caught:
             store.put(*NAME, b"data")
         assert len(server.requests) == 1
-    assert "of AWS's own chain (shared-credentials-file): they are over: whatever has written" in str(caught.value)
+    assert "of AWS's own chain (shared-credentials-file): they have expired: what wrote them" in str(caught.value)
     assert (caught.value.key, file.exists()) == ("s3.access.key", True)
 
 
@@ -144,7 +144,7 @@ def test_credentials_of_the_configuration_stay(file: Path) -> None:
     bucket = Bucket(400, "ExpiredToken")
     bucket.valid = GOOD
     with scripted_server(bucket.script) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreAccessError, match=r"the session of s3\.session\.token is over") as caught:
+        with pytest.raises(PayloadStoreAccessError, match=r"the session of s3\.session\.token has expired") as caught:
             store.put(*NAME, b"data")
         assert len(server.requests) == 1
     assert caught.value.key == "s3.session.token"
@@ -212,7 +212,7 @@ def test_a_token_service_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch,
         identify(monkeypatch, tmp_path, server)
         with opened(chain(server)) as store, pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
             store.put(*NAME, b"data")
-        assert len(server.requests) == 1  # the store's own was not sent
+        assert "PUT" not in [request.method for request in server.requests]
     assert caught.value.retriable
 
 
@@ -328,7 +328,7 @@ def test_credentials_for_kms_are_exchanged_too(file: Path, code: str) -> None:
         keyring.current()
         assert len(kms.calls) == 2
         kms.trouble = lambda _: refusal("ExpiredTokenException", "no")
-        with pytest.raises(PayloadStoreAccessError, match=r"chain \(shared-credentials-file\): they are over"):
+        with pytest.raises(PayloadStoreAccessError, match=r"chain \(shared-credentials-file\): they have expired"):
             keyring.current()
 
 

@@ -49,29 +49,60 @@ def test_a_body_is_sent_behind_an_interim_answer(interim: bytes) -> None:
         assert server.connections == 1
 
 
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [
-        (b"", "ConnectionClosedError"),
-        (b"HTTP/", "ConnectionClosedError"),
-        (INTERIM, "ConnectionClosedError"),
-        (INTERIM + b"X-A: b\r\n", "ConnectionClosedError"),
-        (INTERIM + b"X-A: " + b"x" * (1 << 20), "ConnectionClosedError"),
-        (b"HTTP/1.1 100 " + b"x" * (1 << 20), "ConnectionClosedError"),
-        (b"x" * (1 << 20), "ConnectionClosedError"),
-        (b"nonsense\r\n\r\n", "ConnectionClosedError"),
-        (b"HTTP/1.1 abc def\r\n\r\n", "ConnectionClosedError"),
-    ],
-)
-def test_a_torn_answer_ends_the_attempt(answer: bytes, found: str) -> None:
-    """It is an error that may pass, without a wait: no loop goes on at the end of a connection, no line has no end."""
+TORN = [
+    b"",
+    b"HTTP/",
+    INTERIM,
+    INTERIM + b"X-A: b\r\n",
+    INTERIM + b"X-A: " + b"x" * (1 << 20),
+    b"HTTP/1.1 100 " + b"x" * (1 << 20),
+]
+
+
+@pytest.mark.parametrize("answer", TORN)
+def test_behind_a_torn_answer_the_put_is_sent_without_the_question(answer: bytes) -> None:
+    """At the end of a connection no loop goes on, and no line has no end. Nothing was sent, so it is no attempt."""
 
     def expect(wire: Wire) -> bool:
         wire.write(answer)
         raise ConnectionAbortedError("the server closes the connection")
 
-    with scripted_server(accept, expect=expect) as server, opened(server.config()) as store:
-        with pytest.raises(PayloadStoreError, match=found) as caught:
+    with scripted_server(accept, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
+        for _ in range(2):
+            store.put(*NAME, b"data")
+        assert [("expect" in request.headers, request.body) for request in server.requests] == [(False, b"data")] * 2
+        assert server.connections == 3  # the second put asks again, on the connection that is there
+
+
+@pytest.mark.parametrize("answer", TORN)
+def test_a_torn_answer_to_everything_is_an_error(answer: bytes) -> None:
+    """It may pass, and comes without a wait."""
+
+    def torn(_: Request, wire: Wire) -> bool:
+        wire.write(answer)
+        return False
+
+    def expect(wire: Wire) -> bool:
+        wire.write(answer)
+        raise ConnectionAbortedError("the server closes the connection")
+
+    with scripted_server(torn, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
+        with pytest.raises(PayloadStoreError, match="ConnectionClosedError") as caught:
+            store.put(*NAME, b"data")
+        assert caught.value.retriable
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [b"x" * (1 << 20), b"nonsense\r\n\r\n", b"HTTP/1.1 abc def\r\n\r\n"])
+def test_an_answer_that_is_no_http_is_an_error(answer: bytes) -> None:
+    """It may pass, and comes without a wait."""
+
+    def expect(wire: Wire) -> bool:
+        wire.write(answer)
+        raise ConnectionAbortedError("the server closes the connection")
+
+    with scripted_server(accept, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
+        with pytest.raises(PayloadStoreError, match="ConnectionClosedError") as caught:
             store.put(*NAME, b"data")
         assert caught.value.retriable
         assert server.requests == []

@@ -11,6 +11,7 @@ const byId = (id) => document.getElementById(id);
 const rows = new Map();
 const open = new Set(); // names, also those that are not there (yet)
 let made = 0;
+let sought = false; // the address of the page opens a card, which has not been scrolled to
 let changed = () => {};
 
 // `onOpen` is called when the worker has to be asked for what is opened.
@@ -49,6 +50,10 @@ export function showRows(worker) {
   for (const pipeline of pipelines) showRow(pipeline, worker);
   arrange();
   filter();
+  const found = sought && document.querySelector(".list > tbody:not([hidden]) .card");
+  if (!found) return;
+  sought = false;
+  found.closest("tbody").scrollIntoView({ block: "nearest" });
 }
 
 function say(changes) {
@@ -66,6 +71,7 @@ function newRow(name) {
   button.setAttribute("aria-controls", opened.id);
   put(button, name);
   button.addEventListener("click", () => {
+    sought = false;
     if (!open.delete(name)) open.add(name);
     showOpened(rows.get(name));
     writeAddress();
@@ -163,6 +169,7 @@ function readAddress() {
   if (!byId("state").value) byId("state").value = ""; // a state that there is not
   open.clear();
   for (const name of kept.getAll("open")) open.add(name);
+  sought = open.size > 0;
   if (!rows.size) return;
   for (const row of rows.values()) showOpened(row);
   filter();

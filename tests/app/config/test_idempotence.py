@@ -11,9 +11,9 @@ from app.config.idempotence import idempotent
     "given",
     [
         {},
-        {"acks": "all", "retries": 3, "max.in.flight": "5", "queuing.strategy": "fifo"},
-        {"acks": -1, "max.in.flight.requests.per.connection": 1, "message.send.max.retries": None},
-        {"default.topic.config": {"acks": "-1"}},
+        {"acks": "all", "retries": 3, "max.in.flight": "many", "queuing.strategy": "fifo"},
+        {"acks": None, "max.in.flight.requests.per.connection": 1, "message.send.max.retries": None},
+        {"default.topic.config": {"acks": "-1"}, "max.in.flight": 5},
     ],
 )
 def test_it_is_the_default(given: dict[str, object]) -> None:

@@ -451,15 +451,15 @@ BAD_PIPELINES = [
     (
         OWN_CLASS + "errors.tolerence = 'all'",
         (
-            "errors.tolerence: is not a key that is known here; did you mean errors.tolerance?; if a class of your own "
-            "has this key, list it in the KEYS of the class"
+            "errors.tolerence: is not a key that is known here; did you mean errors.tolerance?; if a custom class "
+            "has this key, list it in its KEYS"
         ),
     ),
     (
         OWN_CLASS + "large.message.what = 1",
         (
-            "large.message.what: is not a key that is known here; did you mean large.message.root?; if a class of your "
-            "own has this key, list it in the KEYS of the class"
+            "large.message.what: is not a key that is known here; did you mean large.message.root?; if a custom "
+            "class has this key, list it in its KEYS"
         ),
     ),
     (

@@ -18,6 +18,8 @@ from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
+from app.pipeline.lanes import Lanes
+from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.topic_watcher import TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -86,6 +88,19 @@ async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.Mon
     await asyncio.sleep(0)  # the poll is on its way out
     flow.stop()
     await asyncio.wait_for(running, 20)
+
+
+async def test_a_restart_waits_for_no_store_that_fails(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens the store again, mostly with other keys: the old ones finish no record that waits for them."""
+    monkeypatch.setattr("app.pipeline.flow._STORE_S", 0.0)
+    monkeypatch.setattr(Lanes, "busy", True)
+    monkeypatch.setattr(Retries, "degraded", "the keys are refused")
+    flow._graceful_timeout_s = 3_600.0
+    flow.stop(renewing_store=True)
+    await asyncio.wait_for(flow._drain(), 20)
+    flow.stop()
+    monkeypatch.setattr(Lanes, "busy", False)
+    await asyncio.wait_for(flow.run(), 20)
 
 
 async def test_a_flow_asks_its_store_whether_it_is_up(flow: Flow) -> None:

@@ -50,7 +50,8 @@ class _FailingFlow:
         self._joined = joined
         self._asked = asyncio.Event()
 
-    def stop(self) -> None:
+    def stop(self, *, renewing_store: bool = False) -> None:
+        self.renews_store = renewing_store
         self._asked.set()
 
     def hold(self, *, held: bool) -> None:
@@ -157,8 +158,10 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
     ended: list[Pipeline] = []
     async with running(monkeypatch, ended) as pipeline:
         first = pipeline.flow
+        monkeypatch.setattr(pipeline, "failing_since", 0.5)  # it has recovered from that
         pipeline.begin_anew()
-        assert pipeline.status == "RESTARTING"
+        assert pipeline.failing_since is None
+        assert (pipeline.status, getattr(first, "renews_store", False)) == ("RESTARTING", True)
         await until(lambda: pipeline.flow is not first and pipeline.status == "RUNNING")
         assert not ended
         assert pipeline.flow is not None

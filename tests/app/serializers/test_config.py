@@ -234,7 +234,7 @@ def test_keys_of_a_store_without_its_serializer_are_explained(
         ("large.mesage.threshold.bytes", "did you mean large.message.threshold.bytes?"),
         ("large.message.stratgy", "did you mean large.message.strategy?"),
         ("large.mesage.strategy", "did you mean large.message.strategy?"),
-        ("large.message.what", "list it in the KEYS of the class"),
+        ("large.message.what", "list it in its KEYS"),
         ("large.message.strategy", "is for a SerializingProducer"),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_class_without_a_list_hides_no_misspelt_key(given: Mapping[str, object
     ):
         with pytest.raises(ConfigurationError, match=rf"^{name}: .*did you mean {meant}\?") as caught:
             config.producer({**given, name: 1}, OWN)
-        assert "list it in the KEYS of the class" in str(caught.value)
+        assert "list it in its KEYS" in str(caught.value)
 
 
 def test_the_store_class_misspelt_is_found() -> None:

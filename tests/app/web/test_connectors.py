@@ -19,8 +19,11 @@ from tests.app.reports import Flow, Pipeline, pipeline_settings
         (Pipeline(status="PAUSED", last_error="of yesterday"), {"state": "PAUSED"}),
         (Pipeline(status="PAUSED", degraded="HTTP 503"), {"state": "PAUSED", "trace": "HTTP 503"}),
         (Pipeline(status="STARTING", awaited="the group"), {"state": "UNASSIGNED", "trace": "the group"}),
-        (Pipeline(status="RESTARTING", last_error="no broker"), {"state": "RESTARTING", "trace": "no broker"}),
-        (Pipeline(status="RESTARTING"), {"state": "RESTARTING"}),
+        (
+            Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5),
+            {"state": "RESTARTING", "trace": "no broker"},
+        ),
+        (Pipeline(status="RESTARTING", last_error="no broker"), {"state": "RESTARTING"}),
         (Pipeline(status="FAILED", last_error="a record"), {"state": "FAILED", "trace": "a record"}),
     ],
 )

@@ -175,9 +175,12 @@ async def test_fifty_pipelines_are_an_overview(tmp_path: Path) -> None:
                 for width, most in ((1280, 2_500), (390, 5_500)):
                     browser.look(width, 900)
                     rows(browser, address, width, most)
+                    links(browser, address)
                 browser.look(780, 900)  # the narrowest with columns
                 browser.until("innerWidth === 780 && document.querySelector('.row th').clientWidth > 150")
                 filters(browser)
+                large_text(browser)
+                browser.look(780, 900)
                 row_moves(browser, pipelines[49])
                 unseen_pictures(browser)
                 assert browser.complaints() == []
@@ -205,6 +208,21 @@ def rows(browser: Browser, address: str, width: int, most: int) -> None:
     assert browser.run(f"return {NAMES}") == ["orders-7", "orders-23", "orders-30", *CALM]
 
 
+def links(browser: Browser, address: str) -> None:
+    """What a link opens is in sight, however far down its row is; when the page follows, it does not scroll again."""
+    seen = "const { top, bottom } = document.querySelector('.card').getBoundingClientRect(); "
+    browser.open(f"{address}#open=orders-45")
+    browser.until("document.querySelector('.card .chart path')")
+    assert browser.run(f"{seen} return top >= 0 && top < innerHeight && bottom > 0")
+    browser.run("window.scrollTo(0, 0)")
+    asked = browser.run("return performance.getEntriesByType('resource').length")
+    browser.run(ASK)
+    browser.until(f"performance.getEntriesByType('resource').length > {asked}")
+    browser.run(FRAME)
+    assert browser.run("return scrollY") == 0
+    browser.run("document.querySelector('.card').closest('tbody').querySelector('.open').click()")
+
+
 def filters(browser: Browser) -> None:
     """Both filters count, are reported to screen readers, and outlast a reload. A wrong address is ignored."""
     entered = (
@@ -225,6 +243,18 @@ def filters(browser: Browser) -> None:
     browser.run("location.hash = '#state=odd&open=nothing&%'")
     browser.until("document.querySelector('#matching').textContent === ''")
     assert browser.run("return document.querySelector('#state').selectedOptions[0].text") == "All"
+
+
+def large_text(browser: Browser) -> None:
+    """On a phone with text twice as large nothing in the overview is wider than the page."""
+    browser.look(360, 900)
+    browser.run("document.documentElement.style.fontSize = '200%'; document.querySelectorAll('.open')[0].click()")
+    browser.until("document.querySelector('.card .chart path') && document.querySelector('.list').clientWidth < 360")
+    parts = "[...document.querySelectorAll('header *, .filter *, .row, .row *')]"
+    wide = f"{parts}.filter((each) => each.getBoundingClientRect().right > 360)"
+    assert browser.run(f"return {wide}.map((each) => each.outerHTML.slice(0, 80))") == []
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+    browser.run("document.documentElement.style.fontSize = ''; document.querySelectorAll('.open')[0].click()")
 
 
 def row_moves(browser: Browser, last: Pipeline) -> None:

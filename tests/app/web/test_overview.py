@@ -33,6 +33,7 @@ def test_document_has_all_that_is_shown() -> None:
     assert (row["name"], row["state"], row["reason"]) == ("p", "degraded", "the store is down")
     assert (row["lag"], row["dead_letters"], row["recent"]["records_in"]) == (7, 3, None)
     shown = row["card"]
+    assert (shown["rates"]["records_in"], list(shown["store_calls"])) == ([], ["publish", "download"])
     assert (shown["last_error"], shown["last_error_at"]) == ("x", "1970-01-01T00:00:00+00:00")
     assert (shown["topics"], shown["output_topic"], shown["dead_letter_topic"]) == (["raw", "more"], "orders", "dead")
     assert (shown["store"], shown["transforms"], shown["group_id"]) == ("memory", ["offload"], "wideload-p")

@@ -37,15 +37,16 @@ HEALTH = [
     ([Pipeline(status="STARTING")], "starting", False, {"p": "starting"}),
     ([Pipeline(status="STARTING", awaited="waits for x")], "starting", False, {"p": "waits for x"}),
     ([Pipeline(status="STOPPED")], "stopped", False, {"p": "stopped"}),
-    ([Pipeline(status="RESTARTING", last_error="no broker")], "restarting", False, {"p": "no broker"}),
+    # What it has failed with before is not why it is restarted on request.
+    ([Pipeline(status="RESTARTING", last_error="no broker")], "restarting", False, {"p": "restarting"}),
     (
         [
-            Pipeline(status="RESTARTING", last_error="no broker", awaited="waits for x"),
+            Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5, awaited="waits for x"),
             Pipeline("q", status="STARTING"),
         ],
         "restarting",
         False,
-        {"p": "no broker; waits for x", "q": "starting"},
+        {"p": "no broker (since 1970-01-01T00:00:00+00:00); waits for x", "q": "starting"},
     ),
     (
         [Pipeline("a", degraded=STORE_DOWN), Pipeline("b", status="STARTING")],
@@ -67,10 +68,10 @@ HEALTH = [
         {"p": "no broker (since 1970-01-01T00:00:00+00:00)"},
     ),
     (
-        [Pipeline(status="RESTARTING", last_error="no broker", degraded=STORE_DOWN)],
+        [Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5, degraded=STORE_DOWN)],
         "restarting",
         False,
-        {"p": "no broker"},
+        {"p": "no broker (since 1970-01-01T00:00:00+00:00)"},
     ),
     ([Pipeline(status="FAILED", last_error="a record")], "failed", False, {"p": "a record"}),
     ([Pipeline("a"), Pipeline("b", status="FAILED", last_error="x")], "failed", False, {"b": "x"}),
