@@ -117,7 +117,7 @@ def test_interim_answers_are_skipped(
         wire.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfour")
         return True
 
-    with scripted_server(script) as server:
+    with scripted_server(script) as server, within(60.0):
         answers = [manager.request("GET", server.endpoint) for _ in range(2)]
         assert [(answer.status, answer.data) for answer in answers] == [(200, b"four")] * 2
         assert server.connections == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -371,6 +371,14 @@ def refused(credentials: ChainCredentials, code: str = "ExpiredToken") -> float 
     return credentials._refused((None, found))
 
 
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """The time of a call, as the search always has one; a call of another test may have left its own, which is over."""
+    with within(60.0):
+        yield
+
+
+@pytest.mark.usefixtures("in_time")
 def test_a_chain_that_has_nothing_new_is_not_searched_for_a_second() -> None:
     """A storm of refusals reads files, and asks services, once a second; what was found stays."""
     chain = Chain("a", "a", None, ValueError("broken"), "b")
@@ -387,6 +395,7 @@ def test_a_chain_that_has_nothing_new_is_not_searched_for_a_second() -> None:
     assert refused(credentials, "NoSuchBucket") is None
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_chain_that_had_nothing_is_searched_again() -> None:
     """A store that was opened before its credentials were there finds them; until then each call says what is wrong."""
     chain = Chain(None, OSError("away"), "a")
