@@ -145,7 +145,7 @@ def test_a_file_that_is_no_longer_one_is_named(file: Path) -> None:
         store.put(*NAME, b"data")
         bucket.valid = GOOD
         file.write_text(f"[default]\naws_access_key_id = {GOOD}\n")
-        with pytest.raises(PayloadStoreAccessError, match="not known there; the search for others fails: Partial cred"):
+        with pytest.raises(PayloadStoreAccessError, match="does not know them; the search for others fails: Partial cred"):
             store.put(*NAME, b"data")
 
 
