@@ -287,12 +287,19 @@ class _WorkingFlow(_FailingFlow):
 
 async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time-out ends a call on a disk that is gone: it holds its thread after the disk is back, and the restart."""
-    over = threading.Event()
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def hang() -> None:
+        begun.release()
+        over.wait()
+
     try:
         async with running(monkeypatch, [], _WorkingFlow, keys="store.threads = 2\n") as pipeline:
             before = pipeline.flow
             assert isinstance(before, _WorkingFlow)
-            hanging = [before.executor.submit(over.wait) for _ in range(2)]
+            hanging = [before.executor.submit(hang) for _ in range(2)]
+            for _ in hanging:  # what has not begun is cancelled
+                assert await asyncio.to_thread(begun.acquire, timeout=20)
             await _next_flow(pipeline, pipeline.begin_anew)
             after = pipeline.flow
             assert isinstance(after, _WorkingFlow)
