@@ -82,8 +82,8 @@ class AzureStore(CloudStore):
             raise ConfigurationError(
                 "azure.account.name", f"found {account!r}, allowed are 3 to 24 lower-case letters and digits"
             )
-        told = cast("str | None", values["azure.endpoint"]) or f"https://{account}.blob.core.windows.net"
-        endpoint = check_endpoint("azure.endpoint", told, r"(/[a-z0-9]{3,24})?", "and perhaps the account")
+        given = cast("str | None", values["azure.endpoint"]) or f"https://{account}.blob.core.windows.net"
+        endpoint = check_endpoint("azure.endpoint", given, r"(/[a-z0-9]{3,24})?", "and perhaps the account")
         credentials = _credentials(values)
         plain = endpoint.startswith("http://")
         if plain and "account_key" not in credentials:

@@ -144,7 +144,7 @@ def translated(exc: Exception, operation: str, path: str, cloud: Cloud) -> Paylo
 
     Returns:
         PayloadNotFoundError: the service says that the object does not exist, with its own code, or that the caller
-            would have to list objects to be told whether it does.
+            would have to list objects to find out whether it does.
         KeptError: the object cannot be replaced or removed, since the container keeps it.
         PayloadUnfitError: the service, or a proxy before it, refuses a payload of this size.
         PayloadStoreAccessError: the service refuses this caller: permission, credentials, no such container.

@@ -1,6 +1,6 @@
 """HTTP connections that keep the deadline of a call, whatever the server does, and bound the length of its answers.
 
-The time-out of a socket begins again with each byte. A server or proxy that sends a byte now and then could hold a
+The time-out of a socket starts over with each byte. A server or proxy that sends a byte now and then could hold a
 thread for hours, at any place: the TLS handshake, an interim answer, the head of an answer, the body of an error. So
 each wait of these connections ends at the deadline of its thread, and none of what reads an answer has to look.
 """

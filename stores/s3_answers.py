@@ -54,7 +54,7 @@ def info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> 
     """
     size, modified = cast("int | None", said.get(size_name)), cast("datetime | None", said.get("LastModified"))
     if size is None or modified is None:
-        # The head of an object that has no date has none the next time either; whoever needs its size alone goes on.
+        # The head of an object that has no date has none the next time. A caller that needs only its size continues.
         found = f"an answer without {size_name if size is None else 'LastModified'}"
         raise _foreign(operation, path, found, retriable=operation != "HeadObject")
     # A listing may have milliseconds (MinIO), the response to HeadObject never has.
@@ -62,5 +62,5 @@ def info(operation: str, path: str, said: Mapping[str, Any], size_name: str) -> 
 
 
 def _foreign(operation: str, path: str, found: str, *, retriable: bool = True) -> PayloadStoreError:
-    told = f"{operation} {path} failed: {found}, {NO_S3_SERVER}"
-    return PayloadStoreError(told, retriable=retriable, key="s3.endpoint")
+    message = f"{operation} {path} failed: {found}, {NO_S3_SERVER}"
+    return PayloadStoreError(message, retriable=retriable, key="s3.endpoint")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTINUE_MS", "POOLS", "Expectation"]
 
 CONTINUE_MS = 1_000
-"""How long a put waits for an answer before it sends the body all the same."""
+"""How long a put waits for an answer before it sends the body without one."""
 
 _UNASKED_S = 300.0  # a server that is only slow, for once, is asked again
 _HEAD_BYTES = 65_536

@@ -48,7 +48,7 @@ class S3Removal:
         client: of the bucket.
         bucket: its name.
         head: what there is at a path, as `Stat.stat` gives it, and its version in a bucket that keeps them.
-        told: translates the errors of an operation for a path, and bounds its time.
+        translated: translates the errors of an operation for a path, and bounds its time.
         threads: how many calls of `head` run at once.
     """
 
@@ -57,13 +57,13 @@ class S3Removal:
         client: S3Client,
         bucket: str,
         head: Callable[[str], tuple[PayloadInfo, str | None]],
-        told: Callable[[str, str], AbstractContextManager[None]],
+        translated: Callable[[str, str], AbstractContextManager[None]],
         threads: int,
     ) -> None:
         self._client = client
         self._bucket = bucket
         self._head = head
-        self._told = told
+        self._translated = translated
         self._threads = threads
         self._one_by_one = False  # once the server has refused a DeleteObjects
 
@@ -129,7 +129,7 @@ class S3Removal:
         self, objects: list[ObjectIdentifierTypeDef], payloads: dict[str, PayloadInfo]
     ) -> DeleteObjectsOutputTypeDef:
         first = next(iter(payloads.values())).path
-        with self._told("DeleteObjects", first):
+        with self._translated("DeleteObjects", first):
             return self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
 
     def _remove_one(self, payload: PayloadInfo, key: str) -> Removal:
@@ -147,7 +147,7 @@ class S3Removal:
         """Hides a version that may not be removed behind a delete marker.
 
         It may be locked, or the right to remove versions (s3:DeleteObjectVersion) is missing, which is another one than
-        the right to remove. A payload that was published meanwhile would be hidden too, so it is looked for again.
+        the right to remove. A payload that was published in between would be hidden too, so it is looked for again.
         """
         payload = unchanged.payload
         found = self._look(payload)
@@ -164,7 +164,7 @@ class S3Removal:
         """Raises KeptError or PayloadStoreAccessError if the server refuses it; any other error is an outcome."""
         more: Any = {} if version is None else {"VersionId": version}
         try:
-            with self._told("DeleteObject", payload.path):
+            with self._translated("DeleteObject", payload.path):
                 response = self._client.delete_object(Bucket=self._bucket, Key=key, **more)
             if response["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.NO_CONTENT:
                 check_answer(response, "DeleteObject", payload.path)

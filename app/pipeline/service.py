@@ -245,7 +245,7 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
-            if self._anew:  # whoever asked may have corrected the topic, or replaced what the store has read
+            if self._anew:  # somebody may have corrected the topic, or replaced what the store has read
                 self._learned_limits.forget_unfit()
                 await self._close_store()
                 self._executor.shutdown(wait=False, cancel_futures=True)

@@ -13,8 +13,8 @@ import pytest
 from stores.azure import AzureStore
 from stores.cloud import CloudStore
 from stores.gcs import GcsStore
-from stores.kept import KeptError
 from stores.store import PayloadInfo
+from tests.stores.kept_payloads import assert_a_second_put_has_another_name
 from tests.stores.scripted_server import (
     Bucket,
     Refusal,
@@ -179,16 +179,7 @@ def test_a_payload_that_is_kept_gets_a_younger_one_beside_it(made: type[CloudSto
         return refusal if there and request.method in ("PUT", "DELETE") else None
 
     with bucket(made, refuses) as (store, _, _):
-        store.check()
-        store.check()
-        first, second = (store.put(*NAME, b"data") for _ in range(2))
-        assert first == store.root.path(*NAME)
-        assert second.startswith(f"{first}-")
-        assert store.root.holds(second)
-        assert store.get(second, 4) == b"data"
-        with pytest.raises(KeptError, match="a retention policy or a hold keeps it") as caught:
-            store.delete(first)
-        assert not caught.value.retriable
+        assert_a_second_put_has_another_name(store, "a retention policy or a hold keeps it")
 
 
 def test_a_payload_that_is_kept_stays_in_a_sweep() -> None:

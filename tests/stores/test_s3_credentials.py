@@ -412,6 +412,16 @@ def test_a_chain_that_had_nothing_is_searched_again() -> None:
     assert credentials.get_frozen_credentials() == "a"
 
 
+def given_up(credentials: ChainCredentials, over: threading.Event) -> None:
+    """Asserts that these credentials, which hang until `over`, end their call in its time."""
+    try:
+        with within(0.2), pytest.raises(CredentialsError, match="HangingError: has not answered for") as caught:
+            credentials.get_frozen_credentials()
+    finally:
+        over.set()
+    assert caught.value.may_pass
+
+
 def test_a_chain_without_end_ends_the_call() -> None:
     """A program of the chain that hangs (`credential_process`), or a metadata service, has the time of the call."""
     over = threading.Event()
@@ -419,13 +429,7 @@ def test_a_chain_without_end_ends_the_call() -> None:
     def hang() -> None:
         over.wait(10)
 
-    credentials = ChainCredentials(hang)
-    try:
-        with within(0.2), pytest.raises(CredentialsError, match="HangingError: has not answered for") as caught:
-            credentials.get_frozen_credentials()
-    finally:
-        over.set()
-    assert caught.value.may_pass
+    given_up(ChainCredentials(hang), over)
 
 
 def test_a_renewal_without_end_ends_the_call() -> None:
@@ -438,10 +442,4 @@ def test_a_renewal_without_end_ends_the_call() -> None:
 
     old = {"access_key": OLD, "secret_key": "s", "token": "t", "expiry_time": "2020-01-01T00:00:00Z"}
     found = RefreshableCredentials.create_from_metadata(old, renew, "custom-process")
-    credentials = ChainCredentials(lambda: found)
-    try:
-        with within(0.2), pytest.raises(CredentialsError, match="HangingError: has not answered for") as caught:
-            credentials.get_frozen_credentials()
-    finally:
-        over.set()
-    assert caught.value.may_pass
+    given_up(ChainCredentials(lambda: found), over)

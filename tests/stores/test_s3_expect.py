@@ -10,7 +10,7 @@ import pytest
 
 from tests.s3_server import Certificate
 from tests.stores.conftest import SetClock
-from tests.stores.scripted_server import Request, Wire, scripted_server
+from tests.stores.scripted_server import Request, Script, Wire, scripted_server
 from tests.stores.test_s3 import EIGHT_SECONDS, LATE, NAME, accept, opened
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError
 
@@ -82,30 +82,27 @@ def test_a_torn_answer_to_everything_is_an_error(answer: bytes) -> None:
         wire.write(answer)
         return False
 
-    def expect(wire: Wire) -> bool:
-        wire.write(answer)
-        raise ConnectionAbortedError("the server closes the connection")
-
-    with scripted_server(torn, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
-        with pytest.raises(PayloadStoreError, match="ConnectionClosedError") as caught:
-            store.put(*NAME, b"data")
-        assert caught.value.retriable
-        assert len(server.requests) == 1
+    assert len(requests_of_a_put_that_is_cut(torn, answer)) == 1
 
 
 @pytest.mark.parametrize("answer", [b"x" * (1 << 20), b"nonsense\r\n\r\n", b"HTTP/1.1 abc def\r\n\r\n"])
 def test_an_answer_that_is_no_http_is_an_error(answer: bytes) -> None:
     """It may pass, and comes without a wait."""
+    assert requests_of_a_put_that_is_cut(accept, answer) == []
+
+
+def requests_of_a_put_that_is_cut(script: Script, answer: bytes) -> list[Request]:
+    """What a server got that answers `Expect` with this, and closes the connection; the error may pass."""
 
     def expect(wire: Wire) -> bool:
         wire.write(answer)
         raise ConnectionAbortedError("the server closes the connection")
 
-    with scripted_server(accept, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
+    with scripted_server(script, expect=expect) as server, opened(server.config(s3_retry_attempts=1)) as store:
         with pytest.raises(PayloadStoreError, match="ConnectionClosedError") as caught:
             store.put(*NAME, b"data")
         assert caught.value.retriable
-        assert server.requests == []
+        return server.requests
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 100 ", INTERIM + b"X-Slow: ", b"HTTP/1.1 503 Slow", SLOW_DOWN[:-2]])

@@ -22,6 +22,7 @@ from stores.s3 import S3Store
 from stores.s3_puts import _crc32, _md5
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server
+from tests.stores.kept_payloads import assert_a_second_put_has_another_name
 from tests.stores.scripted_server import (
     MODIFIED,
     Bucket,
@@ -324,16 +325,7 @@ def test_a_payload_that_is_kept_gets_a_younger_one_beside_it(status: int, code: 
         return said(status, code, message) if there and request.method in ("PUT", "DELETE") else None
 
     with bucket(refuses) as (store, made, _):
-        store.check()
-        store.check()
-        first, second = (store.put(*NAME, b"data") for _ in range(2))
-        assert first == store.root.path(*NAME)
-        assert second.startswith(f"{first}-")
-        assert store.root.holds(second)
-        assert store.get(second, 4) == b"data"
-        with pytest.raises(PayloadStoreError, match="a retention policy keeps it") as caught:
-            store.delete(first)
-        assert not caught.value.retriable
+        assert_a_second_put_has_another_name(store, "a retention policy keeps it")
         assert len(made.objects) == 3
 
 
