@@ -302,6 +302,8 @@ class S3Store(Store):
 def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int) -> bytes:
     if size is not None and size > max_bytes:
         raise PayloadTooLargeError(path, size, max_bytes)
+    # As newer botocore has it. Else urllib3 raises first what is raised below, in words of its own.
+    stream.enforce_content_length = False
     pieces: list[bytes] = []
     received = 0
     # Even without content one read is needed: it returns the connection to the pool.
