@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import DeserializingConsumer, Message, SerializingProducer, TopicPartition
+from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError, ValueSerializationError
 from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
@@ -289,9 +290,6 @@ def test_commits_pass_a_failed_record_unless_offsets_are_stored_by_the_applicati
 
 async def test_the_asyncio_consumer(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
     """`confluent_kafka.aio` awaits our deserializers; a missing payload is the same error there."""
-    pytest.importorskip("confluent_kafka", "2.16", "confluent_kafka.aio has deserializers since 2.16")
-    from confluent_kafka.aio import AsyncDeserializingConsumer
-
     topic = make_topic()
     await asyncio.to_thread(produce, broker, on_s3(versitygw), topic, [b"1", LARGE, LARGE + b"3", None])
     await asyncio.to_thread(delete_payloads, versitygw, broker, topic, 2)

@@ -13,6 +13,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
+from confluent_kafka.aio import AsyncSerializingProducer
 from confluent_kafka.error import KeySerializationError, ValueSerializationError
 from confluent_kafka.serialization import (
     MessageField,
@@ -356,9 +357,6 @@ async def test_awaited_deserializer_leaves_the_loop_free(gate: type[GatedStore])
 
 async def test_async_producer_takes_no_headers_and_so_no_references(config_of: Config) -> None:
     """confluent-kafka's own limit (docs/serializers.md): when this fails, its `aio` producers can do it."""
-    pytest.importorskip("confluent_kafka", "2.16", "confluent_kafka.aio has serializers since 2.16")
-    from confluent_kafka.aio import AsyncSerializingProducer
-
     producer = await AsyncSerializingProducer({**nowhere(), "value.serializer": LargeMessageSerializer(config_of())})
     with pytest.raises(ValueSerializationError, match=r"a reference needs headers"):
         await producer.produce("orders", value=LARGE)
