@@ -128,9 +128,9 @@ class _Reader:
     def look(self) -> Look:
         return look(self.settings.client, self.settings.topics)
 
-    def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[OffsetRange]:
+    def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[InputPartition]:
         known = [replace(each, topic_id=ids.get(each.topic, "")) for each in ranges]
-        return split(known, self.settings.task_offsets, self.settings.least_tasks)
+        return [InputPartition(each) for each in split(known, self.settings.task_offsets, self.settings.least_tasks)]
 
 
 class _BatchReader(_Reader, DataSourceReader):
@@ -145,11 +145,11 @@ class _BatchReader(_Reader, DataSourceReader):
                     f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
                 )
         # With no partitions Spark makes one, and hands None to `read`.
-        return self.tasks(between(start, end, {}), found.ids) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
+        nothing = InputPartition(OffsetRange(self.settings.topics[0], 0, 0, 0))
+        return self.tasks(between(start, end, {}), found.ids) or [nothing]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self.settings, partition)
+        return _read(self.settings, partition.value)
 
 
 class _StreamReader(_Reader, DataSourceStreamReader):
@@ -207,8 +207,7 @@ class _StreamReader(_Reader, DataSourceStreamReader):
         return names
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self.settings, partition)
+        return _read(self.settings, partition.value)
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------
