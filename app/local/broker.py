@@ -54,7 +54,6 @@ _PROPERTIES: Mapping[str, str] = {
     # After `kill`, the node must wait until its former self counts as gone: by default nine seconds.
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
-    "group.coordinator.rebalance.protocols": "classic,consumer",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "log.retention.ms": "-1",
@@ -80,9 +79,9 @@ _THROUGHPUT = (
     "-XX:+ExplicitGCInvokesConcurrent",
 )
 
-# A formatted storage is these two files. The first says which features the cluster has, and nothing of the node; it
-# depends on the release of Kafka, and on properties of these names.
-_CHECKPOINT = "bootstrap.checkpoint"
+# A formatted storage is these two files. The first says which features the cluster has, and nothing of the node
+# (KIP-1170); it depends on the release of Kafka, and on properties of these names.
+_CHECKPOINT = Path("__cluster_metadata-0", "00000000000000000000-0000000000.checkpoint")
 _META = "meta.properties"
 _FORMAT_PROPERTIES = ("log.dir", "metadata.log.dir", "unstable.")
 
@@ -291,14 +290,14 @@ class EmbeddedBroker:
         command = java.locate()
         shared = class_archive.using(class_archive.archive(kafka_jars[0].parent, command))
         self._java = (command, *self._flags, *shared, logging, "-cp", os.pathsep.join(map(str, kafka_jars)))
-        self._format(kafka_jars[0].parent / _CHECKPOINT)
+        self._format(kafka_jars[0].parent / _CHECKPOINT.name)
 
     def _format(self, known: Path) -> None:
         """Formats the storage: by Kafka's tool once for each release, later by what the tool wrote then."""
         folder, cluster_id = self._started_folder(), self._cluster_id or new_cluster_id()
         plain = not self._format_arguments and not any(key.startswith(_FORMAT_PROPERTIES) for key in self._properties)
         if plain and _is_kept(known):
-            (folder / "data").mkdir()
+            (folder / "data" / _CHECKPOINT).parent.mkdir(parents=True)
             shutil.copyfile(known, folder / "data" / _CHECKPOINT)
             node_id = self._properties.get("node.id", _NODE_ID)
             lines = ("version=1", f"cluster.id={cluster_id}", f"node.id={node_id}", f"directory.id={new_cluster_id()}")

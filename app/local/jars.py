@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 # The roots of each set. Kafka logs through slf4j 1.7 and has no binding: without one there is no log.
 SETS: Mapping[str, Sequence[str]] = {
-    "kafka": ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
+    "kafka": ("org.apache.kafka:kafka_2.13:4.4.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.5"),
     "spark": (
         "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
         "org.apache.spark:spark-avro_2.13:4.0.0",
