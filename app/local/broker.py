@@ -275,7 +275,7 @@ class EmbeddedBroker:
 
     def _prepare(self) -> None:
         """Chooses the ports, makes the folder, writes the properties and formats the storage."""
-        kafka_jars = jars.ensure("kafka")
+        kafka_jars = self._jars()
         if self._fixed_port is not None and _listens(self._fixed_port):
             raise self._port_in_use()
         names = ("CONTROLLER", *self._protocols)
@@ -283,14 +283,24 @@ class EmbeddedBroker:
         if self._fixed_port is not None:
             self._ports["PLAINTEXT"] = self._fixed_port
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wideload-broker-"))
-        (folder / "log4j2.properties").write_text(_LOG4J)
+        logging = self._logging(folder)
         lines = [f"{key}={_escaped(value)}\n" for key, value in self._all_properties(folder).items()]
         (folder / "server.properties").write_text("".join(lines))
-        logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
         command = java.locate()
         shared = class_archive.using(class_archive.archive(kafka_jars[0].parent, command))
         self._java = (command, *self._flags, *shared, logging, "-cp", os.pathsep.join(map(str, kafka_jars)))
         self._format(kafka_jars[0].parent / _CHECKPOINT.name)
+
+    # Brokers of other releases (tests/matrix) give other answers to these two, and to the two behind them.
+
+    def _jars(self) -> tuple[Path, ...]:
+        """The class path, fetched if need be; what makes later starts faster is kept in the folder of the jars."""
+        return jars.ensure("kafka")
+
+    def _logging(self, folder: Path) -> str:
+        """Writes the configuration of the log into the folder; the option of Java that names it."""
+        (folder / "log4j2.properties").write_text(_LOG4J)
+        return f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
 
     def _format(self, known: Path) -> None:
         """Formats the storage: by Kafka's tool once for each release, later by what the tool wrote then."""

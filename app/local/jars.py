@@ -6,6 +6,8 @@ registry.
 
     python -m app.local.jars [SET…]   fetch missing jars
     python -m app.local.jars lock     resolve the sets again and write jars.lock
+
+`tests/matrix` has sets and a lock of its own, of other releases of Kafka.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from xml.sax.saxutils import quoteattr
 from app.local import java
 from transforms.errors import WideloadError
 
-__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock"]
+__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock", "write_lock"]
 
 Say = Callable[[str], None]
 
@@ -45,7 +47,7 @@ SETS: Mapping[str, Sequence[str]] = {
 }
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
-_LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `make lock`.\n"
+_LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `{}`.\n"
 _SILENCE_SECONDS = 120
 _LOG_LINES = 15
 
@@ -100,6 +102,17 @@ def read_lock(name: str | None = None, lock: Path = _LOCK_FILE) -> tuple[Jar, ..
     fields = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
     return tuple(jar for jar in jars if name is None or jar.set == name)
+
+
+def write_lock(sets: Mapping[str, Sequence[str]], lock: Path, written_by: str) -> None:
+    """Resolves each set, given by its roots, and writes the lock; `written_by` is the command that does it again.
+
+    Raises:
+        JarsError: Ivy does not get them.
+        JavaMissingError: Ivy needs Java.
+    """
+    lines = [jar.line() for name, roots in sets.items() for jar in resolve(name, roots)]
+    lock.write_text(_LOCK_HEADER.format(written_by) + "".join(lines))
 
 
 def missing() -> tuple[str, ...]:
@@ -314,8 +327,7 @@ def main(arguments: Sequence[str]) -> int:
     """See the docstring of the module; returns the exit status."""
     try:
         if list(arguments) == ["lock"]:
-            lines = [jar.line() for name, roots in SETS.items() for jar in resolve(name, roots)]
-            _LOCK_FILE.write_text(_LOCK_HEADER + "".join(lines))
+            write_lock(SETS, _LOCK_FILE, "make lock")
         else:
             for name in arguments or SETS:
                 ensure(name, lambda line: print(line, flush=True))
