@@ -1,7 +1,8 @@
 """Requests with leader epochs (KIP-320): aiokafka has none of them, or has them in versions that lack the epoch.
 
 A request of aiokafka's goes out in a version that has the epoch, where the broker knows it. The response comes back as
-the version that aiokafka reads, with rows as in the schema of that: others read it by that schema. The fields are as in Apache Kafka's `clients/src/main/resources/common/message`.
+the version that aiokafka reads, and its rows are as in the schema of that: others read them by it. The fields are as in
+Apache Kafka's `clients/src/main/resources/common/message`.
 """
 
 from __future__ import annotations

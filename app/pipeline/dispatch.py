@@ -128,7 +128,7 @@ class Dispatcher:
             self.release(lane)
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._termination.begin(work)
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
 
