@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from transforms.errors import WideloadError
 
@@ -34,7 +34,7 @@ def begin(
         if task.cancelling():
             return
         if error is None and (lasting or task.cancelled()):
-            error = TaskEndedError(f"{work.__qualname__} has ended, which goes on until it is stopped")
+            error = TaskEndedError(f"{cast('Any', work).__qualname__} has ended, which goes on until it is stopped")
         if error is not None:
             failed(error)
 
