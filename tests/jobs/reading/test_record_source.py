@@ -51,7 +51,7 @@ def rows(monkeypatch: pytest.MonkeyPatch, *listed: Logged) -> list[dict[str, Any
     monkeypatch.setattr(record_source, "PartitionReader", lambda *_: Log([*listed]))
     own = RecordSource({**OPTIONS, "endingOffsets": json.dumps({"t": {"0": 9, "1": 5}})})
     reader = cast("Any", own.reader(own.schema()))
-    assert reader.partitions() == [OffsetRange("t", 0, 1, 9)]
+    assert [each.value for each in reader.partitions()] == [OffsetRange("t", 0, 1, 9)]
     found = reader.read(reader.partitions()[0])
     return [row for batch in found for row in batch.to_pylist()]
 
@@ -90,4 +90,5 @@ def test_a_stream_of_planned_micro_batches() -> None:
     start = reader.initialOffset()
     assert start == {"t": {"0": 1, "1": 5}}
     end = {"t": {"0": 4, "1": 5}}
-    assert reader.partitions(start, end) == [OffsetRange("t", 0, 1, 2), OffsetRange("t", 0, 2, 4)]
+    planned = [each.value for each in reader.partitions(start, end)]
+    assert planned == [OffsetRange("t", 0, 1, 2), OffsetRange("t", 0, 2, 4)]
