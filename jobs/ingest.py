@@ -89,8 +89,8 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
             settings = _kept(spark, settings)
-        if not settings.planned:
-            # Where a run with a limit in bytes began, if Spark has not noted that yet.
+        if not settings.in_python:
+            # Where a run that read records in Python began, if Spark has not noted that yet.
             beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
             follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
         else:
@@ -143,9 +143,11 @@ def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
     return settings
 
 
-def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
-    """Starts the query; with more `options` for its source, it does one micro-batch that is planned already."""
-    return write(_rows(spark, settings, options or {}), settings, planned=options is not None)
+def _start(
+    spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})
+) -> StreamingQuery:
+    """Starts the query; `options` are more options of its source."""
+    return write(_rows(spark, settings, options), settings)
 
 
 def _rows(

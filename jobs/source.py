@@ -144,9 +144,8 @@ class _BatchReader(_Reader, DataSourceReader):
                     f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
                 )
         # With no partitions Spark makes one, and hands None to `read`.
-        return self.tasks(between(start, end, {}), found.ids) or [
-            InputPartition(OffsetRange(self.settings.topics[0], 0, 0, 0))
-        ]
+        nothing = InputPartition(OffsetRange(self.settings.topics[0], 0, 0, 0))
+        return self.tasks(between(start, end, {}), found.ids) or [nothing]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.settings, partition.value)

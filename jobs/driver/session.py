@@ -18,14 +18,14 @@ from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs.driver.installed_spark import home, release
 from jobs.driver.java import require_java
 from jobs.driver.java_output import captured, start_error
-from jobs.driver.jvm import java_packages
+from jobs.driver.jvm import has_class
 from transforms.errors import ConfigurationError
 
 __all__ = [
@@ -237,9 +237,7 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
     Raises:
         ConfigurationError: Spark does not have it.
     """
-    try:
-        java_packages(spark).org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
-    except Py4JJavaError:
+    if not has_class(spark, name):
         hint = (
             f"no release of {what} for Spark {release().name} is known here; give its jars if there is one by now"
             if package is None
@@ -247,7 +245,7 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
             if submitted()
             else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or give none, and Spark fetches them"
         )
-        raise ConfigurationError(option, f"Spark has no {what}; {hint}") from None
+        raise ConfigurationError(option, f"Spark has no {what}; {hint}")
 
 
 def share_code(spark: SparkSession) -> None:

@@ -9,7 +9,8 @@ try:
 except ModuleNotFoundError:
     raise ImportError(
         f"Python data sources, such as wideload, need PySpark 4.0 or newer, and {pyspark.__version__} is installed; "
-        "read with format('kafka') and wideload.jobs.inflate instead, or install a newer PySpark"
+        "read with format('kafka') and wideload.jobs.inflate instead, or install a newer PySpark",
+        name="pyspark.sql.datasource",
     ) from None
 
 __all__ = ["DataSource", "DataSourceReader", "DataSourceStreamReader", "InputPartition"]

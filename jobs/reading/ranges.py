@@ -56,7 +56,7 @@ class Bounds:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OffsetRange:
     """The offsets of a partition that one task reads: from `start` up to `end`.
 

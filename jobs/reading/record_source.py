@@ -57,8 +57,8 @@ class _Settings:
 class RecordSource(DataSource):
     """Rows of Spark's Kafka source with headers, and the column `timestampMillis`, the timestamp as Kafka has it.
 
-    A batch has `startingOffsets` and `endingOffsets` as JSON of numbers. A stream has `startingOffsets` as such JSON,
-    and does micro-batches that are planned in its checkpoint already.
+    `startingOffsets` and `endingOffsets` are JSON of numbers. A stream does one micro-batch, up to `endingOffsets`, and
+    before it that which its checkpoint has and which is not done.
     """
 
     @classmethod
@@ -82,7 +82,7 @@ class RecordSource(DataSource):
         return _Settings(
             client_of_java({"kafka.isolation.level": "read_uncommitted", **given}),  # as Kafka's own default
             given["startingoffsets"],
-            given.get("endingoffsets", "latest"),
+            given["endingoffsets"],
             given.get("failondataloss", "true").lower() == "true",
             None if most is None else int(most),
             None if least is None else int(least),
@@ -112,7 +112,7 @@ class _StreamReader(DataSourceStreamReader):
         return dict(json.loads(self._settings.starting))
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
-        raise NotImplementedError("micro-batches are planned in the checkpoint")
+        return dict(json.loads(self._settings.ending))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         since, until = positions_of(start), positions_of(end)

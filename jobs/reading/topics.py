@@ -411,11 +411,11 @@ def source_format(spark: SparkSession, *, in_python: bool) -> str:
     try:
         from jobs.reading.record_source import RecordSource  # needs aiokafka and PyArrow
     except ImportError as exc:
-        if exc.name is None:
-            raise ConfigurationError("spark", str(exc)) from exc
+        lacks = "PySpark before 4.0" if exc.name == "pyspark.sql.datasource" else f"no {exc.name}"
         raise ConfigurationError(
             "driver",
-            f"has no {exc.name}; records whose timestamps Spark cannot hold are read with aiokafka and PyArrow",
+            f"has {lacks}; records whose timestamps Spark cannot hold are read in Python, with Spark 4.0, aiokafka and "
+            "PyArrow",
         ) from exc
     spark.dataSource.register(RecordSource)
     return RecordSource.name()
