@@ -120,3 +120,20 @@ def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert ended.value.code == 2
     said = "wideload: job: pyspark is not installed; run: pip install 'wideload[spark]'\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", [("job", "sweep", "--help"), ("job", "jars"), ("demo",)])
+def test_job_with_another_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """With a Spark that the jobs do not run on, one sentence says so; no jar is fetched and no Java is started."""
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.4.4.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    with pytest.raises(SystemExit) as ended:
+        main([*command])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("wideload: spark: version 3.4.4 was found; supported are 3.5 to 4.3: run pip install ")
+    assert said.count("\n") == 1
