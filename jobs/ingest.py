@@ -27,9 +27,10 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
+from jobs.driver.installed_spark import release
 from jobs.driver.jvm import Files
 from jobs.driver.progress import repaint
-from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
+from jobs.driver.session import open_session, require_class, stopping
 from jobs.ingesting.checkpoint import TopicWatch, bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
@@ -85,7 +86,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     tally.bad_timestamps = 0 if settings.in_python else None
     try:
         if settings.delta:
-            require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
+            require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta Lake", release().delta)
         _bind(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
@@ -191,9 +192,16 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
     try:
         configure(arguments, document)
         settings = settings_of(arguments)
-        packages = (*([DELTA] if settings.delta else ()), *([AVRO] if settings.value.format == "avro" else ()))
+        wanted = (
+            release().delta if settings.delta else None,
+            release().avro if settings.value.format == "avro" else None,
+        )
         session = session_settings(
-            arguments, "wideload-ingest", packages=packages, delta=settings.delta, lasting=not settings.once
+            arguments,
+            "wideload-ingest",
+            packages=tuple(filter(None, wanted)),
+            delta=settings.delta,
+            lasting=not settings.once,
         )
         require_broker(settings.bootstrap_servers)
         require_topics(Kafka(settings.bootstrap_servers, settings.kafka_options), {"--topic": settings.topics})

@@ -17,13 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Look, look
+from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from jobs.reading.messages import Message, Messages
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import (
@@ -42,7 +41,7 @@ from jobs.reading.ranges import (
     without,
 )
 from jobs.reading.source_options import SourceSettings, settings_of
-from jobs.records.arrow import Gathering, binary, headers, problems, timestamps
+from jobs.records.arrow import Gathering, arrow_schema, binary, headers, problems, timestamps
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
 from jobs.records.schemas import HEADERS, columns
@@ -247,7 +246,7 @@ class _Rows:
     def __init__(self, settings: SourceSettings, range_: OffsetRange) -> None:
         self._settings = settings
         self._range = range_
-        self._schema: pa.Schema = to_arrow_schema(_schema(settings))
+        self._schema: pa.Schema = arrow_schema(_schema(settings))
         self._gathering = Gathering()
         self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
         self._bytes = 0

@@ -23,7 +23,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from jobs.driver.session import AVRO, require_class
+from jobs.driver.installed_spark import release
+from jobs.driver.session import require_class
 from jobs.ingesting.json_decimals import decimals_fit, has_decimals
 from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
@@ -212,7 +213,8 @@ def _from_json(text: Column, schema: StructType) -> Column:
 def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     from pyspark.sql.avro.functions import from_avro  # its package is not always there
 
-    require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
+    avro = "org.apache.spark.sql.avro.AvroDataToCatalyst"
+    require_class(rows.sparkSession, avro, "--value-format", "Avro", release().avro)
     schema = form.avro_schema()
     # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same.
     # One more field, which the reader fills in, tells the two apart.

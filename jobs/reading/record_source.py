@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from jobs.reading.client import Client, client_of_java, look
+from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from jobs.reading.partition import PartitionReader, PartitionRecord
 from jobs.reading.ranges import OffsetRange, Place, between, positions_of, split
-from jobs.records.arrow import Gathering, binary, headers, timestamps
+from jobs.records.arrow import Gathering, arrow_schema, binary, headers, timestamps
 from jobs.records.problems import failed
 from jobs.records.schemas import HEADERS, columns
 
@@ -153,7 +152,7 @@ def _read(settings: _Settings, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(range_: OffsetRange, rows: Sequence[PartitionRecord]) -> pa.RecordBatch:
-    schema = to_arrow_schema(_SCHEMA)
+    schema = arrow_schema(_SCHEMA)
     millis = [record.timestamp for record in rows]
     return pa.RecordBatch.from_arrays(
         [

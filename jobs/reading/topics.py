@@ -16,7 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.driver.failures import NO_CONNECTOR
+from jobs.driver.failures import no_connector
 from jobs.driver.jvm import elements, java_packages
 from jobs.reading.ranges import Positions, positions_json
 from transforms.errors import ConfigurationError
@@ -266,7 +266,7 @@ def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
     try:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
     except TypeError:  # the class does not exist
-        raise ConfigurationError("--jars", NO_CONNECTOR) from None
+        raise ConfigurationError("--jars", no_connector()) from None
     try:
         yield jvm, admin
     finally:

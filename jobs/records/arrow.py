@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from jobs.driver.python_archives import Sparing
 from jobs.records.problems import ERROR, Problem
@@ -21,6 +23,7 @@ from transforms.record import Header, Record, RecordLike
 __all__ = [
     "INPUT_BYTES",
     "Gathering",
+    "arrow_schema",
     "binary",
     "headers",
     "mapped",
@@ -31,6 +34,15 @@ __all__ = [
     "with_problems",
 ]
 
+_KINDS = MappingProxyType(
+    {
+        "binary": pa.binary(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+        "string": pa.string(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+)
 PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 
 INPUT_BYTES = 16 * 2**20
@@ -41,6 +53,11 @@ _INPUT_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _INPUT_ROWS = 16  # a batch costs some 100 µs; with Spark's own 10,000 rows, values of 200 KB would be 2 GB
 _TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is little beside so many bytes
 _OFFSET_BYTES = 4
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Arrow's schema for columns of the types that rows of Kafka have, as Spark expects it of a data source."""
+    return pa.schema([_field(field.name, field.dataType, nullable=field.nullable) for field in columns])
 
 
 def mapped(
@@ -124,6 +141,16 @@ def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> p
 def timestamps(millis: Sequence[int], kind: pa.DataType) -> pa.Array:
     """A column of timestamps; null where Spark's microseconds cannot hold the milliseconds."""
     return pa.array([each * 1_000 if holds(each) else None for each in millis], kind)
+
+
+def _field(name: str, kind: DataType, *, nullable: bool) -> pa.Field[Any]:
+    if isinstance(kind, ArrayType):
+        found: pa.DataType = pa.list_(_field("element", kind.elementType, nullable=kind.containsNull))
+    elif isinstance(kind, StructType):
+        found = pa.struct(list(arrow_schema(kind)))
+    else:
+        found = _KINDS[kind.typeName()]
+    return pa.field(name, found, nullable=nullable)
 
 
 class Gathering:
