@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import click
 
+from app.config.installed import require
 from app.config.job_document import document, write
 from app.config.parsing import load
 from app.local import jars, spark_home, spark_start
@@ -91,9 +91,7 @@ def require_spark(command: str) -> None:
     Raises:
         ConfigurationError: one of them is not, or Spark is of another release.
     """
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(command, f"{module} is not installed; run: pip install 'wideload[spark]'")
+    require(command, ("pyspark", "pyarrow"), "spark")
     spark_home.release()
 
 

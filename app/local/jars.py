@@ -7,6 +7,8 @@ registry.
 
     python -m app.local.jars [SET…]   fetch missing jars; of kafka and the installed Spark, if no set is named
     python -m app.local.jars lock     resolve the sets again and write jars.lock
+
+`tests/matrix` has sets and a lock of its own, of other releases of Kafka.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from app.local import java, spark_home
 from transforms.errors import WideloadError
 from transforms.spark_release import RELEASES
 
-__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock"]
+__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock", "write_lock"]
 
 Say = Callable[[str], None]
 
 # The roots of each set. Kafka logs through slf4j 1.7 and has no binding: without one there is no log.
 SETS: Mapping[str, Sequence[str]] = {
-    "kafka": ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
+    "kafka": ("org.apache.kafka:kafka_2.13:4.4.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.5"),
     **{each.jars: tuple(filter(None, (each.connector, each.avro, each.delta))) for each in RELEASES},
 }
 _NEEDED = ("kafka", "spark")
@@ -45,7 +47,7 @@ _NEEDED = ("kafka", "spark")
 _SHIPPED_ELSEWHERE = {"commons-logging", "jts-core"}
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
-_LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `make lock`.\n"
+_LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `{}`.\n"
 _SILENCE_SECONDS = 120
 _LOG_LINES = 15
 
@@ -105,6 +107,17 @@ def read_lock(name: str | None = None, lock: Path = _LOCK_FILE) -> tuple[Jar, ..
     fields = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
     return tuple(jar for jar in jars if wanted in (None, jar.set))
+
+
+def write_lock(sets: Mapping[str, Sequence[str]], lock: Path, written_by: str) -> None:
+    """Resolves each set, given by its roots, and writes the lock; `written_by` is the command that does it again.
+
+    Raises:
+        JarsError: Ivy does not get them.
+        JavaMissingError: Ivy needs Java.
+    """
+    lines = [jar.line() for name, roots in sets.items() for jar in resolve(name, roots)]
+    lock.write_text(_LOCK_HEADER.format(written_by) + "".join(lines))
 
 
 def missing() -> tuple[str, ...]:
@@ -332,8 +345,7 @@ def main(arguments: Sequence[str]) -> int:
     """See the docstring of the module; returns the exit status."""
     try:
         if list(arguments) == ["lock"]:
-            lines = [jar.line() for name, roots in SETS.items() for jar in resolve(name, roots)]
-            _LOCK_FILE.write_text(_LOCK_HEADER + "".join(lines))
+            write_lock(SETS, _LOCK_FILE, "make lock")
         else:
             for name in arguments or _NEEDED:
                 ensure(name, lambda line: print(line, flush=True))

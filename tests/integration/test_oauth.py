@@ -54,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with provider(tmp_path_factory.mktemp("oidc")) as made:
         properties = {
             "connections.max.reauth.ms": "3600000",
-            # The default validator of Kafka 4.1.0 does not look at signatures.
+            # The default validator of Kafka does not look at signatures.
             "sasl.oauthbearer.jwt.validator.class": f"{_PACKAGE}.BrokerJwtValidator",
             f"{_LISTENER}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{_LISTENER}.sasl.server.callback.handler.class": f"{_PACKAGE}.OAuthBearerValidatorCallbackHandler",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -115,12 +114,7 @@ def test_job_whose_jars_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without PySpark, one sentence says what to install."""
-    find = importlib.util.find_spec
-
-    def found(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name == "pyspark" else find(name, package)
-
-    monkeypatch.setattr("importlib.util.find_spec", found)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(SystemExit) as ended:
         main(["job", "sweep", "--help"])
     assert ended.value.code == 2
