@@ -21,12 +21,15 @@ from pathlib import Path
 from app.local.jars import cache_folder
 from tests.matrix.result import CellError, NotHereError
 
-__all__ = ["ROOT", "Environment", "made", "versions"]
+__all__ = ["ROOT", "Environment", "Python", "made", "versions"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _PROJECT = ROOT / "pyproject.toml"
 _LOCK = ROOT / "requirements-dev.lock"
+Python = Sequence[str | Path]
+"""The command that runs it."""
+
 _SECONDS = 1200
 _LINES = 15
 
@@ -48,7 +51,8 @@ class Environment:
     """A Python with packages; by default the one that runs this.
 
     Attributes:
-        python: the version of Python ("3.14"); by default that of this process.
+        python: the version of Python ("3.14"); by default that of this process. It is one of this machine, or uv gets
+            it, or it is Debian's, in a chroot.
         replaced: requirements that stand in the place of the lock's.
         resolution: chooses the versions of all that Wideload depends on, in the place of the lock: "lowest-direct" or
             "highest", as uv has them. The tools of the tests keep the versions of the lock.
@@ -59,15 +63,15 @@ class Environment:
     resolution: str | None = None
 
 
-def made(environment: Environment) -> Path:
-    """The `python` of the environment, which is made if it is not there.
+def made(environment: Environment) -> Python:
+    """The Python of the environment, which is made if it is not there.
 
     Raises:
         NotHereError: this machine does not have that Python, and cannot get it.
         CellError: the packages cannot be resolved or installed.
     """
     if environment == Environment():
-        return Path(sys.executable)
+        return (sys.executable,)
     base = cache_folder() / "matrix"
     base.mkdir(parents=True, exist_ok=True)
     with (base / ".lock").open("w") as lock:
@@ -75,33 +79,41 @@ def made(environment: Environment) -> Path:
         uv = _uv(base)
         steps = _steps(environment, uv)
         digest = hashlib.sha256(repr((sys.version, environment.python, steps)).encode()).hexdigest()
-        folder = base / digest[:12]
-        python = folder / "bin" / "python"
-        if not (folder / "ready").exists():
-            _make(uv, folder, environment, steps)
-        return python
+        folder, ready = base / digest[:12], base / digest[:12] / "ready"
+        prefix: Python = ()
+        if not ready.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                _run([uv, "venv", "--quiet", "--python", environment.python or sys.executable, folder / "venv"])
+            except CellError:
+                if environment.python is None:
+                    raise
+        if not (folder / "venv" / "pyvenv.cfg").exists() or (folder / "run").exists():
+            prefix = _chroot(environment.python or "", folder)
+        python = folder / "venv" / "bin" / "python"
+        if not ready.exists():
+            for number, (text, options) in enumerate(steps):
+                file = folder / f"requirements-{number}.txt"
+                file.write_text(text)
+                _run([*prefix, uv, "pip", "install", "--quiet", "--python", python, *options, "-r", file])
+            ready.touch()
+        return (*prefix, python)
 
 
-def versions(environment: Environment, python: Path) -> Mapping[str, str]:
+def versions(environment: Environment, python: Python) -> Mapping[str, str]:
     """What an environment has, by name: its Python, and the packages that are most to its tests, unless by the lock."""
     names = _SAID if environment.resolution else tuple(_name(each) for each in environment.replaced)
-    found: dict[str, str] = json.loads(_run([python, "-c", _LOOK % (names,)]))
+    found: dict[str, str] = json.loads(_run([*python, "-c", _LOOK % (names,)]))
     return found
 
 
-def _make(uv: Path, folder: Path, environment: Environment, steps: Sequence[tuple[str, Sequence[str]]]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _chroot(version: str, folder: Path) -> Python:
+    """What runs a command in a Debian with that Python, whose virtual environment is there too."""
     try:
-        _run([uv, "venv", "--quiet", "--python", environment.python or sys.executable, folder])
+        _run(["sh", ROOT / "tests" / "matrix" / "python_chroot.sh", version, folder])
     except CellError as exc:
-        if environment.python is None:
-            raise
-        raise NotHereError(f"Python {environment.python} was not found, and uv cannot fetch it") from exc
-    for number, (text, options) in enumerate(steps):
-        file = folder / f"requirements-{number}.txt"
-        file.write_text(text)
-        _run([uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python", *options, "-r", file])
-    (folder / "ready").touch()
+        raise NotHereError(str(exc).splitlines()[-1]) from exc
+    return (folder / "run",)
 
 
 def _steps(environment: Environment, uv: Path) -> list[tuple[str, Sequence[str]]]:

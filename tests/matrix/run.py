@@ -60,13 +60,13 @@ def run(cell: Cell, workers: str) -> Result:
     )
 
 
-def _tests(cell: Cell, python: Path, bootstrap: str, workers: str) -> Counts:
+def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str) -> Counts:
     """Runs pytest, whose output goes to a file."""
     _BUILD.mkdir(parents=True, exist_ok=True)
     report, log_path = _BUILD / f"{cell.name}.xml", _BUILD / f"{cell.name}.log"
     report.unlink(missing_ok=True)
     environ = {**os.environ, "PYTHONPATH": str(environment.ROOT), "KAFKA_BOOTSTRAP_SERVERS": bootstrap}
-    command: list[str | Path] = [python, "-m", "pytest", "-n", workers, "-m", cell.choice, f"--junitxml={report}"]
+    command: list[str | Path] = [*python, "-m", "pytest", "-n", workers, "-m", cell.choice, f"--junitxml={report}"]
     command += [] if cell.with_unit_tests else _marked()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
