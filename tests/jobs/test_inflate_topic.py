@@ -127,6 +127,7 @@ def test_inflate_behind_assemble(place: Place) -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_inflate_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> None:
     """A stream that fails for a missing payload goes on where it was once that is there again: no row twice."""
     values = [b"value %d " % n * 1_000 for n in range(12)]

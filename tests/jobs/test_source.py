@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+
+pytest.importorskip("pyspark.sql.datasource", reason="sources in Python need Spark 4.0")
+
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs import source
@@ -272,7 +276,7 @@ def test_batch_with_a_timestamp_of_another_unit(place: Place, make_topic: MakeTo
 
     def read(**more: str) -> list[Any]:
         own = WideloadDataSource({**place.options(subscribe=topic), **more})
-        found = cast("Any", own.reader(own.schema())).read(OffsetRange(topic, 0, 0, 3))
+        found = cast("Any", own.reader(own.schema())).read(InputPartition(OffsetRange(topic, 0, 0, 3)))
         return [each for batch in found for each in batch.column("timestamp").cast("int64").to_pylist()]
 
     with pytest.raises(JobFailedError, match=f"topic {topic} partition 0 offset 1: the timestamp is {nanoseconds} ms,"):
@@ -483,7 +487,8 @@ class Topics:
 
 
 def ranges(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int, int, str]]:
-    return [(each.topic, each.start, each.end, each.topic_id) for each in reader.partitions(start, end)]
+    found = (each.value for each in reader.partitions(start, end))
+    return [(each.topic, each.start, each.end, each.topic_id) for each in found]
 
 
 def test_stream_of_a_topic_that_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
