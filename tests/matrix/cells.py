@@ -14,8 +14,7 @@ __all__ = ["CELLS", "USUAL", "Cell", "chosen"]
 _NO_SPARK = "matrix and not spark"
 _SPARK = "matrix and spark"
 _WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"
-# Wheels of PySpark 3.5 are from before pandas 3.
-_OF_SPARK_35 = ("pandas<3", "numpy<2.4")
+_PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,14 @@ class Cell:
 
 
 def _spark(name: str, version: str, *more: str) -> Cell:
-    return Cell(f"spark-{name}", _SPARK, environment=Environment(replaced=(f"pyspark=={version}", *more)))
+    return Cell(f"spark-{name}", _SPARK, environment=Environment(replaced=(f"pyspark=={version}", _PANDAS, *more)))
 
 
 _ALL = (
     *(Cell(f"kafka-{release}", broker=release) for release in RELEASES),
     Cell("kafka-newest"),
     Cell("kfake", broker="kfake"),
-    _spark("3.5", "3.5.9", *_OF_SPARK_35),
+    _spark("3.5", "3.5.9", "numpy<2.4"),
     _spark("4.1", "4.1.4"),
     _spark("4.2", "4.2.1"),
     _spark("4.3", "4.3.0"),
