@@ -29,17 +29,15 @@ RELEASES: Mapping[str, str] = {
     "3.3": "3.3.2",
     "3.7": "3.7.2",
     "3.9": "3.9.2",
-    "4.4": "4.4.0",
 }
-"""By the name of the release: its newest version, which is the one that is run."""
+"""By the name of the release: its newest version, which is the one that is run. The embedded broker is the newest."""
 
 _LOCK = Path(__file__).with_name("jars.lock")
 _NEEDS_ZOOKEEPER = {"2.8", "3.0"}  # from 3.3 on Kafka calls KRaft ready for production
 _WATCH_SECONDS = 0.5
 
-# Up to 3.9 the log is that of log4j 1, which reload4j goes on with.
+# Before 4.0 the log is that of log4j 1, which reload4j goes on with.
 _RELOAD4J = "org.slf4j:slf4j-reload4j:1.7.36"
-_LOG4J = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 _RELOAD4J_PROPERTIES = """log4j.rootLogger=INFO, out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.layout=org.apache.log4j.PatternLayout
@@ -63,11 +61,14 @@ class OtherBroker(EmbeddedBroker):
     """
 
     def __init__(self, release: str, properties: Mapping[str, str] | None = None, *, port: int | None = None) -> None:
-        # In 3.7 to 3.9 the protocol of KIP-848 is an early one, and off unless it is asked for.
-        old = {} if release.startswith("4.") else {"group.coordinator.rebalance.protocols": "classic"}
-        super().__init__({**old, **(properties or {})}, port=port)
+        super().__init__(properties, port=port)
         self._release = release
         self._zookeeper: Watched | None = None
+
+    @property
+    def has_zookeeper(self) -> bool:
+        """Whether the release needs ZooKeeper."""
+        return self._release in _NEEDS_ZOOKEEPER
 
     def close(self) -> None:
         """As that of `EmbeddedBroker`, and ends ZooKeeper."""
@@ -80,14 +81,12 @@ class OtherBroker(EmbeddedBroker):
         return jars.ensure(_set(self._release), lambda line: print(line, file=sys.stderr), _LOCK)
 
     def _logging(self, folder: Path) -> str:
-        if self._release.startswith("4."):
-            return super()._logging(folder)
         (folder / "log4j.properties").write_text(_RELOAD4J_PROPERTIES)
         return f"-Dlog4j.configuration=file:{folder / 'log4j.properties'}"
 
     def _all_properties(self, folder: Path) -> dict[str, str]:
         found = super()._all_properties(folder)
-        if self._release not in _NEEDS_ZOOKEEPER:
+        if not self.has_zookeeper:
             return found
         return {key: value for key, value in found.items() if key not in _OF_KRAFT} | {
             "broker.id": "1",
@@ -96,7 +95,7 @@ class OtherBroker(EmbeddedBroker):
         }
 
     def _format(self, known: Path) -> None:
-        if self._release not in _NEEDS_ZOOKEEPER:
+        if not self.has_zookeeper:
             super()._format(known)
             return
         # Such a node formats its storage when it starts. What it needs before is ZooKeeper, for which it waits.
@@ -115,11 +114,7 @@ def _set(release: str) -> str:
 
 def _roots() -> Mapping[str, Sequence[str]]:
     return {
-        _set(release): (
-            f"org.apache.kafka:kafka_2.13:{version}",
-            _LOG4J if release.startswith("4.") else _RELOAD4J,
-        )
-        for release, version in RELEASES.items()
+        _set(release): (f"org.apache.kafka:kafka_2.13:{version}", _RELOAD4J) for release, version in RELEASES.items()
     }
 
 
