@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import scale
-from docs import commands_page, configuration_page, numbers_page, python_page
+from docs import commands_page, configuration_page, numbers_page, python_page, tried_page
 
 __all__ = ["GENERATED", "main"]
 
@@ -18,6 +18,7 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     python_page.PAGE: python_page.page,
     numbers_page.PAGE: numbers_page.page,
     numbers_page.README: numbers_page.readme,
+    tried_page.PAGE: lambda: tried_page.page(tried_page.PAGE.read_text(encoding="utf-8")),
     _SCALE: lambda: scale.page(_SCALE.read_text(encoding="utf-8")),
 }
 """By page: what its text is."""

@@ -36,7 +36,7 @@ ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "commands": (
             "pipeline", "chunks", "serializers", "deadletters", "cluster", "kafka", "config", "local",
         ),
-        "web": ("pipeline.report", "pipeline.stats", "config"),
+        "web": ("pipeline.background", "pipeline.report", "pipeline.stats", "config"),
         "pipeline": ("deadletters", "cluster", "kafka", "config"),
         "serializers": ("chunks", "kafka", "config"),
         "chunks": ("kafka", "config"),

@@ -1,7 +1,8 @@
 """Requests with leader epochs (KIP-320): aiokafka has none of them, or has them in versions that lack the epoch.
 
-A request of aiokafka's goes out in a version that has the epoch, where the broker knows it. The response comes back in
-the form that aiokafka reads. The fields are as in Apache Kafka's `clients/src/main/resources/common/message`.
+A request of aiokafka's goes out in a version that has the epoch, where the broker knows it. The response comes back as
+the version that aiokafka reads, and its rows are as in the schema of that: others read them by it. The fields are as in
+Apache Kafka's `clients/src/main/resources/common/message`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.protocol.api import RequestStruct
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from aiokafka.protocol.metadata import MetadataResponse_v5
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
 from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query, fields, rows, version
@@ -128,12 +131,12 @@ CommittedEpoch = tuple[TopicPartition, int, int, str]
 """Of a committed offset the partition, the offset, the epoch, and the metadata."""
 
 
-def take_committed_epochs(response: Any) -> Sequence[CommittedEpoch]:
-    """Takes the epochs out of a response with committed offsets."""
+def take_committed_epochs(response: Any) -> tuple[Any, Sequence[CommittedEpoch]]:
+    """Takes the epochs out of a response with committed offsets: gives the response without them, and the epochs."""
     topics: list[Any] = []
     taken: list[CommittedEpoch] = []
     if response.API_VERSION != _COMMITTED.API_VERSION:
-        return taken
+        return response, taken
     for topic, partitions in response.topics:
         rest = []
         for number, offset, *epochs, metadata, code in partitions:
@@ -141,15 +144,14 @@ def take_committed_epochs(response: Any) -> Sequence[CommittedEpoch]:
             # None where an error of the whole response was given to each partition.
             taken += [(TopicPartition(topic, number), offset, epoch, metadata or "") for epoch in epochs if offset >= 0]
         topics.append((topic, rest))
-    response.topics = topics
-    return taken
+    return OffsetFetchResponse_v3(response.throttle_time_ms, topics, response.error_code), taken
 
 
-def take_leader_epochs(response: Any) -> Mapping[TopicPartition, int]:
-    """Takes the epochs of the leaders out of metadata, and gives them by partition."""
+def take_leader_epochs(response: Any) -> tuple[Any, Mapping[TopicPartition, int]]:
+    """Takes the epochs of the leaders out of metadata: gives the metadata without them, and the epochs by partition."""
+    epochs: dict[TopicPartition, int] = {}
     if response.API_VERSION != _METADATA.API_VERSION:
-        return {}
-    epochs = {}
+        return response, epochs
     topics = []
     for code, topic, is_internal, partitions in response.topics:
         rest = []
@@ -157,8 +159,8 @@ def take_leader_epochs(response: Any) -> Mapping[TopicPartition, int]:
             epochs[TopicPartition(topic, number)] = epoch
             rest.append((error, number, leader, *more))
         topics.append((code, topic, is_internal, rest))
-    response.topics = topics
-    return epochs
+    others = response.throttle_time_ms, response.brokers, response.cluster_id, response.controller_id
+    return MetadataResponse_v5(*others, topics), epochs
 
 
 def fetching_from(struct: Any, leaders: Iterable[int]) -> bool:

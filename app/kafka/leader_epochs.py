@@ -193,8 +193,8 @@ class LeaderEpochs:
 
     async def _asked_for_leaders(self, request: MetadataRequest, send: Send) -> Any:
         with remade(request, asking_for_epochs):
-            response = await send()
-        self._leaders.update(take_leader_epochs(response))
+            response, epochs = take_leader_epochs(await send())
+        self._leaders.update(epochs)
         return response
 
     # --- fetches -----------------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ class LeaderEpochs:
             return await self._fetch(request, send)
         if isinstance(request, OffsetFetchRequest):
             with remade(request, asking_for_epochs):
-                response = await send()
-            self._note_committed(take_committed_epochs(response))
+                response, epochs = take_committed_epochs(await send())
+            self._note_committed(epochs)
             return response
         response = await send()
         if isinstance(request, FetchStableOffsets):

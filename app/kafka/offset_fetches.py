@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import GroupIdNotFound
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -114,9 +115,11 @@ def _spread_error(request: OffsetFetchRequest, response: Any) -> None:
     """Gives the error of a whole response to each of its partitions, as before version 2.
 
     A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
-    the errors of partitions alone: for it, nothing would be committed.
+    the errors of partitions alone: for it, nothing would be committed. That is so if a broker does not know the group:
+    Kafka has no such error here, but other brokers do.
     """
     if code := getattr(response, "error_code", 0):
+        code = 0 if code == GroupIdNotFound.errno else code
         response.topics = [
             (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
         ]

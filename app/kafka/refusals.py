@@ -15,7 +15,7 @@ from transforms.identifiers import INVALID_REQUEST, Kind
 
 __all__ = ["Refusals", "answer_text", "enforced", "newer_text", "refusal", "refused_name"]
 
-_LAST = 133  # of the errors of Kafka 4.1 (`Errors.java`); RESOURCE_IDENTIFIER_TOO_LARGE will have a later number
+_LAST = 136  # of the errors of Kafka 4.4 (`Errors.java`); RESOURCE_IDENTIFIER_TOO_LARGE will have a later number
 
 
 class Refusals:

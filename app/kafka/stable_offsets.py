@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.errors import for_code
+from aiokafka.errors import GroupIdNotFound, for_code
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 from aiokafka.structs import OffsetAndMetadata
 
@@ -51,7 +51,8 @@ class FetchStableOffsets(Query):
         Raises:
             KafkaError: the coordinator refuses.
         """
-        _raise(response.error_code)
+        if response.error_code != GroupIdNotFound.errno:  # of a group without commits, by brokers other than Kafka
+            _raise(response.error_code)
         found = {}
         for topic, partitions, _ in response.topics:
             for partition, offset, _, metadata, code, _ in partitions:

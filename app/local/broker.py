@@ -54,7 +54,6 @@ _PROPERTIES: Mapping[str, str] = {
     # After `kill`, the node must wait until its former self counts as gone: by default nine seconds.
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
-    "group.coordinator.rebalance.protocols": "classic,consumer",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "log.retention.ms": "-1",
@@ -80,9 +79,9 @@ _THROUGHPUT = (
     "-XX:+ExplicitGCInvokesConcurrent",
 )
 
-# A formatted storage is these two files. The first says which features the cluster has, and nothing of the node; it
-# depends on the release of Kafka, and on properties of these names.
-_CHECKPOINT = "bootstrap.checkpoint"
+# A formatted storage is these two files. The first says which features the cluster has, and nothing of the node
+# (KIP-1170); it depends on the release of Kafka, and on properties of these names.
+_CHECKPOINT = Path("__cluster_metadata-0", "00000000000000000000-0000000000.checkpoint")
 _META = "meta.properties"
 _FORMAT_PROPERTIES = ("log.dir", "metadata.log.dir", "unstable.")
 
@@ -276,7 +275,7 @@ class EmbeddedBroker:
 
     def _prepare(self) -> None:
         """Chooses the ports, makes the folder, writes the properties and formats the storage."""
-        kafka_jars = jars.ensure("kafka")
+        kafka_jars = self._jars()
         if self._fixed_port is not None and _listens(self._fixed_port):
             raise self._port_in_use()
         names = ("CONTROLLER", *self._protocols)
@@ -284,21 +283,31 @@ class EmbeddedBroker:
         if self._fixed_port is not None:
             self._ports["PLAINTEXT"] = self._fixed_port
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wideload-broker-"))
-        (folder / "log4j2.properties").write_text(_LOG4J)
+        logging = self._logging(folder)
         lines = [f"{key}={_escaped(value)}\n" for key, value in self._all_properties(folder).items()]
         (folder / "server.properties").write_text("".join(lines))
-        logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
         command = java.locate()
         shared = class_archive.using(class_archive.archive(kafka_jars[0].parent, command))
         self._java = (command, *self._flags, *shared, logging, "-cp", os.pathsep.join(map(str, kafka_jars)))
-        self._format(kafka_jars[0].parent / _CHECKPOINT)
+        self._format(kafka_jars[0].parent / _CHECKPOINT.name)
+
+    # Brokers of other releases (tests/matrix) give other answers to these two, and to the two behind them.
+
+    def _jars(self) -> tuple[Path, ...]:
+        """The class path, fetched if need be; what makes later starts faster is kept in the folder of the jars."""
+        return jars.ensure("kafka")
+
+    def _logging(self, folder: Path) -> str:
+        """Writes the configuration of the log into the folder; the option of Java that names it."""
+        (folder / "log4j2.properties").write_text(_LOG4J)
+        return f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
 
     def _format(self, known: Path) -> None:
         """Formats the storage: by Kafka's tool once for each release, later by what the tool wrote then."""
         folder, cluster_id = self._started_folder(), self._cluster_id or new_cluster_id()
         plain = not self._format_arguments and not any(key.startswith(_FORMAT_PROPERTIES) for key in self._properties)
         if plain and _is_kept(known):
-            (folder / "data").mkdir()
+            (folder / "data" / _CHECKPOINT).parent.mkdir(parents=True)
             shutil.copyfile(known, folder / "data" / _CHECKPOINT)
             node_id = self._properties.get("node.id", _NODE_ID)
             lines = ("version=1", f"cluster.id={cluster_id}", f"node.id={node_id}", f"directory.id={new_cluster_id()}")

@@ -46,7 +46,7 @@ class AtLeastOnce(Output):
 
     async def start(self) -> None:
         await super().start()
-        self._committing = asyncio.get_running_loop().create_task(self._commit_regularly())
+        self._committing = self._termination.begin(self._commit_regularly(), lasting=True)
 
     def due(self) -> None:
         self._is_due.set()
@@ -61,9 +61,6 @@ class AtLeastOnce(Output):
                 await self.commit()
             except KafkaError as exc:
                 self._termination.fail(translated(exc, f"committing offsets of group {self._settings.group_id}"))
-                return
-            except Exception as exc:  # noqa: BLE001  # or the flow would go on, and commit nothing any more
-                self._termination.fail_by_defect(exc)
                 return
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)
 

@@ -75,7 +75,7 @@ class CommittedOffsets:
 
     def look_up(self) -> None:
         """Begins to look the offsets up; does not wait, as without a broker there is no answer."""
-        self._looking_up = asyncio.get_running_loop().create_task(self._look_up(self._looking_up))
+        self._looking_up = self._termination.begin(self._look_up(self._looking_up))
 
     async def close(self) -> None:
         """Ends what goes on by itself."""
@@ -92,9 +92,6 @@ class CommittedOffsets:
         except (KafkaError, ClusterError) as exc:
             if self._needed_for is not NeededFor.LAG:
                 self._termination.fail(self._error(exc))
-            return
-        except Exception as exc:  # noqa: BLE001  # or the flow would wait for ever
-            self._termination.fail_by_defect(exc)
             return
         for lane in lanes:
             commit = commits.get(lane.partition)

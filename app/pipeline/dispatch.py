@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from aiokafka import TopicPartition
 
 from app.kafka.clients import ClusterError
-from app.kafka.producer import heard
+from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
@@ -128,7 +128,7 @@ class Dispatcher:
             self.release(lane)
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._termination.begin(work)
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
 

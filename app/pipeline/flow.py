@@ -297,11 +297,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """
         watching: list[asyncio.Task[None]] = []
         try:
-            watching.append(asyncio.create_task(self._watch_brokers()))
+            watching.append(self._termination.begin(self._watch_brokers(), lasting=True))
             await self._termination.unless_ended(self._delivery.start())
             await self._join()
             watched = self.topic_watcher.watch(), self._watch_membership()
-            watching += [asyncio.create_task(each) for each in watched]
+            watching += [self._termination.begin(each, lasting=True) for each in watched]
             while not self._termination.asked:
                 self._termination.raise_error()
                 await self._poll_loop.turn()

@@ -21,6 +21,7 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import renewed, without_secrets
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
+from app.pipeline import background
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -171,9 +172,8 @@ class Pipeline(Service):
 
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
-        loop = asyncio.get_running_loop()
-        self._supervisor = loop.create_task(self._supervise())
-        self._following = loop.create_task(self._log.follow())
+        self._supervisor = background.begin(self._supervise(), self._give_up)
+        self._following = background.begin(self._log.follow(), self._ended_watching, lasting=True)
 
     async def on_stop(self) -> None:
         """Drains, commits, and closes the store."""
@@ -213,7 +213,11 @@ class Pipeline(Service):
             raise
         self._opened = True
         watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
-        self._watching = asyncio.create_task(watch.follow(plan, self._store))
+        self._watching = background.begin(watch.follow(plan, self._store), self._ended_watching, lasting=True)
+
+    def _ended_watching(self, error: BaseException) -> None:
+        """What only watches stops no records."""
+        log.error("pipeline %s: unexpected error, something is no longer watched", self.settings.name, exc_info=error)
 
     def _opened_store(self) -> PayloadStore:
         return open_store(renewed(self.settings.store))
@@ -244,30 +248,35 @@ class Pipeline(Service):
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
         while not self._ending:
-            self._woken.clear()
-            if self._anew:  # somebody may have corrected the topic, or replaced what the store has read
-                self._learned_limits.forget_unfit()
-                await self._close_store()
-                self._executor.shutdown(wait=False, cancel_futures=True)
-                self._executor = self._threads()  # calls may hang on the others
-            self._anew = False
-            self._status = self._next
-            if self._status in {"STOPPED", "FAILED"}:
-                await self._woken.wait()
-                delay_s = _FIRST_DELAY_S
-                continue
-            self._joined_s = None
             try:
-                await self._live_once()
-            except ClusterError as exc:
-                delay_s = await self._after(exc, delay_s)
-            except WideloadError as exc:
-                self._give_up(exc)
+                delay_s = await self._turn(delay_s)
             except Exception as exc:  # a defect of ours: the other pipelines must not go down with this one
                 log.exception("pipeline %s: unexpected error", self.settings.name)
                 self._give_up(exc)
         if self._status != "FAILED":
             self._status = "STOPPED"
+
+    async def _turn(self, delay_s: float) -> float:
+        """Lives once, or waits until somebody asks for that; returns the wait after the next failure."""
+        self._woken.clear()
+        anew, self._anew = self._anew, False
+        if anew:  # somebody may have corrected the topic, or replaced what the store has read
+            self._learned_limits.forget_unfit()
+            await self._close_store()
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = self._threads()  # calls may hang on the others
+        self._status = self._next
+        if self._status in {"STOPPED", "FAILED"}:
+            await self._woken.wait()
+            return _FIRST_DELAY_S
+        self._joined_s = None
+        try:
+            await self._live_once()
+        except ClusterError as exc:
+            return await self._after(exc, delay_s)
+        except WideloadError as exc:
+            self._give_up(exc)
+        return delay_s
 
     @property
     def _next(self) -> State:
@@ -393,7 +402,7 @@ class Pipeline(Service):
         self._note(error)
         self._log.begins_again(error, delay_s)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self._note(error)
         if self._anew or self.target == "STOPPED":
             log.warning("pipeline %s: its last records were not finished: %s", self.settings.name, error)
@@ -402,9 +411,10 @@ class Pipeline(Service):
         self._log.fails(self.last_error or "")
         self._ended(self)
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException) -> None:
         if isinstance(error, ConfigurationError):
             # Without the pipeline, which the page names.
             error = ConfigurationError.together([ConfigurationError(each.key, each.reason) for each in error.each])
-        self.last_error = without_secrets(str(error) or repr(error))
+        told = str(error) if isinstance(error, WideloadError) else f"unexpected {type(error).__name__}: {error}"
+        self.last_error = without_secrets(told)
         self.last_error_at = time.time()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+from aiokafka.errors import KafkaError
+
+from app.pipeline import background
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 from transforms.record import SourceRecord
@@ -14,6 +18,9 @@ __all__ = ["RecordError", "Termination"]
 
 log = logging.getLogger(logger_name(__name__))
 
+T = TypeVar("T")
+
+_FORESEEN = (WideloadError, KafkaError, OSError, TimeoutError)
 _LOOK_S = 0.2
 
 
@@ -64,7 +71,7 @@ class Termination:
             self.error = error
             self._wake()
 
-    def fail_by_defect(self, error: Exception, record: SourceRecord | None = None) -> None:
+    def fail_by_defect(self, error: BaseException, record: SourceRecord | None = None) -> None:
         """Ends the flow with an error that nobody foresaw, and writes its traceback to the log.
 
         Args:
@@ -73,6 +80,19 @@ class Termination:
         """
         log.error("pipeline %s: unexpected error", self._pipeline, exc_info=error)
         self.fail(error if record is None else RecordError(record, error, ""))
+
+    def begin(self, work: Coroutine[Any, Any, T], *, lasting: bool = False) -> asyncio.Task[T]:
+        """Begins a task of the flow, which ends the flow if it fails; see `background.begin`."""
+        return background.begin(work, self._failed, lasting=lasting)
+
+    def _failed(self, error: BaseException) -> None:
+        ended = isinstance(error, background.TaskEndedError)
+        if ended and (self.asked or self.error is not None):
+            return  # it has ended the flow, or does so with it
+        if ended or not isinstance(error, _FORESEEN):
+            self.fail_by_defect(error)
+        else:
+            self.fail(error)
 
     async def unless_ended(self, asking: Coroutine[None, None, None]) -> None:
         """Waits for an answer of the brokers, which may be away, but no longer than the flow goes on."""

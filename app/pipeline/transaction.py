@@ -238,7 +238,7 @@ class Transaction:
         assert self._timer is not None
         self._timer.cancel()
         self._state = State.ENDING
-        self._ends = asyncio.get_running_loop().create_task(self._end())
+        self._ends = self._termination.begin(self._end())
 
     async def finish(self) -> None:
         """Ends what is open, and what waits for the next transaction too; waits until nothing is, or it has failed."""
@@ -261,9 +261,8 @@ class Transaction:
             if isinstance(exc, TimeoutError) and timeout.expired():
                 error = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
             self._termination.fail(translated(error, f"committing a transaction of {self.id}"))
-        except Exception as exc:  # noqa: BLE001  # or the lane would wait for ever
-            self._termination.fail_by_defect(exc)
-        self._state = state
+        finally:
+            self._state = state
         if state is State.IDLE:
             self._pace.took(clock() - began_s)
             self._bytes = 0

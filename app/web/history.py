@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import time
 from array import array
 from collections import Counter, deque
@@ -14,10 +14,14 @@ from typing import Any
 
 from aiohttp.web import Application
 
+from app.pipeline.background import begin
 from app.pipeline.report import PipelineReport
 from app.pipeline.stats import STORE_OPERATIONS, STORE_SECONDS, Latency, PipelineStats, StoreOperation
+from transforms.logger_name import logger_name
 
 __all__ = ["EVERY_S", "KEPT", "RATES", "History"]
+
+log = logging.getLogger(logger_name(__name__))
 
 EVERY_S = 2.0
 """The time between two samples."""
@@ -137,11 +141,13 @@ class History:
 
     async def running(self, _: Application) -> AsyncIterator[None]:
         """Samples while a web application runs; one of its `cleanup_ctx`."""
-        task = asyncio.create_task(self._run())
+        task = begin(self._run(), self._ended, lasting=True)
         yield
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
+
+    def _ended(self, error: BaseException) -> None:
+        log.error("what pipelines do is no longer sampled for the web UI: unexpected error", exc_info=error)
 
     async def _run(self) -> None:
         while True:

@@ -451,7 +451,4 @@ def properties(users: Mapping[str, str]) -> dict[str, str]:
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
             f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
         ),
-        "group.coordinator.rebalance.protocols": "classic,consumer,share,streams",
-        "unstable.api.versions.enable": "true",
-        "unstable.feature.versions.enable": "true",
     }

@@ -44,7 +44,6 @@ def cluster() -> Iterator[EmbeddedBroker]:
         broker = EmbeddedBroker(
             properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}),
             protocols=["SASL_PLAINTEXT"],
-            format_arguments=["--feature", "streams.version=1"],
         )
         broker.start()
     except WideloadError as exc:
@@ -110,7 +109,8 @@ async def populate_with(names: Names, length: int) -> None:
     await names.streams_member(
         f"streams-{length}", name("streamer", len(member_id)), None, name("streams-rack", length)
     )
-    await names.share_member(f"share-{length}", name("sharer", len(member_id)), name("share-rack", length))
+    # Brokers refuse a member of a share group with a longer id, from Kafka 4.2 on.
+    await names.share_member(f"share-{length}", name("sharer", 36), name("share-rack", length))
 
 
 KINDS: list[tuple[Kind, str, int]] = [
@@ -132,7 +132,6 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("rack-id", "streams-rack", FITS),
     ("rack-id", "classic-rack", FITS),
     ("member-id", "member", 36),
-    ("member-id", "sharer", 36),
     ("member-id", "streamer", 36),
 ]
 

@@ -19,7 +19,7 @@ from tests.integration.rest import ask
 from tests.integration.topics import read_all, send
 from tests.integration.way import MakeTopic, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
-from tests.oidc import CLIENT, SECRET, Provider, provider
+from tests.oidc import CLIENT, ISSUER, SECRET, Provider, provider
 from transforms.errors import ConfigurationError
 
 CONTROL = "token-of-who-may-steer-1"
@@ -54,13 +54,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with provider(tmp_path_factory.mktemp("oidc")) as made:
         properties = {
             "connections.max.reauth.ms": "3600000",
-            # The default validator of Kafka 4.1.0 does not look at signatures.
+            # The default validator of Kafka does not look at signatures.
             "sasl.oauthbearer.jwt.validator.class": f"{_PACKAGE}.BrokerJwtValidator",
             f"{_LISTENER}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{_LISTENER}.sasl.server.callback.handler.class": f"{_PACKAGE}.OAuthBearerValidatorCallbackHandler",
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             "sasl.oauthbearer.jwks.endpoint.url": made.keys_url,
             "sasl.oauthbearer.expected.audience": "kafka",
+            "sasl.oauthbearer.expected.issuer": ISSUER,  # Kafka 4.4 does not start without it
         }
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={made.keys_url}"
         with EmbeddedBroker(properties, protocols=("SASL_PLAINTEXT",), java_options=[allowed]) as broker:

@@ -20,6 +20,7 @@ from app.kafka.epoch_requests import FetchEpochEnds
 from app.kafka.fetched import FetchedBatches
 from app.kafka.leader_epochs import Cut, LeaderEpochs
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.topics import Identity, identities
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
 from tests.built_batches import built, record
 
@@ -144,7 +145,7 @@ class Connection:
         struct = request.prepare(self._leader.versions)
         epochs = [self._leader.epoch] if struct.API_VERSION >= 7 else []
         rows = [(0, 0, 0, *epochs, [0], [0], [])]
-        return SimpleNamespace(API_VERSION=struct.API_VERSION, topics=[(0, "raw", False, rows)])
+        return struct.RESPONSE_TYPE(0, [], None, 0, [(0, "raw", False, rows)])
 
 
 @asynccontextmanager
@@ -362,6 +363,18 @@ async def test_old_brokers() -> None:
         assert (leader.asked, set(leader.fenced)) == ([], {-1})
 
 
+@pytest.mark.parametrize("newest", [5, 7, 10])
+async def test_topics_of_a_broker_that_gives_no_ids(newest: int) -> None:
+    """The topic watcher reads the metadata of aiokafka then, and so that from which the epochs were taken."""
+    async with reading(filled((3, 10)), 0, 3, {**NEW, 3: (0, newest)}) as leader:
+
+        async def send(request: Any) -> Any:
+            return await (await leader.client._get_conn(0)).send(request)
+
+        found = await identities(send, ["raw"])
+    assert found == {"raw": Identity(None, 1, {0: (1, 1)})}
+
+
 async def test_broker_that_any_leader_may_answer() -> None:
     """Where a fetch has no epoch, its answer says nothing of the leader's, and no bound is taken from it."""
     async with reading(filled((3, 10)), 20, 3, {**NEW, 1: (4, 8)}) as leader:
@@ -407,8 +420,7 @@ def committed(request: Any, epoch: int, offset: int = 20, note: str = "m") -> An
     """A response with a committed offset, for both ways to ask."""
     if isinstance(request, FetchStableOffsets):
         return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0, {})], {})])
-    version = request.prepare(NEW).API_VERSION
-    return SimpleNamespace(API_VERSION=version, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0)])])
+    return request.prepare(NEW).RESPONSE_TYPE(0, [("raw", [(0, offset, epoch, note, 0)])], 0)
 
 
 @pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
@@ -416,8 +428,10 @@ async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
     """The epoch that is committed with it is asked for before the first fetch; aiokafka gets the form that it reads."""
     async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
         answered = leader.epochs._watched("b", request_, lambda: answer(committed(request_, 3)))
-        rows = (await answered).topics[0][1]
-        assert isinstance(request_, FetchStableOffsets) or rows == [(0, 20, "m", 0)]
+        response = await answered
+        if isinstance(request_, OffsetFetchRequest):
+            rows = [{"partition": 0, "offset": 20, "metadata": "m", "error_code": 0}]
+            assert response.to_object()["topics"] == [{"topic": "raw", "partitions": rows}]
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
         go_on(leader, Cut(10, 3, 20))
@@ -475,8 +489,9 @@ async def test_committed_offsets_that_there_are_not() -> None:
     async with reading(filled((3, 5)), 0, 3) as leader:
         request = OffsetFetchRequest("g", [("raw", [0, 1])])
         found = [("raw", [(0, -1, -1, "", 0), (1, -1, "", 16)])]
-        response = SimpleNamespace(API_VERSION=5, error_code=0, topics=found)
-        answered = await leader.epochs._watched("b", request, lambda: answer(response))
+        answered = await leader.epochs._watched(
+            "b", request, lambda: answer(request.prepare(NEW).RESPONSE_TYPE(0, found, 0))
+        )
         assert answered.topics == [("raw", [(0, -1, "", 0), (1, -1, "", 16)])]
         assert leader.epochs.before(PLACE, 0) == -1
 

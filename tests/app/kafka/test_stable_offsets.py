@@ -29,6 +29,11 @@ def test_commits_are_those_that_there_are() -> None:
     }
 
 
+def test_group_that_is_not_known_has_no_commits() -> None:
+    """Kafka has no such error here; kfake has it until a group has committed something."""
+    assert FetchStableOffsets.commits(answer(error=69)) == {}
+
+
 def test_commits_of_an_open_transaction_are_not_known() -> None:
     """Where one partition has to wait for a transaction, all are asked for again."""
     assert FetchStableOffsets.commits(answer((0, 7, "", 0), (1, -1, "", 88))) is None

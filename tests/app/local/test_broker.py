@@ -89,6 +89,11 @@ def test_broker_takes_properties(node: EmbeddedBroker) -> None:
     assert "auto.create.topics.enable = true" in node.log_path.read_text()
 
 
+def test_broker_has_no_property_that_kafka_removes(node: EmbeddedBroker) -> None:
+    """Each property of ours stays in the next release of Kafka."""
+    assert [line for line in node.log_path.read_text().splitlines() if "deprecated" in line] == []
+
+
 def test_broker_start_twice(node: EmbeddedBroker) -> None:
     """`start` does nothing if the broker runs."""
     before = node.pid
@@ -165,15 +170,15 @@ def test_broker_formats_the_storage_once(tmp_path: Path, monkeypatch: pytest.Mon
         lines = [line for line in (data / "meta.properties").read_text().splitlines() if line[0] != "#"]
         found.append(
             (
-                {path.name for path in data.iterdir()},
+                {path.name for path in data.rglob("*") if path.is_file()},
                 dict(line.split("=") for line in lines),
-                (data / "bootstrap.checkpoint").read_bytes(),
+                next(data.rglob("*.checkpoint")).read_bytes(),
             )
         )
         broker.close()
     assert len(runs) == 1
     (files, first, checkpoint), (files_again, second, checkpoint_again) = found
-    assert files == files_again == {"bootstrap.checkpoint", "meta.properties"}
+    assert files == files_again == {"00000000000000000000-0000000000.checkpoint", "meta.properties"}
     assert checkpoint == checkpoint_again != b""
     assert first.keys() == second.keys()
     ids = [meta.pop("directory.id") for meta in (first, second)]

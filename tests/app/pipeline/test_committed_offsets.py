@@ -80,6 +80,22 @@ async def test_offsets_that_cannot_be_had(needed_for: NeededFor, ends: bool) -> 
     assert ("reading offsets of group" in str(bench.termination.error)) is ends
 
 
+async def test_offsets_that_cannot_be_taken_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect there is as loud as one of the look-up: the flow would wait for ever."""
+    bench = Bench(NeededFor.READING)
+
+    def refuse(*_: object) -> None:
+        raise IndexError("a note that nobody has thought of")
+
+    monkeypatch.setattr(bench.lanes, "resume", refuse)
+    bench.offsets.look_up()
+    await bench.asked(1)
+    bench.answers[-1].set_result(7)
+    assert bench.offsets._looking_up is not None
+    await asyncio.wait([bench.offsets._looking_up], timeout=10)
+    assert isinstance(bench.termination.error, IndexError)
+
+
 async def test_look_up_that_a_rebalance_overtakes() -> None:
     """Its answer is not taken for that of the next one, which begins when it has ended."""
     bench = Bench(NeededFor.READING)

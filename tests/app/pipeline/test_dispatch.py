@@ -115,6 +115,21 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     assert bench.stats.dead_letters == count
 
 
+async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written in a task of their own, whose error nobody else would see."""
+    bench = Bench(1_000_000)
+
+    def refuse() -> None:
+        raise IndexError("a defect")
+
+    monkeypatch.setattr(bench.output, "flush", refuse)
+    bench.dispatcher.give_up(event(30_000))
+    async with asyncio.timeout(20):
+        while bench.termination.error is None:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+    assert isinstance(bench.termination.error, IndexError)
+
+
 async def test_letters_of_few_chunks_are_written_at_once() -> None:
     """What takes no time takes no turn."""
     bench = Bench(1_000_000)

@@ -19,11 +19,13 @@ from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
 from app.pipeline.lanes import Lanes
+from app.pipeline.output import Output
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.topic_watcher import TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.app.pipeline.chains import memory
+from transforms.errors import WideloadError
 
 
 class Waiting:
@@ -47,8 +49,9 @@ class Begun:
 @pytest.fixture
 async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     """Its clients have begun, and have no cluster. A refusal taught it that its sink takes less than is configured."""
-    for owner, method in ((AtLeastOnce, "start"), (GroupConsumer, "start"), (TopicWatcher, "watch")):
-        monkeypatch.setattr(owner, method, Begun())
+    for owner in (Output, GroupConsumer):
+        monkeypatch.setattr(owner, "start", Begun())
+    monkeypatch.setattr(TopicWatcher, "watch", Waiting())
     monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)
     settings = settings_of(HEAD + ORDERS)
     (pipeline,) = settings.pipelines
@@ -119,6 +122,39 @@ async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.
     flow._termination.fail(ClusterError("a write has failed", retriable=True))
     with pytest.raises(ClusterError, match="a write has failed"):
         await asyncio.wait_for(running, 20)
+
+
+class Ends:
+    """A task that has ended, though it goes on as long as the flow."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    async def __call__(self, *_: object) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("owner", "task"),
+    [
+        (TopicWatcher, "watch"),
+        (BrokerHealth, "silent"),
+        (GroupConsumer, "replaced"),
+        (AtLeastOnce, "_commit_regularly"),
+    ],
+)
+@pytest.mark.parametrize("error", [IndexError("tuple index out of range"), None])
+async def test_a_task_that_ends_by_itself_ends_the_flow(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, owner: type[object], task: str, error: Exception | None
+) -> None:
+    """In silence nobody would see any more what it looks for: partitions, brokers, another member, commits."""
+    monkeypatch.setattr(flow._consumer.consumer, "getmany", Waiting())
+    monkeypatch.setattr(owner, task, Ends(error))
+    with pytest.raises(type(error) if error else WideloadError) as caught:
+        await asyncio.wait_for(flow.run(), 20)
+    if error is None and task in ("watch", "_commit_regularly"):
+        assert "has ended, which goes on until it is stopped" in str(caught.value)
 
 
 @pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])

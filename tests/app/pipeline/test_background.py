@@ -1,0 +1,110 @@
+"""Tasks in the background: whatever they end with, somebody hears of it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from app.pipeline.background import TaskEndedError, begin
+
+# Each place where a task is begun by other means: somebody awaits it, or it is given to the caller of a client.
+AWAITED = {
+    "app/application.py": "the end of the worker itself, by Faust's `crash`",
+    "app/chunks/backlog.py": "`getmany` and `getone` await the downloads that they deliver",
+    "app/chunks/producer.py": "the caller of `send` awaits it",
+    "app/chunks/rereader.py": "as the downloads of the backlog",
+    "app/commands/packer.py": "each message is awaited in its turn",
+    "app/deadletters/replay.py": "`_flush` awaits it",
+    "app/kafka/batches/producer.py": "`_send_all` gives each error to the records, and ends all sending",
+    "app/kafka/cluster_id.py": "`get` waits for it, and asks again if there is no id",
+    "app/kafka/configured_batches.py": "each `send` awaits it",
+    "app/kafka/membership.py": "`leave` reads each result",
+    "app/kafka/watched_client.py": "the start of the client awaits it",
+    "app/pipeline/background.py": "the way to begin all others",
+    "app/pipeline/dispatch.py": "`measure`: the admission reads its result",
+    "app/pipeline/exactly_once.py": "`assign` and `stop` await them",
+    "app/pipeline/steering.py": "`_follow` goes on whatever happens, and says so; `_ask` awaits the writes",
+    "app/pipeline/termination.py": "`unless_ended` awaits it",
+    "app/serializers/faust.py": "the caller of `send` awaits it",
+}
+
+
+class UnforeseenError(Exception):
+    """What nobody has thought of."""
+
+
+async def returns() -> None:
+    await asyncio.sleep(0)
+
+
+async def raises() -> None:
+    raise UnforeseenError("a defect")
+
+
+async def is_cancelled() -> None:
+    """By what it waits for, as by a library that cancels its futures."""
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+@pytest.mark.parametrize(
+    ("work", "lasting", "told"),
+    [
+        (returns, False, None),
+        (returns, True, "TaskEndedError: returns has ended, which goes on until it is stopped"),
+        (raises, False, "UnforeseenError: a defect"),
+        (raises, True, "UnforeseenError: a defect"),
+        (is_cancelled, False, "TaskEndedError: is_cancelled has ended, which goes on until it is stopped"),
+    ],
+)
+async def test_an_end_that_nobody_asked_for_is_told(
+    work: Callable[[], Coroutine[None, None, None]],
+    lasting: bool,  # noqa: FBT001
+    told: str | None,
+) -> None:
+    """An error always; a return if the task goes on by what it is."""
+    errors: list[BaseException] = []
+    task = begin(work(), errors.append, lasting=lasting)
+    await asyncio.wait([task])
+    assert [f"{type(each).__name__}: {each}" for each in errors] == ([] if told is None else [told])
+
+
+async def test_a_task_that_is_cancelled_has_not_failed() -> None:
+    """Nor if it raises something on its way out."""
+
+    async def fails_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise UnforeseenError
+
+    errors: list[BaseException] = []
+    tasks = [begin(work, errors.append, lasting=True) for work in (fails_to_end(), returns(), asyncio.sleep(3_600))]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert errors == []
+
+
+def test_an_ended_task_has_the_root_of_our_errors() -> None:
+    """So it is one line for the user, as other reasons why a pipeline fails."""
+    assert str(TaskEndedError("x has ended")) == "x has ended"
+
+
+def test_tasks_are_begun_so_or_awaited() -> None:
+    """A task that is begun otherwise ends in silence, unless somebody awaits it: the table says who."""
+    root = Path(__file__).parents[3]
+    begins = {"create_task", "ensure_future"}
+    found = {
+        str(path.relative_to(root))
+        for path in (root / "app").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in begins
+    }
+    assert found == AWAITED.keys()

@@ -1,0 +1,83 @@
+"""The cells of the matrix: each a broker or an environment that is not that of `make test`, and the tests for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.matrix.broker import RELEASES
+from tests.matrix.brokers import NEWEST
+from tests.matrix.environment import Environment
+
+__all__ = ["CELLS", "USUAL", "Cell", "chosen"]
+
+_NO_SPARK = "matrix and not spark"
+_SPARK = "matrix and spark"
+_WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"
+_PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the tests.
+
+    Attributes:
+        name: by which it is asked for.
+        choice: pytest's expression of its tests.
+        broker: its broker; see `running_broker`.
+        environment: its Python and packages; by default those of `make test`.
+    """
+
+    name: str
+    choice: str = _NO_SPARK
+    broker: str = NEWEST
+    environment: Environment = field(default_factory=Environment)
+
+    @property
+    def with_unit_tests(self) -> bool:
+        """Whether its tests are more than those of the marker `matrix`."""
+        return self.choice == _WITH_UNIT
+
+
+def _spark(name: str, version: str, *more: str) -> Cell:
+    return Cell(f"spark-{name}", _SPARK, environment=Environment(replaced=(f"pyspark=={version}", _PANDAS, *more)))
+
+
+_ALL = (
+    *(Cell(f"kafka-{release}", broker=release) for release in RELEASES),
+    Cell("kafka-newest"),
+    Cell("kfake", broker="kfake"),
+    _spark("3.5", "3.5.9", "numpy<2.4"),
+    _spark("4.1", "4.1.4"),
+    _spark("4.2", "4.2.1"),
+    _spark("4.3", "4.3.0"),
+    Cell("lowest", _WITH_UNIT, environment=Environment(resolution="lowest-direct")),
+    Cell("newest", _WITH_UNIT, environment=Environment(resolution="highest")),
+    *(
+        Cell(f"python-{version}", _WITH_UNIT, environment=Environment(python=version))
+        for version in ("3.12", "3.13", "3.14")
+    ),
+)
+
+CELLS = {cell.name: cell for cell in _ALL}
+"""By name."""
+
+_ON_REQUEST = {"kafka-3.0", "kafka-3.7", "spark-4.1", "spark-4.2", "python-3.12", "python-3.13"}
+
+USUAL: Sequence[str] = [name for name in CELLS if name not in _ON_REQUEST]
+"""What runs where no cell is named: what fits into twenty minutes of two cores."""
+
+
+def chosen(names: str) -> list[Cell]:
+    """The cells of a text with names; "all" for all of them, and the usual ones if it is empty.
+
+    Raises:
+        ValueError: there is no such cell; the message is for the user.
+    """
+    wanted = names.replace(",", " ").split() or USUAL
+    if wanted == ["all"]:
+        wanted = list(CELLS)
+    unknown = [name for name in wanted if name not in CELLS]
+    if unknown:
+        raise ValueError(f"no cell {unknown[0]!r}; there are: all {' '.join(CELLS)}")
+    return [CELLS[name] for name in dict.fromkeys(wanted)]

@@ -1,0 +1,138 @@
+"""What a cell of the matrix has found, the file that keeps it, and the table that shows it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["FILE", "CellError", "NotHereError", "Result", "counted", "merged", "read", "table", "write"]
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "tried.json"
+"""What docs/tried.md is made of."""
+
+_WORDS = 200
+
+
+class CellError(Exception):
+    """A cell that failed before its tests began; the message says why."""
+
+
+class NotHereError(Exception):
+    """A cell that this machine cannot have; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a cell has found.
+
+    Attributes:
+        cell: its name.
+        date: of the run, as in ISO 8601.
+        versions: what ran, by name.
+        passed: how many tests passed.
+        failed: the tests that failed, with the first line of the reason each.
+        skipped: how many tests were skipped, by the reason.
+        missing: why the cell could not be had on this machine; else empty.
+        error: why it failed before its tests began; else empty.
+        set_up_s: how long it took to make its environment and to start its broker.
+        seconds: how long its tests took.
+    """
+
+    cell: str
+    date: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    passed: int = 0
+    failed: Sequence[str] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    missing: str = ""
+    error: str = ""
+    set_up_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether tests ran and none failed, or the cell could not be had."""
+        return bool(self.missing) or not (self.error or self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The outcome of a run of pytest; as in `Result`."""
+
+    passed: int
+    failed: Sequence[str]
+    skipped: Mapping[str, int]
+
+
+def counted(report: str) -> Counts:
+    """The outcome of a run of pytest, from its report in the form of JUnit."""
+    passed, failed, skipped = 0, [], Counter[str]()
+    for case in ET.fromstring(report).iter("testcase"):  # noqa: S314  # pytest has written it
+        broken = next((each for each in case if each.tag in {"failure", "error"}), None)
+        left_out = case.find("skipped")
+        if broken is not None:
+            reason = _line(broken.get("message", ""))
+            failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason}")
+        elif left_out is not None:
+            skipped[_line(left_out.get("message", ""))] += 1
+        else:
+            passed += 1
+    return Counts(passed, failed, dict(skipped))
+
+
+def _line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")[:_WORDS]
+
+
+def read(file: Path = FILE) -> list[Result]:
+    """The results that are kept, in the order of their cells; none if there is no file."""
+    return [Result(**each) for each in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+
+
+def merged(kept: Iterable[Result], new: Iterable[Result], order: Sequence[str]) -> list[Result]:
+    """The newest result of each cell. A cell that could not be had takes the place of no run."""
+    found = {each.cell: each for each in kept}
+    for each in new:
+        if not each.missing or each.cell not in found or found[each.cell].missing:
+            found[each.cell] = each
+    return [found[name] for name in order if name in found]
+
+
+def write(results: Iterable[Result], file: Path = FILE) -> None:
+    """Keeps the results."""
+    file.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", encoding="utf-8")
+
+
+def table(results: Iterable[Result]) -> Table:
+    """The one table; below each cell, why tests of it failed or were skipped."""
+    shown = Table(title="make matrix")
+    for name in ("cell", "what ran"):
+        shown.add_column(name)
+    for name in ("passed", "failed", "skipped", "set-up", "tests"):
+        shown.add_column(name, justify="right")
+    for each in results:
+        if each.missing or each.error:
+            what = f"not here: {each.missing}" if each.missing else f"FAILED: {each.error}"
+            shown.add_row(each.cell, escape(what), "", "", "", f"{each.set_up_s:.0f} s", "")
+            continue
+        shown.add_row(
+            each.cell,
+            ", ".join(f"{name} {version}" for name, version in each.versions.items()),
+            f"{each.passed:,}",
+            f"{len(each.failed):,}",
+            f"{sum(each.skipped.values()):,}",
+            f"{each.set_up_s:.0f} s",
+            f"{each.seconds:.0f} s",
+        )
+        for line in each.failed:
+            shown.add_row("", escape(f"failed: {line}"))
+        for reason, times in each.skipped.items():
+            shown.add_row("", escape(f"skipped, {times}: {reason}"))
+    return shown
