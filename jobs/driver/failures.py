@@ -16,7 +16,6 @@ from transforms.masking import HIDDEN, masked
 
 __all__ = [
     "SPARK_ERRORS",
-    "TWO_RUNS",
     "JobFailedError",
     "executor_error",
     "explained",

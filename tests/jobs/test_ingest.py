@@ -12,22 +12,23 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 from jobs.driver.failures import JobFailedError
-from jobs.ingest import IngestSettings, main, records, run
+from jobs.ingest import IngestSettings, _follow, main, records, run
 from jobs.ingesting.query_progress import Tally
 from jobs.records.schemas import RECORD
 from tests.integration.topics import send
@@ -163,6 +164,31 @@ def test_main_bad_option(options: list[str], message: str, capsys: pytest.Captur
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert "secret-without-equals" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "queries"),
+    [((3, True), (3, False), 2), ((3, True), (3, True), 1), ((3, True), (4, True), 1), ((3, False), (3, False), 1)],
+)
+def test_query_that_fails_behind_an_unfinished_batch(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, bool], after: tuple[int, bool], queries: int
+) -> None:
+    """It is started once more if that batch is done now and no other has begun; any other failure ends the job."""
+    looks, started = iter((before, after)), []
+
+    def follow(query: int, *_: object) -> None:
+        started.append(query)
+        if len(started) == 1:
+            raise StreamingQueryException("it ended")
+
+    monkeypatch.setattr("jobs.ingest.Files", lambda _: None)
+    monkeypatch.setattr("jobs.ingest.planned", lambda *_: next(looks))
+    monkeypatch.setattr("jobs.ingest._start", lambda *_: 0)
+    monkeypatch.setattr("jobs.ingest.follow", follow)
+    ended = pytest.raises(StreamingQueryException) if queries == 1 else nullcontext()
+    with ended:
+        _follow(cast("Any", None), IngestSettings("b:1", "o", "c"), Tally(), lambda _: None, Event())
+    assert len(started) == queries
 
 
 def test_main_broker_not_there(capsys: pytest.CaptureFixture[str]) -> None:
