@@ -15,9 +15,9 @@ WORKERS ?= auto
 PYTEST = $(RUN) -m pytest -n $(WORKERS)
 CHECKED := app transforms stores jobs wideload package tests benchmarks docs
 
-# The Python for the set-up: the given one, or that of .venv, or the newest that Spark and Faust support.
-CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11; do \
-    "$$each" -ISc 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$each && exit; \
+# The Python for the set-up: the given one, or that of .venv, or the newest that the locked PySpark names, or a newer one.
+CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11 python3.14; do \
+    "$$each" -ISc 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && exit; \
     done; echo python3))
 
 # Each step of the set-up leaves a stamp, and runs again if one of its files is newer than the stamp. The folder of the
@@ -39,7 +39,7 @@ D2 := $(SERVERS)/d2
 HELM := $(STAMPS)/helm@v3.22.0
 CHROMIUM := $(STAMPS)/chromium
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
-    echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
+    echo "Set-up: $(CHOSEN) was not found. Install Python 3.11 to 3.14, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
     "$(CHOSEN)" -IS app/local/bootstrap.py
 PIP := $(RUN) -m pip install --no-input --disable-pip-version-check --progress-bar off
@@ -211,7 +211,7 @@ lock: setup-demo ## Resolve the requirements and the jars again
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8 && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header pyproject.toml && \
-	"$$folder/bin/uv" "$$@" --extra s3 --extra gcs --extra azure --extra msk --extra encryption -o requirements.lock && \
+	"$$folder/bin/uv" "$$@" --extra worker --extra s3 --extra gcs --extra azure --extra msk --extra encryption -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.local.jars lock
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.commands.connection import config_option
+from app.config.installed import WORKER, require
 from app.config.secret import without_secrets
 from app.config.version import VERSION
 from app.interrupts import keep_interrupts
@@ -95,6 +96,8 @@ class _Group(click.Group):
                 near = [f"job {args[0]}"]
             hint = f"; did you mean {near[0]}?" if near else ""
             ctx.fail(f"there is no command {args[0]!r}{hint}")
+        if args and args[0] != "job":
+            require(args[0], WORKER, "worker")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -108,6 +108,9 @@ def calm_clients(*, whole: bool = False) -> None:
     calm = {**_CLIENTS, **_OF_THE_PROCESS} if whole else _CLIENTS
     _set_levels(dict.fromkeys(calm, logging.NOTSET) if _root_level() <= logging.DEBUG else calm)
     keep_secrets()
+    asyncio_log = logging.getLogger("asyncio")
+    if whole and _is_awaited not in asyncio_log.filters:
+        asyncio_log.addFilter(_is_awaited)
     for name in TOLD_BY_US:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
@@ -144,6 +147,19 @@ def _calmed(record: logging.LogRecord) -> bool:
     args = record.args if isinstance(record.args, tuple) else ()
     if not all(map(_passes_by_itself, args)) or not _is_of_kafka(record.exc_info):
         return True
+    return _lowered(record)
+
+
+def _is_awaited(record: logging.LogRecord) -> bool:
+    """Whether a line is not that of an error behind `asyncio.shield`, whose caller was cancelled: at DEBUG it passes.
+
+    Python logs these since 3.14. Whatever cancels a call of the Kafka client has reported why.
+    """
+    return "exception in shielded future" not in str(record.msg) or _lowered(record)
+
+
+def _lowered(record: logging.LogRecord) -> bool:
+    """Takes a line down to DEBUG; whether it passes there."""
     record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
     return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 

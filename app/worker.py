@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from app.application import Application, read_control_topic
 from app.cluster.startup import check_patiently
 from app.config.findings import Findings
+from app.config.installed import WORKER, require
 from app.config.parsing import load
 from app.log_filters import calm_clients
 from app.malloc import keep_freed
 from app.web.address import check_address
 from transforms.errors import ConfigurationError, WideloadError
+
+if TYPE_CHECKING:
+    from app.application import Application
 
 __all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is created at its first use
 
@@ -29,6 +33,9 @@ def _build() -> Application:
         raise ConfigurationError(
             CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
         )
+    require(CONFIG_VARIABLE, WORKER, "worker")
+    from app.application import Application, read_control_topic
+
     calm_clients()
     settings = load(path)
     keep_freed(settings.in_flight_bytes)

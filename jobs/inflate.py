@@ -19,9 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from jobs.driver.failures import JobFailedError
-from jobs.driver.jvm import map_in_arrow
 from jobs.driver.store_options import portable
-from jobs.records.arrow import Gathering, bound_input, record_at, replaced, with_problems
+from jobs.records.arrow import Gathering, mapped, record_at, replaced, with_problems
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, Inflated, Inflater, InflaterSettings
 from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, kept
 from jobs.records.schemas import require_columns
@@ -81,8 +80,7 @@ def inflate(
     fields = list(source.schema.fields)
     if on_error != "fail":
         fields.append(StructField(ERROR_COLUMN, ERROR))
-    bound_input(source)
-    return map_in_arrow(source, _Inflation(settings, on_error), StructType(fields))
+    return mapped(source, _Inflation(settings, on_error), StructType(fields))
 
 
 def split(inflated: DataFrame) -> tuple[DataFrame, DataFrame]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,8 +27,10 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
+from jobs.driver.installed_spark import release
+from jobs.driver.jvm import Files
 from jobs.driver.progress import repaint
-from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
+from jobs.driver.session import open_session, require_class, stopping
 from jobs.ingesting.checkpoint import TopicWatch, bind, bind_topics, read_start
 from jobs.ingesting.command_line import IngestSettings, parser, settings_of
 from jobs.ingesting.json_fault import fault
@@ -35,6 +38,7 @@ from jobs.ingesting.kept_schema import keep, known
 from jobs.ingesting.outputs import may_widen
 from jobs.ingesting.query_progress import Tally, counted, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
+from jobs.ingesting.spark_logs import planned
 from jobs.ingesting.table import write
 from jobs.ingesting.table_schema import as_table
 from jobs.ingesting.values import CORRUPT, parsed
@@ -82,16 +86,16 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     tally.bad_timestamps = 0 if settings.in_python else None
     try:
         if settings.delta:
-            require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta", DELTA)
+            require_class(spark, "io.delta.sql.DeltaSparkSessionExtension", "--format", "Delta Lake", release().delta)
         _bind(spark, settings)
         if settings.rebuild:
             print(f"ingest: {anew(spark, settings)}", file=sys.stderr)
         if settings.value.schema is not None:
             settings = _kept(spark, settings)
-        if not settings.planned:
-            # Where a run with a limit in bytes began, if Spark has not noted that yet.
+        if not settings.in_python:
+            # Where a run that read records in Python began, if Spark has not noted that yet.
             beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
-            follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
+            _follow(spark, replace(settings, starting_offsets=beginning), tally, show, stop)
         else:
             # Imported only here, as it needs PyArrow, on executors too.
             from jobs.ingesting.planned_query import follow_planned
@@ -102,6 +106,24 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _follow(
+    spark: SparkSession, settings: IngestSettings, tally: Tally, show: Callable[[Tally], None], stop: Event
+) -> None:
+    """Starts the query and follows it; once more, if it fails when an unfinished batch of an earlier run is done.
+
+    That is how each query of the Kafka source ends in Spark 4.1 (SPARK-55271): behind such a batch it reports offsets
+    that it has not asked for yet. The next query continues from there.
+    """
+    files, checkpoint = Files(spark), settings.checkpoint
+    number, unfinished = planned(files, checkpoint)
+    try:
+        follow(_start(spark, settings), tally, show, stop)
+    except StreamingQueryException:
+        if not unfinished or planned(files, checkpoint) != (number, False):
+            raise
+        follow(_start(spark, settings), tally, show, stop)
 
 
 def _failure(spark: SparkSession, settings: IngestSettings, error: Exception) -> WideloadError:
@@ -142,9 +164,11 @@ def _kept(spark: SparkSession, settings: IngestSettings) -> IngestSettings:
     return settings
 
 
-def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
-    """Starts the query; with more `options` for its source, it does one micro-batch that is planned already."""
-    return write(_rows(spark, settings, options or {}), settings, planned=options is not None)
+def _start(
+    spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})
+) -> StreamingQuery:
+    """Starts the query; `options` are more options of its source."""
+    return write(_rows(spark, settings, options), settings)
 
 
 def _rows(
@@ -168,9 +192,16 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
     try:
         configure(arguments, document)
         settings = settings_of(arguments)
-        packages = (*([DELTA] if settings.delta else ()), *([AVRO] if settings.value.format == "avro" else ()))
+        wanted = (
+            release().delta if settings.delta else None,
+            release().avro if settings.value.format == "avro" else None,
+        )
         session = session_settings(
-            arguments, "wideload-ingest", packages=packages, delta=settings.delta, lasting=not settings.once
+            arguments,
+            "wideload-ingest",
+            packages=tuple(filter(None, wanted)),
+            delta=settings.delta,
+            lasting=not settings.once,
         )
         require_broker(settings.bootstrap_servers)
         require_topics(Kafka(settings.bootstrap_servers, settings.kafka_options), {"--topic": settings.topics})

@@ -19,9 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
 from jobs.driver.failures import JobFailedError
-from jobs.driver.jvm import map_in_arrow
 from jobs.driver.store_options import portable
-from jobs.records.arrow import Gathering, bound_input, record_at, replaced
+from jobs.records.arrow import Gathering, mapped, record_at, replaced
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS
 from jobs.records.schemas import HEADERS
 from jobs.records.window import Task, in_order
@@ -100,8 +99,7 @@ def offload(
     )
     settings.check()
     conformed = _conformed(rows)
-    bound_input(rows)
-    return map_in_arrow(conformed, settings, conformed.schema)
+    return mapped(conformed, settings, conformed.schema)
 
 
 def _conformed(rows: DataFrame) -> DataFrame:

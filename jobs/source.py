@@ -17,13 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Look, look
+from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from jobs.reading.messages import Message, Messages
 from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import (
@@ -42,7 +41,7 @@ from jobs.reading.ranges import (
     without,
 )
 from jobs.reading.source_options import SourceSettings, settings_of
-from jobs.records.arrow import Gathering, binary, headers, problems, timestamps
+from jobs.records.arrow import Gathering, arrow_schema, binary, headers, problems, timestamps
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
 from jobs.records.schemas import HEADERS, columns
@@ -128,9 +127,9 @@ class _Reader:
     def look(self) -> Look:
         return look(self.settings.client, self.settings.topics)
 
-    def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[OffsetRange]:
+    def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[InputPartition]:
         known = [replace(each, topic_id=ids.get(each.topic, "")) for each in ranges]
-        return split(known, self.settings.task_offsets, self.settings.least_tasks)
+        return [InputPartition(each) for each in split(known, self.settings.task_offsets, self.settings.least_tasks)]
 
 
 class _BatchReader(_Reader, DataSourceReader):
@@ -145,11 +144,11 @@ class _BatchReader(_Reader, DataSourceReader):
                     f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
                 )
         # With no partitions Spark makes one, and hands None to `read`.
-        return self.tasks(between(start, end, {}), found.ids) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
+        nothing = InputPartition(OffsetRange(self.settings.topics[0], 0, 0, 0))
+        return self.tasks(between(start, end, {}), found.ids) or [nothing]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self.settings, partition)
+        return _read(self.settings, partition.value)
 
 
 class _StreamReader(_Reader, DataSourceStreamReader):
@@ -207,8 +206,7 @@ class _StreamReader(_Reader, DataSourceStreamReader):
         return names
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self.settings, partition)
+        return _read(self.settings, partition.value)
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ class _Rows:
     def __init__(self, settings: SourceSettings, range_: OffsetRange) -> None:
         self._settings = settings
         self._range = range_
-        self._schema: pa.Schema = to_arrow_schema(_schema(settings))
+        self._schema: pa.Schema = arrow_schema(_schema(settings))
         self._gathering = Gathering()
         self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
         self._bytes = 0

@@ -358,10 +358,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # The processes that tests start take this from the environment, too.
     os.environ.update(spark_start.environ(short_run=True))
+    found = jars.ensure("spark")
+    builder = SparkSession.builder
+    if any(path.name.startswith("delta-spark") for path in found):
+        # It asks for this when the session begins, and no other table notices.
+        builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     session = (
-        SparkSession.builder.master("local[2]")
+        builder.master("local[2]")
         .appName("wideload-tests")
-        .config("spark.jars", ",".join(map(str, jars.ensure("spark"))))
+        .config("spark.jars", ",".join(map(str, found)))
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={folder}")
         .config("spark.driver.memory", "1g")
         .config("spark.local.dir", str(folder / "local"))
@@ -380,9 +386,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.databricks.delta.snapshotPartitions", "1")
-        # Delta tables: they ask for it when the session begins, and no other table notices.
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

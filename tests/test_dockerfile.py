@@ -116,12 +116,12 @@ def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
     assert [source for source in sources if ignored(source)] == []
 
 
-def test_lock_has_what_stores_and_msk_take() -> None:
+def test_lock_has_what_the_worker_stores_and_msk_take() -> None:
     """Nothing can be installed into the image later, so it has the packages of these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     locked = re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
     extras = project["optional-dependencies"]
-    for extra in ("msk", "encryption", *[name for name in STORE_NAMES if name in extras]):
+    for extra in ("worker", "msk", "encryption", *[name for name in STORE_NAMES if name in extras]):
         wanted = {re.split(r"[=<>]", each)[0] for each in extras[extra]}
         assert wanted <= set(locked)
 

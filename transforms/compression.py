@@ -12,6 +12,8 @@ from typing import Literal, get_args
 
 import cramjam
 
+from transforms.errors import ConfigurationError
+
 __all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress", "sized_buffer"]
 
 Codec = Literal["gzip", "snappy", "lz4", "zstd"]
@@ -21,6 +23,28 @@ CODECS: tuple[Codec, ...] = get_args(Codec)
 _GZIP_LEVEL = 6
 _LZ4_LEVEL = 1
 _ZSTD_LEVEL = 3
+
+
+_OLDEST = (2, 14)  # of cramjam; pyproject.toml has it, too
+
+
+def _require_limit(release: str) -> None:
+    """Refuses a cramjam that knows no limit, wherever it comes from: executors of Spark have what somebody put there.
+
+    Before 2.14 it decompresses all of a gzip value in memory of its own, and passes over what follows an LZ4 frame.
+
+    Raises:
+        ConfigurationError: `release` is too old.
+    """
+    if tuple(int(part) for part in release.split(".")[:2]) < _OLDEST:
+        raise ConfigurationError(
+            "cramjam",
+            f"found {release}, allowed is 2.14 or newer: older ones decompress gzip without a limit; "
+            "run pip install 'cramjam>=2.14' for the Python that runs this",
+        )
+
+
+_require_limit(cramjam.__version__)
 
 
 class CompressionError(ValueError):

@@ -1,13 +1,10 @@
-"""The versions of Java on which Spark and Kafka run, and what a Java says of its own."""
+"""What a Java says of its version."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["NEWEST", "OLDEST", "parse"]
-
-# Kafka 4.1 and Spark 4.0 need 17. Spark 4.0 brings Hadoop 3.4, which calls `Subject.getSubject`; 23 took that away.
-OLDEST, NEWEST = 17, 22
+__all__ = ["parse"]
 
 _VERSION = re.compile(r'(?:version "|JAVA_VERSION=")(?:1\.)?(\d+)')
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.cli import main
+from app.entry import main
 
 __all__ = ["main"]
 

@@ -29,6 +29,7 @@ from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls
 from app.kafka.refused_batches import RefusedBatches
+from app.kafka.shielded import heard
 from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
@@ -223,7 +224,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
                 sent.append(await self._queued(place, batch))
         except BaseException:
             for future in sent:
-                future.add_done_callback(_seen)
+                future.add_done_callback(heard)
             raise
         return sent
 
@@ -244,10 +245,10 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     async def _result(
         self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
     ) -> ChunkedRecordMetadata | None:
-        done = await asyncio.gather(*sent, return_exceptions=True)
-        for each in done:
-            if isinstance(each, BaseException):
-                raise each
+        for each in sent:
+            each.add_done_callback(heard)  # the first error is raised
+        await asyncio.wait(sent)
+        done = [each.result() for each in sent]
         self._rates[topic].add()
         first, last = done[0], done[-1]
         if last is None:  # acks=0
@@ -307,9 +308,3 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ) from exc
         finally:
             await admin.close()
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Another error is raised in its place."""
-    if not future.cancelled():
-        future.exception()

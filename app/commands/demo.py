@@ -32,7 +32,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.metadata_requests import create_no_topics
 from app.kafka.sender import find_topic, open_sender
-from app.local import jars, java, spark_start
+from app.local import jars, java, spark_home, spark_start
 from app.local.broker import EmbeddedBroker, free_ports
 from app.local.demo_files import Comparison, DemoFile, compare, from_folder, from_jars
 from app.local.watchdog import Watched, watched
@@ -377,7 +377,7 @@ def command(folder: Path | None, store: str, store_keys: Sequence[str], *, keep:
     if folder is not None:
         files = from_folder(folder)
     try:
-        java.find()
+        java.find(spark=spark_home.release())
     except java.JavaMissingError as exc:
         raise ConfigurationError("demo", str(exc)) from exc
     fetched = [jar for name in ("kafka", "spark") for jar in jars.ensure(name, lambda line: click.echo(line, err=True))]

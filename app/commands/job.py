@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import click
 
+from app.config.installed import require
 from app.config.job_document import document, write
 from app.config.parsing import load
-from app.local import jars, spark_start
+from app.local import jars, spark_home, spark_start
 from transforms.errors import ConfigurationError
 
 __all__ = ["JOBS", "command", "require_spark"]
@@ -86,14 +86,13 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
 
 
 def require_spark(command: str) -> None:
-    """Checks that the packages of the Spark jobs are installed.
+    """Checks that the packages of the Spark jobs are installed, and that the jobs run on this Spark.
 
     Raises:
-        ConfigurationError: one of them is not.
+        ConfigurationError: one of them is not, or Spark is of another release.
     """
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(command, f"{module} is not installed; run: pip install 'wideload[spark]'")
+    require(command, ("pyspark", "pyarrow"), "spark")
+    spark_home.release()
 
 
 def _locked_jars(arguments: Sequence[str]) -> list[str]:

@@ -29,8 +29,9 @@ from app.config.settings import ClientSettings
 from app.deadletters.log import Commit, LetterLog, ReplayTakenOverError
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError, admin, describe, translated, writing_producer
-from app.kafka.producer import ProducerControls, heard
+from app.kafka.producer import ProducerControls
 from app.kafka.sender import BATCH_BYTES
+from app.kafka.shielded import heard
 from app.kafka.topics import Topic
 from app.kafka.transaction_requests import TransactionRequests
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
@@ -127,11 +128,14 @@ async def _send(
         for topic, partition, batch in _batches(records):
             raw = raw_batch(batch, transactional=transactional)
             futures.append(await producer.send_batch(raw, topic.name, partition=partition))
-        await asyncio.gather(*futures)
-    except BaseException:
+        if futures:
+            await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+        for each in futures:
+            if each.done():
+                each.result()
+    finally:
         for each in futures:  # one error is told; the event loop would log the others
             each.add_done_callback(heard)
-        raise
 
 
 def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:

@@ -23,6 +23,7 @@ from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
 from app.kafka.sender import find_topic
+from app.kafka.shielded import shielded
 from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
 from stores.encryption import open_keyring
@@ -316,7 +317,7 @@ class Replay:
             return
         writing = asyncio.ensure_future(self._write(writer, letters, unreadable, partition, replayed))
         try:
-            await asyncio.shield(writing)
+            await shielded(writing)
         except asyncio.CancelledError:
             await writing
             raise

@@ -16,6 +16,7 @@ from app.config.naming import check_config
 from app.kafka.arguments import Arguments
 from app.kafka.batches import BatchingProducer, BatchSettings
 from app.kafka.clients import ClusterError, describe
+from app.kafka.shielded import shielded
 from app.kafka.topics import topic_of
 from stores.keys import Key, read, unknown
 from transforms.errors import ConfigurationError
@@ -117,7 +118,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
         if topic not in self._asked:
             self._asked[topic] = asyncio.create_task(self._ask(topic))
         # A send that is cancelled does not cancel the question of others.
-        return await asyncio.shield(self._asked[topic])
+        return await shielded(self._asked[topic])
 
     async def _ask(self, topic: str) -> int | None:
         limit = await _limit_bytes(self._config, topic)

@@ -12,9 +12,10 @@ from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 
+from app.kafka.shielded import heard
 from transforms.record_batch import Stamp
 
-__all__ = ["UNLIMITED_BYTES", "ProducerControls", "heard"]
+__all__ = ["UNLIMITED_BYTES", "ProducerControls"]
 
 UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 
@@ -197,12 +198,6 @@ class ProducerControls:
         for batch in [*held._pending_batches, *(batch for batches in held._batches.values() for batch in batches)]:
             batch.future.add_done_callback(heard)
             batch._drain_waiter.add_done_callback(heard)
-
-
-def heard(done: asyncio.Future[Any]) -> None:
-    """Looks at the error of a future that is done: the event loop would log one that nobody has looked at."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _cancel() -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
+from app.kafka.shielded import shielded
+
 __all__ = [
     "Send",
     "Versions",
@@ -148,13 +150,12 @@ def leave_no_connection(client: AIOKafkaClient) -> None:
     async def started() -> None:
         start = asyncio.get_running_loop().create_task(bootstrap())
         try:
-            await asyncio.shield(start)
+            await shielded(start)
         except asyncio.CancelledError:
             try:
                 await asyncio.wait([start], timeout=_START_S)
             finally:
-                if not start.cancel() and not start.cancelled():
-                    start.exception()  # nobody else looks at it
+                start.cancel()
             raise
 
     client._get_conn, client.close, client.bootstrap = connected, closing, started

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TextIO
 
 _OLDEST = (3, 11)
-_NEWEST = (3, 13)
 _LOG = Path("build", "setup.log")
 _LINE_LENGTH = 200
 _SHELLS = ("sh", "bash", "dash")  # in which `make` runs a recipe
@@ -53,15 +52,10 @@ _REASONS = (
 
 def main(arguments: "list[str]") -> int:
     """Does the step, unless another `make` has just done it; the exit status."""
-    advice = "Install Python 3.11, 3.12 or 3.13, or name the one to use: make PYTHON=/path/to/python3.12"
-    problem = None
     if sys.version_info < _OLDEST:
-        problem = "is too old for Wideload"
-    elif sys.version_info[:2] > _NEWEST and not os.environ.get("PYTHON"):
-        problem = "is newer than Spark 4.0 and Faust support"
-    if problem:
         found = "%d.%d.%d" % sys.version_info[:3]
-        return _failed(f"Python {found} ({sys.executable}) {problem}. {advice}")
+        advice = "Install Python 3.11 to 3.14, or name the one to use: make PYTHON=/path/to/python3.12"
+        return _failed(f"Python {found} ({sys.executable}) is too old for Wideload. {advice}")
     optional = arguments[0] == "--optional"
     stamp, title, *command = arguments[optional:]
     done, asked, began_s = Path(stamp), _asked(), time.monotonic()

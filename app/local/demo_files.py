@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.local import spark_home
 from transforms.errors import ConfigurationError
 from transforms.text import bytes_text
 
@@ -16,7 +16,7 @@ __all__ = ["Comparison", "DemoFile", "compare", "from_folder", "from_jars"]
 
 _COUNT = 100
 _DEFAULT_LARGEST_BYTES = 16_000_000
-_LARGE_ONES = 12  # the largest of PySpark's jars; the others are chosen evenly
+_LARGE_ONES = 12  # the largest of Spark's jars; the others are chosen evenly
 
 # The embedded broker, the worker and Spark hold a whole value in memory, some of them several times.
 LARGEST_BYTES = 100_000_000
@@ -69,10 +69,9 @@ def from_folder(folder: Path) -> list[DemoFile]:
 
 
 def from_jars(fetched: Sequence[Path]) -> list[DemoFile]:
-    """The fetched jars, and jars of PySpark to make about a hundred files, of up to 16 MB each."""
-    spec = importlib.util.find_spec("pyspark")
-    folders = spec.submodule_search_locations if spec else None
-    shipped = sorted(Path((folders or [""])[0], "jars").glob("*.jar"), key=lambda path: path.stat().st_size)
+    """The fetched jars, and jars of Spark to make about a hundred files, of up to 16 MB each."""
+    home = spark_home.find()
+    shipped = sorted(home.glob("jars/*.jar") if home else (), key=lambda path: path.stat().st_size)
     fitting = [path for path in shipped if path.stat().st_size <= _DEFAULT_LARGEST_BYTES]
     small, large = fitting[:-_LARGE_ONES], fitting[-_LARGE_ONES:]
     missing = max(1, _COUNT - len(fetched) - len(large))

@@ -1,10 +1,11 @@
 """The jars of the embedded broker and of Spark's Kafka connector, fetched once into a cache folder.
 
-`jars.lock`, in the same folder as this file, lists each jar with its size and SHA-256. Ivy, which is part of PySpark,
+`jars.lock`, in the same folder as this file, lists each jar with its size and SHA-256. There is a set for each release
+of Spark in `transforms.spark_release`; the set "spark" is that of the installed Spark. Ivy, which is part of PySpark,
 fetches missing jars from its default registry; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another
 registry.
 
-    python -m app.local.jars [SET…]   fetch missing jars
+    python -m app.local.jars [SET…]   fetch missing jars; of kafka and the installed Spark, if no set is named
     python -m app.local.jars lock     resolve the sets again and write jars.lock
 
 `tests/matrix` has sets and a lock of its own, of other releases of Kafka.
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from app.local import java
+from app.local import java, spark_home
 from transforms.errors import WideloadError
+from transforms.spark_release import RELEASES
 
 __all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock", "write_lock"]
 
@@ -39,12 +40,11 @@ Say = Callable[[str], None]
 # The roots of each set. Kafka logs through slf4j 1.7 and has no binding: without one there is no log.
 SETS: Mapping[str, Sequence[str]] = {
     "kafka": ("org.apache.kafka:kafka_2.13:4.4.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.5"),
-    "spark": (
-        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-        "org.apache.spark:spark-avro_2.13:4.0.0",
-        "io.delta:delta-spark_2.13:4.0.0",
-    ),
+    **{each.jars: tuple(filter(None, (each.connector, each.avro, each.delta))) for each in RELEASES},
 }
+_NEEDED = ("kafka", "spark")
+# What the locked PySpark lacks, and others have: 3.5, and 4.1 and newer.
+_SHIPPED_ELSEWHERE = {"commons-logging", "jts-core"}
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `{}`.\n"
@@ -70,7 +70,7 @@ class Jar:
     """One line of the lock.
 
     Attributes:
-        set: "kafka" or "spark".
+        set: one of `SETS`.
         coordinates: organisation:module:revision.
         size: bytes.
         sha256: hex digest of the file.
@@ -98,10 +98,15 @@ def cache_folder() -> Path:
 
 
 def read_lock(name: str | None = None, lock: Path = _LOCK_FILE) -> tuple[Jar, ...]:
-    """The jars of one set, or of all sets."""
+    """The jars of one set, or of all sets.
+
+    Raises:
+        ConfigurationError: the set is "spark", and no set is for the installed Spark.
+    """
+    wanted = spark_home.release().jars if name == "spark" else name
     fields = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
-    return tuple(jar for jar in jars if name is None or jar.set == name)
+    return tuple(jar for jar in jars if wanted in (None, jar.set))
 
 
 def write_lock(sets: Mapping[str, Sequence[str]], lock: Path, written_by: str) -> None:
@@ -116,24 +121,25 @@ def write_lock(sets: Mapping[str, Sequence[str]], lock: Path, written_by: str) -
 
 
 def missing() -> tuple[str, ...]:
-    """The sets that are not complete in the cache, by the sizes of their files; takes a millisecond."""
-    return tuple(name for name in SETS if not _complete(_folder(name, jars := read_lock(name)), jars))
+    """What is needed and not complete in the cache, by the sizes of its files; takes a millisecond."""
+    return tuple(name for name in _NEEDED if not _complete(_folder(name, jars := read_lock(name)), jars))
 
 
 def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[Path, ...]:
-    """The jars of a set ("kafka", "spark"), fetched if they are not in the cache.
+    """The jars of a set, fetched if they are not in the cache.
 
     Makes no request if the set is there with the bytes of the lock. A set with other bytes is fetched again. If several
     processes call this at the same time, one of them fetches the jars.
 
     Args:
-        name: of the set in the lock.
+        name: one of `SETS`; or "spark", the set of the installed Spark.
         say: called with a short line of progress for each jar.
         lock: has the jars of the set; by default that of `SETS`.
 
     Raises:
         JarsError: no network, wrong bytes, no PySpark, or no space for the cache folder.
         JavaMissingError: Ivy needs Java.
+        ConfigurationError: the set is "spark", and no set is for the installed Spark.
     """
     jars = read_lock(name, lock)
     folder = _folder(name, jars)
@@ -283,10 +289,9 @@ def _failure(name: str, lines: Sequence[str]) -> str:
 
 
 def _ivy_jar() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for jar in Path(folder, "jars").glob("ivy-*.jar"):
-            return jar
+    home = spark_home.find()
+    for jar in home.glob("jars/ivy-*.jar") if home else ():
+        return jar
     raise JarsError("PySpark is not installed, which includes Ivy; run `make setup`, or pip install 'wideload[spark]'.")
 
 
@@ -306,13 +311,13 @@ def _java_network_options(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(name: str, roots: Iterable[str]) -> list[Jar]:
-    """A set with all dependencies of its roots; for "spark" without the jars that are part of PySpark.
+    """A set with all dependencies of its roots; for Spark without the libraries that are part of it, of any version.
 
     Raises:
         JarsError: Ivy does not get them.
         JavaMissingError: Ivy needs Java.
     """
-    shipped = {path.name for path in _ivy_jar().parent.iterdir()} if name == "spark" else set()
+    shipped = shipped_modules() | _SHIPPED_ELSEWHERE if name.startswith("spark") else set()
     with tempfile.TemporaryDirectory() as scratch:
         _ivy(name, roots, Path(scratch), transitive=True, say=None)
         jars = []
@@ -320,7 +325,20 @@ def resolve(name: str, roots: Iterable[str]) -> list[Jar]:
             organisation, module, revision = path.parts[-4:-1]
             data = path.read_bytes()
             jars.append(Jar(name, f"{organisation}:{module}:{revision}", len(data), hashlib.sha256(data).hexdigest()))
-    return [jar for jar in jars if jar.file not in shipped]
+    return [jar for jar in jars if _module(jar.file) not in shipped]
+
+
+def shipped_modules() -> set[str]:
+    """The libraries that are part of the installed Spark, without their versions and that of Scala.
+
+    Raises:
+        JarsError: PySpark is not installed.
+    """
+    return {_module(path.name) for path in _ivy_jar().parent.glob("*.jar")}
+
+
+def _module(file: str) -> str:
+    return re.sub(r"(_2\.\d+)?-\d.*", "", file)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -329,7 +347,7 @@ def main(arguments: Sequence[str]) -> int:
         if list(arguments) == ["lock"]:
             write_lock(SETS, _LOCK_FILE, "make lock")
         else:
-            for name in arguments or SETS:
+            for name in arguments or _NEEDED:
                 ensure(name, lambda line: print(line, flush=True))
     except WideloadError as exc:
         print(exc, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The search for a Java that runs Kafka and Spark. Standard library only, as the set-up uses it."""
+"""The search for a Java that runs the embedded Kafka and Spark. Standard library only, as the set-up uses it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transforms.errors import WideloadError
-from transforms.java_version import NEWEST, OLDEST, parse
+from transforms.java_version import parse
+from transforms.spark_release import DEFAULT, SparkRelease
 
 __all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate"]
 
 _ANSWER_SECONDS = 30
+_OLDEST = 17  # for Kafka 4
 
 # With the first compiler alone Java has room for 48 MB of code, a fifth of what it has else. The session of the tests
 # fills that in minutes, and then goes on removing code, and compiling it again.
@@ -44,13 +46,18 @@ def locate(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(found)
 
 
-def find(environ: Mapping[str, str] = os.environ) -> Path:
+def find(environ: Mapping[str, str] = os.environ, spark: SparkRelease = DEFAULT) -> Path:
     """Like `locate`, and runs the command to read its version, which takes about 0.1 s.
 
+    Args:
+        environ: the environment.
+        spark: the release of Spark that is to run on it; during the set-up, none is installed yet.
+
     Raises:
-        JavaMissingError: there is no command, it does not answer, or its version is not 17 to 22.
+        JavaMissingError: there is no command, it does not answer, or Kafka or Spark does not run on its version.
     """
     path = locate(environ)
+    newest = spark.java[1]
     try:
         answer = subprocess.run(
             [path, "-version"],
@@ -68,13 +75,13 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
         # macOS has a `java` command that only prints that Java is not installed.
         said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
         raise JavaMissingError(f"{path} -version did not print a version, but: {said or 'nothing'}. {_advice()}")
-    if not OLDEST <= version <= NEWEST:
-        why = "Kafka 4 needs 17" if version < OLDEST else "Spark 4.0 does not run on 23 or newer"
-        raise JavaMissingError(f"Java {version} was found ({path}), but {why}. {_advice()}")
+    if not _OLDEST <= version <= newest:
+        why = "Kafka 4 needs 17" if version < _OLDEST else f"Spark {spark.name} does not run on {newest + 1} or newer"
+        raise JavaMissingError(f"Java {version} was found ({path}), but {why}. {_advice(newest)}")
     return path
 
 
-def _advice() -> str:
+def _advice(newest: int = DEFAULT.java[1]) -> str:
     installers = {
         "apt-get": "sudo apt-get install openjdk-17-jre-headless",
         "dnf": "sudo dnf install java-17-openjdk-headless",
@@ -85,7 +92,8 @@ def _advice() -> str:
     command = (
         "brew install openjdk@17" if sys.platform == "darwin" else next(found, "your system's package of OpenJDK 17")
     )
-    return f"Install Java {OLDEST} to {NEWEST} ({command}), or set JAVA_HOME to one that is installed."
+    wanted = f"Java {_OLDEST}" if newest == _OLDEST else f"Java {_OLDEST} to {newest}"
+    return f"Install {wanted} ({command}), or set JAVA_HOME to one that is installed."
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
     python -m app.local.spark_start    make the archive anew; half a minute
 
-The archive fits PySpark's own jars, so it stands in PySpark's folder. Without it Spark starts as ever.
+The archive fits Spark's own jars, so it stands in Spark's folder. Without it Spark starts as ever.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.local import class_archive, jars, java
+from app.local import class_archive, jars, java, spark_home
 
 __all__ = ["environ", "prepare"]
 
@@ -97,11 +96,9 @@ def prepare() -> None:
 
 
 def _archive() -> Path | None:
-    """The path of the archive; None without PySpark."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        return None
-    return class_archive.archive(Path(spec.origin).parent, java.locate())
+    """The path of the archive; None without Spark."""
+    home = spark_home.find()
+    return class_archive.archive(home, java.locate()) if home else None
 
 
 if __name__ == "__main__":

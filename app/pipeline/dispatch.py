@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from aiokafka import TopicPartition
 
 from app.kafka.clients import ClusterError
-from app.kafka.producer import heard
+from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work

@@ -13,6 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
 from app.kafka.consumer import GroupConsumer
+from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
@@ -172,7 +173,7 @@ class ExactlyOnce:
         task = asyncio.get_running_loop().create_task(self._stop_all(stopping))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
-        await asyncio.shield(task)
+        await shielded(task)
 
     async def _stop_all(self, stopping: Sequence[Transaction]) -> None:
         results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.config.settings import PipelineSettings
+from app.kafka.shielded import shielded
 from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
 from app.pipeline.fallback import Fallback
@@ -189,7 +190,7 @@ class Retries:
         """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask meanwhile share it."""
         if self._asking is None or self._asking.done():
             self._asking = self._loop.run_in_executor(self._executor, self._is_up)
-        return await asyncio.shield(self._asking)
+        return await shielded(self._asking)
 
     def _is_up(self) -> bool:
         """Asks the store, and takes its time."""

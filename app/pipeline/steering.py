@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from faust import Service
 
 from app.kafka.clients import ClusterError
+from app.kafka.shielded import shielded
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.report import PipelineControl, SteeringError, Target
 from transforms.control_record import Request, Restart, TargetStateRequest
@@ -121,7 +122,7 @@ class GroupSteering(Service):
                 written = asyncio.get_running_loop().create_task(self._write(request, limit.when()))
                 self._writing.add(written)
                 written.add_done_callback(self._written)
-                read = await asyncio.shield(written)
+                read = await shielded(written)
                 await read.wait()
         except TimeoutError as exc:
             raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc
@@ -156,8 +157,6 @@ class GroupSteering(Service):
     def _written(self, task: asyncio.Task[asyncio.Event]) -> None:
         self._turn.release()
         self._writing.discard(task)
-        if not task.cancelled():
-            task.exception()  # told already, or nobody waits any more
 
     def _obey(self, request: Request) -> None:
         pipeline = self._pipelines[request.group]

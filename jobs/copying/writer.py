@@ -22,6 +22,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.metadata_requests import create_no_topics
+from app.kafka.shielded import shielded
 from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
@@ -286,7 +287,7 @@ class SinkWriter:
     def _acknowledge(self, sent: list[tuple[int, int, asyncio.Future[Any]]]) -> None:
         for partition, records, future in sent:
             try:
-                metadata = self._run(_result(future))
+                metadata = self._run(shielded(future, _ANSWER_S))
             except (kafka_errors.KafkaError, TimeoutError) as exc:
                 raise self._refused(f" partition {partition}", exc) from exc
             if metadata.offset >= 0:  # for a batch that it has already, a broker need not know the offset
@@ -353,10 +354,6 @@ class SinkWriter:
         with suppress(kafka_errors.KafkaError, TimeoutError):
             await asyncio.wait_for(producer.stop(), _CLOSE_S)
         await producer.client.close()
-
-
-async def _result(future: asyncio.Future[Any]) -> Any:
-    return await asyncio.wait_for(asyncio.shield(future), _ANSWER_S)
 
 
 def _told(error: Exception) -> str:

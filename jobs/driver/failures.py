@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
+from jobs.driver.installed_spark import release
 from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.masking import HIDDEN, masked
 
 __all__ = [
-    "NO_CONNECTOR",
     "SPARK_ERRORS",
     "TWO_RUNS",
     "JobFailedError",
     "executor_error",
     "explained",
+    "no_connector",
     "overflowed",
     "records_lost",
     "require_broker",
@@ -27,11 +28,6 @@ __all__ = [
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
-
-NO_CONNECTOR = (
-    "Spark has no Kafka connector; give its jars, or to spark-submit: "
-    "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-)
 
 NO_TOPIC = "{source} is not on the broker at {servers}; create it, or check its name"
 
@@ -54,6 +50,11 @@ _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNOREC
 
 class JobFailedError(WideloadError):
     """A job began its work and could not finish."""
+
+
+def no_connector() -> str:
+    """What to do if Spark has no Kafka connector."""
+    return f"Spark has no Kafka connector; give its jars, or to spark-submit: --packages {release().connector}"
 
 
 def require_broker(servers: str) -> None:
@@ -154,7 +155,7 @@ def _meaning(text: str, servers: str, source: str) -> WideloadError | None:
     """What the user can set right, or knows best; None if there is no such thing."""
     for pattern, key, reason in _MEANINGS:
         if re.search(pattern, text):
-            told = reason.format(servers=servers, source=source)
+            told = reason.format(servers=servers, source=source, connector=no_connector())
             if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
                 return ConfigurationError("topics", f"one of {told}")
             return ConfigurationError(key, told)
@@ -173,7 +174,7 @@ def _said(text: str, options: Mapping[str, str]) -> str:
 # What Spark says, the option to blame, and the reason for people.
 # fmt: off
 _MEANINGS = (
-    (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
+    (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", "{connector}"),
     (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
     (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint", TWO_RUNS),
     (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",

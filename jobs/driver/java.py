@@ -8,48 +8,52 @@ import subprocess
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
-from transforms.java_version import NEWEST, OLDEST, parse
+from transforms.java_version import parse
+from transforms.spark_release import SparkRelease
 
 __all__ = ["require_java"]
 
-_ALLOWED = f"Java {OLDEST} to {NEWEST}"
 _ANSWER_SECONDS = 30
 
 
-def require_java() -> None:
+def require_java(spark: SparkRelease) -> None:
     """Looks at the Java of `JAVA_HOME`, else at the first of `PATH`, as Spark does; at most 0.1 s.
+
+    Args:
+        spark: the release of Spark that is to run on it.
 
     Raises:
         ConfigurationError: there is none, or Spark does not run on it.
     """
+    allowed = spark.java_range
     home = os.environ.get("JAVA_HOME")
     name = "JAVA_HOME" if home else "java"
     if home:
         command = Path(home) / "bin" / "java"
         if not command.is_file():
-            raise ConfigurationError(name, f"{home} holds no bin/java; set it to a {_ALLOWED}, or unset it")
+            raise ConfigurationError(name, f"{home} holds no bin/java; set it to a {allowed}, or unset it")
     else:
         found = shutil.which("java")
         if found is None:
             raise ConfigurationError(
-                name, f"not found, and Spark runs on it; install {_ALLOWED} (Debian: openjdk-17-jre-headless)"
+                name, f"not found, and Spark runs on it; install {allowed} (Debian: openjdk-17-jre-headless)"
             )
         command = Path(found)
-    said = _said(command)
+    said = _said(command, allowed)
     version = parse(said)
     if version is None:
         # macOS has a `java` that only says that there is none.
         first = said.strip().partition("\n")[0] or "nothing"
-        raise ConfigurationError(name, f"{command} says no version, but: {first}; install {_ALLOWED}")
-    if not OLDEST <= version <= NEWEST:
+        raise ConfigurationError(name, f"{command} says no version, but: {first}; install {allowed}")
+    if not spark.java[0] <= version <= spark.java[1]:
         raise ConfigurationError(
             name,
-            f"{command} is Java {version}, and Spark 4.0 runs on {_ALLOWED}; set JAVA_HOME to such a one (Debian: "
-            "apt-get install openjdk-17-jre-headless)",
+            f"{command} is Java {version}, and Spark {spark.name} runs on {allowed}; set JAVA_HOME to such a one "
+            "(Debian: apt-get install openjdk-17-jre-headless)",
         )
 
 
-def _said(command: Path) -> str:
+def _said(command: Path, allowed: str) -> str:
     """What Java says of its version: in its file `release`, or when it is run."""
     try:
         release = command.resolve().parents[1] / "release"
@@ -67,5 +71,5 @@ def _said(command: Path) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ConfigurationError("java", f"{command} cannot be run: {exc}; install {_ALLOWED}") from exc
+        raise ConfigurationError("java", f"{command} cannot be run: {exc}; install {allowed}") from exc
     return answer.stderr + answer.stdout

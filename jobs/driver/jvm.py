@@ -1,22 +1,32 @@
-"""Spark's Java process, as far as PySpark has no public way to it. Only this module reads private names of PySpark."""
+"""Spark's Java process, as far as PySpark has no public way to it. Only this module reads private names.
+
+| private name | for | releases that have it |
+| --- | --- | --- |
+| `SparkContext._jvm` | Hadoop's files, Kafka's admin client, Delta | PySpark 3.5 to 4.3 |
+| `SparkSession._jsparkSession` | Delta | PySpark 3.5 to 4.3 |
+| `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.2 |
+
+Delta has no public way to the last batch of a query: `DESCRIBE HISTORY` forgets it after 30 days. All else that is
+asked of Java is public: of Hadoop, of Kafka, and `SparkContext` of Spark. `tests/jobs/driver/test_jvm.py` uses each.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.types import StructType
-from pyspark.sql.udf import UserDefinedFunction
-from pyspark.util import PythonEvalType
+from pyspark.sql import SparkSession
 
-from jobs.driver.python_archives import Sparing
+__all__ = ["DeltaTable", "Files", "delta_table", "elements", "has_class", "java_packages"]
 
-__all__ = ["Files", "elements", "java_packages", "java_session", "map_in_arrow"]
+_PIECE = 2**20
 
 
 def java_packages(spark: SparkSession) -> Any:
@@ -24,9 +34,47 @@ def java_packages(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public name for it
 
 
-def java_session(spark: SparkSession) -> Any:
-    """The Java object behind the session."""
-    return spark._jsparkSession  # noqa: SLF001  # PySpark has no public name for it
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Whether Java has a class of this full name; of a missing one Py4J makes a package."""
+    found = java_packages(spark)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaTable:
+    """A Delta table, as its log has it now.
+
+    Attributes:
+        files: how many files have its rows.
+        properties: those of the table.
+        batches: the last batch of each query that writes to it, by the query's id.
+    """
+
+    files: int
+    properties: Mapping[str, str]
+    batches: Mapping[str, int]
+
+
+def delta_table(spark: SparkSession, folder: str) -> DeltaTable:
+    """The Delta table in a folder that has a log.
+
+    Raises:
+        py4j.protocol.Py4JJavaError: its log cannot be read.
+    """
+    log = java_packages(spark).org.apache.spark.sql.delta.DeltaLog
+    log.clearCache()  # the session may remember a table that is deleted by now
+    session = spark._jsparkSession  # noqa: SLF001  # PySpark has no public name for it
+    snapshot = log.forTable(session, folder).unsafeVolatileSnapshot()
+    properties, transactions = snapshot.metadata().configuration().toSeq(), snapshot.setTransactions()
+    pairs = (properties.apply(index) for index in range(properties.size()))
+    written = (transactions.apply(index) for index in range(transactions.size()))
+    return DeltaTable(
+        int(snapshot.numOfFiles()),
+        {str(pair.productElement(0)): str(pair.productElement(1)) for pair in pairs},
+        {str(each.appId()): int(each.version()) for each in written},
+    )
 
 
 def elements(collection: Any) -> list[Any]:
@@ -38,18 +86,6 @@ def elements(collection: Any) -> list[Any]:
     return list(collection.toArray())
 
 
-def map_in_arrow(rows: DataFrame, work: Callable[[Iterable[Any]], Iterator[Any]], schema: StructType) -> DataFrame:
-    """`DataFrame.mapInArrow`, also where pandas is missing: PySpark asks for pandas here and does not use it."""
-    task = cast("Any", Sparing(work))
-    if not isinstance(rows, ClassicDataFrame):  # Spark Connect, which needs pandas itself
-        return rows.mapInArrow(task, schema)
-    udf = cast("Any", UserDefinedFunction)(task, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column = udf(*[rows[name] for name in rows.columns])
-    frame = cast("Any", rows)
-    found = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001  # what `mapInArrow` itself does
-    return cast("DataFrame", type(frame)(found, frame.sparkSession))
-
-
 class Files:
     """Files on every file system that Spark can write to: Hadoop's own, with the configuration of the session.
 
@@ -57,11 +93,9 @@ class Files:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._path: Any = java_packages(spark).org.apache.hadoop.fs.Path
-        managers: Any = java_packages(spark).org.apache.spark.sql.execution.streaming
-        self._managers: Any = getattr(getattr(managers, "CheckpointFileManager$"), "MODULE$")
-        context: Any = spark.sparkContext
-        self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001  # PySpark has no public name
+        self._java: Any = java_packages(spark)
+        self._path: Any = self._java.org.apache.hadoop.fs.Path
+        self._configuration: Any = self._java.org.apache.spark.SparkContext.getOrCreate().hadoopConfiguration()
 
     def qualified(self, path: str) -> str:
         """The full address of a path."""
@@ -100,24 +134,41 @@ class Files:
         files, location = self._locate(path)
         if not files.exists(location):
             return None
-        stream = files.open(location)
-        try:
-            return bytes(stream.readAllBytes()).decode("utf-8")
-        finally:
-            stream.close()
+        return "".join(self._pieces(files, location))
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of a file, of which no more than a piece and a line is held.
+
+        Raises:
+            UnicodeDecodeError: the file is not UTF-8.
+        """
+        rest = ""
+        for piece in self._pieces(*self._locate(path)):
+            *whole, rest = f"{rest}{piece}".split("\n")
+            yield from whole
+        if rest:
+            yield rest
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file; an old one is replaced as a whole, as Spark writes the files of its checkpoints."""
+        """Writes a file; an old one is replaced as a whole, in one step where the file system has such a step."""
         files, location = self._locate(path)
-        folder = location.getParent()
-        files.mkdirs(folder)
-        stream = self._managers.create(folder, self._configuration).createAtomic(location, True)
+        files.mkdirs(location.getParent())
+        contexts = self._java.org.apache.hadoop.fs.FileContext
         try:
-            _put(stream, text)
+            context = contexts.getFileContext(files.makeQualified(location).toUri(), self._configuration)
+        except Py4JJavaError as exc:
+            if "UnsupportedFileSystemException" not in str(exc):
+                raise
+            # The connector of an object store, in which a file is there as a whole when it is closed, or not at all.
+            _write(files.create(location, True), text)
+            return
+        temporary = self._path(location.getParent(), f".{location.getName()}.{uuid.uuid4().hex}.tmp")
+        try:
+            _write(files.create(temporary, False), text)
+            context.rename(temporary, location, self._overwriting())
         except BaseException:
-            stream.cancel()
+            files.delete(temporary, False)
             raise
-        stream.close()
 
     def create(self, path: str, text: str) -> None:
         """Writes a new file, and returns when the file is on the disk as far as the file system offers that.
@@ -146,6 +197,23 @@ class Files:
         """Deletes a folder with all that is in it, if there is one."""
         files, location = self._locate(path)
         files.delete(location, True)
+
+    def _overwriting(self) -> Any:
+        """The option of `FileContext.rename` that replaces a file, as Java takes it: in an array."""
+        option = self._java.org.apache.hadoop.fs.Options.Rename.OVERWRITE
+        options = self._java.java.lang.reflect.Array.newInstance(option.getDeclaringClass(), 1)
+        options[0] = option
+        return options
+
+    def _pieces(self, files: Any, location: Any) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        stream = files.open(location)
+        try:
+            while piece := bytes(stream.readNBytes(_PIECE)):
+                yield decoder.decode(piece)
+            yield decoder.decode(b"", final=True)
+        finally:
+            stream.close()
 
     def _locate(self, path: str) -> tuple[Any, Any]:
         location = self._path(path)

@@ -18,21 +18,18 @@ from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 
-import pyspark
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from jobs.driver.installed_spark import home, release
 from jobs.driver.java import require_java
 from jobs.driver.java_output import captured, start_error
-from jobs.driver.jvm import java_packages
+from jobs.driver.jvm import has_class
 from transforms.errors import ConfigurationError
 
 __all__ = [
-    "AVRO",
     "CODE",
-    "CONNECTOR",
-    "DELTA",
     "DELTA_CONF",
     "INTERRUPTED",
     "SessionSettings",
@@ -50,15 +47,6 @@ CODE = Path(__file__).resolve().parents[__name__.count(".")]
 """The folder that this code is imported from: of a checkout, or site-packages."""
 
 _DAEMON = f"{__package__}.python_daemon"
-
-CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""The Kafka connector for the PySpark of this project, as `--packages` takes it."""
-
-AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
-"""Spark's own functions for Avro."""
-
-DELTA = "io.delta:delta-spark_2.13:4.0.0"
-"""The release of Delta Lake for Spark 4.0."""
 
 DELTA_CONF = MappingProxyType(
     {
@@ -121,12 +109,12 @@ class SessionSettings:
 
     Attributes:
         name: the job's name on Spark's own pages.
-        jars: files of the Kafka connector; if empty, Spark fetches `CONNECTOR` and `packages`.
+        jars: files of the Kafka connector; if empty, Spark fetches it, and `packages`.
         master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
         driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
         conf: more Spark settings, which win over all others.
         packages: what the job needs beside the connector, as `--packages` takes it.
-        delta: whether the session can use Delta tables; `DELTA` is then among `packages`, or `jars`.
+        delta: whether the session can use Delta tables; Delta Lake is then among `packages`, or `jars`.
         verbose: leave Spark's log as it is; else nothing of it is shown.
         lasting: whether the job goes on until it is stopped, so that Spark's pages are worth their cost.
     """
@@ -156,8 +144,7 @@ def connector_jars(listed: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: an entry does not exist, or a folder holds no jar.
     """
-    own = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"
-    shipped = {path.name for path in own.glob("*.jar")}
+    shipped = {path.name for path in home().glob("jars/*.jar")}
     jars: list[Path] = []
     for entry in filter(None, (part.strip() for part in listed.split(","))):
         path = Path(entry).expanduser()
@@ -178,10 +165,11 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     """A session for the length of a `with` block; it stops at the end. A terminal shows where Spark's pages are.
 
     Raises:
-        ConfigurationError: there is no Java, or Spark's JVM did not start.
+        ConfigurationError: the jobs do not run on this Spark, there is no Java, or Spark's JVM did not start.
     """
+    installed = release()
     if not submitted():
-        require_java()
+        require_java(installed)
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if _runs_here(settings):
@@ -236,7 +224,7 @@ def stopping() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def require_class(spark: SparkSession, name: str, option: str, what: str, package: str) -> None:
+def require_class(spark: SparkSession, name: str, option: str, what: str, package: str | None) -> None:
     """Makes sure that Spark has the package that an option needs.
 
     Args:
@@ -244,20 +232,20 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
         name: a Java class of the package.
         option: the option.
         what: the name of the package for people.
-        package: the package as `--packages` takes it.
+        package: the package as `--packages` takes it; None if there is none for this Spark.
 
     Raises:
         ConfigurationError: Spark does not have it.
     """
-    try:
-        java_packages(spark).org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
-    except Py4JJavaError:
+    if not has_class(spark, name):
         hint = (
-            f"give to spark-submit: --packages {CONNECTOR},{package}"
+            f"no release of {what} for Spark {release().name} is known here; give its jars if there is one by now"
+            if package is None
+            else f"give to spark-submit: --packages {release().connector},{package}"
             if submitted()
             else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or give none, and Spark fetches them"
         )
-        raise ConfigurationError(option, f"Spark has no {what}; {hint}") from None
+        raise ConfigurationError(option, f"Spark has no {what}; {hint}")
 
 
 def share_code(spark: SparkSession) -> None:
@@ -323,7 +311,7 @@ def _own_start(builder: SparkSession.Builder, settings: SessionSettings, folder:
     if settings.jars:
         builder = builder.config("spark.jars", ",".join(settings.jars))
     else:
-        builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
+        builder = builder.config("spark.jars.packages", ",".join((release().connector, *settings.packages)))
     if settings.driver_memory:
         builder = builder.config("spark.driver.memory", settings.driver_memory)
     options = _java_options(settings)

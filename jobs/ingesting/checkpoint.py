@@ -54,7 +54,7 @@ def bind(spark: SparkSession, settings: IngestSettings) -> None:
     """
     files, checkpoint, folder = Files(spark), settings.checkpoint, settings.output
     _check_kind(files, settings)
-    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(spark, files, folder)
+    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(files, folder)
     wanted = {
         "job": _JOB,
         "source": settings.source,

@@ -6,8 +6,11 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
+
+import pyspark
 
 from jobs.driver.command_line import JobParser, add_kafka, add_spark, at_least, kafka_options, properties
 from jobs.driver.identifier_limits import LIMIT_OPTION
@@ -22,7 +25,7 @@ __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_o
 
 _MIB = 1 << 20
 
-# Options of Spark's Kafka source that set where batches begin and end. With a limit in bytes the job sets that itself.
+# Options of Spark's Kafka source that set where batches begin and end. With records read in Python the job does that.
 _PLANNED_BY_SPARK = {
     "assign",
     "maxoffsetspertrigger",
@@ -62,8 +65,6 @@ class IngestSettings:
         starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
         max_offsets_per_trigger: the most records in one micro-batch; None for no limit.
         min_partitions: the least number of tasks, by splitting Kafka's partitions; None for one task a partition.
-        max_bytes_per_trigger: the most bytes of keys, values and headers in one micro-batch, or one larger record;
-            None for no limit.
         row_group_bytes: size of a Parquet row group, stored bytes.
         format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
@@ -88,7 +89,6 @@ class IngestSettings:
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int | None = DEFAULT_MAX_OFFSETS_PER_TRIGGER
     min_partitions: int | None = None
-    max_bytes_per_trigger: int | None = None
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES
     format: TableFormat = "parquet"
     partition_by: tuple[Partitioned, ...] = ()
@@ -135,11 +135,6 @@ class IngestSettings:
     def in_python(self) -> bool:
         """Whether records are read in Python; see `jobs.reading.record_source`."""
         return self.on_bad_timestamp == "null"
-
-    @property
-    def planned(self) -> bool:
-        """Whether the job plans its micro-batches itself."""
-        return self.in_python or self.max_bytes_per_trigger is not None
 
     def kafka(self) -> Kafka:
         """The cluster, for a reader of records."""
@@ -208,7 +203,6 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         starting_offsets=arguments.starting_offsets,
         max_offsets_per_trigger=arguments.max_offsets_per_trigger or None,
         min_partitions=arguments.min_partitions,
-        max_bytes_per_trigger=arguments.max_bytes_per_trigger or None,
         row_group_bytes=arguments.row_group_bytes,
         format=arguments.format,
         partition_by=tuple(dict.fromkeys(arguments.partition_by)),
@@ -221,18 +215,19 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         on_bad_timestamp=arguments.on_bad_timestamp,
         kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
     )
-    if settings.planned:
-        _check_planned(settings)
+    if settings.in_python:
+        _check_in_python(settings)
     return settings
 
 
-def _check_planned(settings: IngestSettings) -> None:
+def _check_in_python(settings: IngestSettings) -> None:
+    if find_spec("pyspark.sql.datasource") is None:
+        raise ConfigurationError("--on-bad-timestamp", f"null needs Spark 4.0, this is {pyspark.__version__}")
     settings.start()
-    option = "--on-bad-timestamp null" if settings.in_python else "--max-bytes-per-trigger"
     for name in settings.kafka_options:
         if name.lower() in _PLANNED_BY_SPARK:
             raise ConfigurationError(
-                option,
+                "--on-bad-timestamp null",
                 f"does not go with --kafka-option {name}: the job then plans its batches itself; use "
                 "--starting-offsets and --max-offsets-per-trigger",
             )
@@ -329,9 +324,6 @@ def parser() -> argparse.ArgumentParser:
     pace.add_argument("--max-offsets-per-trigger", type=at_least(0), default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
         help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)")
-    pace.add_argument("--max-bytes-per-trigger", type=at_least(0), default=0, metavar="N",
-        help="most bytes of keys, values and headers in one micro-batch, or one larger record; the job measures the "
-        "next records, and so reads them twice from Kafka; 0 for no limit (default %(default)s)")
     pace.add_argument("--min-partitions", type=at_least(0), metavar="N",
         help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores")
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from jobs.driver.failures import SPARK_ERRORS
 from jobs.ingesting.command_line import IngestSettings
-from jobs.ingesting.values import fits
+from jobs.ingesting.values import fits, is_utf8
 from jobs.reading.topics import read_between
 
 __all__ = ["fault"]
@@ -35,7 +35,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     options = {name: value for name, value in kafka.options.items() if name.startswith("kafka.")}
     text = F.col("value").cast("string")
     wrong = [
-        F.when(~F.is_valid_utf8(text), "it is no UTF-8"),
+        F.when(~is_utf8(F.col("value")), "it is no UTF-8"),
         F.when(~fits(text, StructType()), "it is no JSON object"),
         *(
             F.when(~fits(text, StructType([field])), f"its field {path} is no {kind}")

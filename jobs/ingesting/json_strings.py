@@ -18,7 +18,6 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     VarcharType,
-    VariantType,
 )
 
 __all__ = ["JSON_OPTIONS", "any_string", "strings_fit"]
@@ -99,4 +98,6 @@ def _variant(kind: DataType) -> DataType:
         return ArrayType(_variant(kind.elementType))
     if isinstance(kind, MapType):
         return MapType(kind.keyType, _variant(kind.valueType))
+    from pyspark.sql.types import VariantType  # since Spark 4.0
+
     return VariantType() if _is_string(kind) else kind

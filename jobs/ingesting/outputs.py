@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from jobs.driver.jvm import Files, java_packages, java_session
-from jobs.ingesting.spark_logs import NONE, names_files, newest, text
+from jobs.driver.jvm import Files, delta_table
+from jobs.ingesting.spark_logs import NONE, CorruptLogError, check_list, names_files, newest, text
 from transforms.errors import ConfigurationError
 
 __all__ = [
@@ -74,7 +73,6 @@ class ParquetOutput:
     Names that begin with `_` are no data for Spark, Hive and Arrow.
     """
 
-    spark: SparkSession
     files: Files
     folder: str
 
@@ -87,19 +85,14 @@ class ParquetOutput:
         return not self.holds_rows() and names_files(self.files, f"{self.folder}/{SPARK_METADATA}")
 
     def check(self) -> None:
-        """See `Output`. Spark itself reads the list here, as it does for readers."""
-        java = java_packages(self.spark)
+        """See `Output`."""
         log = f"{self.folder}/{SPARK_METADATA}"
-        nothing = getattr(getattr(java.scala, "None$"), "MODULE$")
         try:
-            found = java.org.apache.spark.sql.execution.streaming.FileStreamSinkLog(
-                1, java_session(self.spark), log, nothing
-            )
-            found.allFiles()
-        except Py4JJavaError as exc:
-            reason = str(exc.java_exception.getMessage()).partition("\n")[0]
+            check_list(self.files, log)
+        except CorruptLogError as exc:
             raise ConfigurationError(
-                "--output", f"the list of files in {log} cannot be read, so the rows cannot be read either: {reason}"
+                "--output",
+                f"the list of files in {log} cannot be read, so the rows cannot be read either: {exc.reason}",
             ) from exc
 
     def last_batch(self, query: str) -> int:  # noqa: ARG002  # the list does not name its query
@@ -143,7 +136,7 @@ class DeltaOutput:
     def __init__(self, spark: SparkSession, files: Files, folder: str) -> None:
         self.files = files
         self.folder = folder
-        self._snapshot = _snapshot(spark, folder) if has_delta_log(files, folder) else None
+        self._table = delta_table(spark, folder) if has_delta_log(files, folder) else None
 
     def holds_rows(self) -> bool:
         """See `Output`."""
@@ -151,20 +144,16 @@ class DeltaOutput:
 
     def lacks_files(self) -> bool:
         """See `Output`."""
-        if self._snapshot is None or any_in(self.files, self.folder):
+        if self._table is None or any_in(self.files, self.folder):
             return False
-        return bool(self._snapshot.numOfFiles() > 0)
+        return self._table.files > 0
 
     def check(self) -> None:
         """See `Output`. The log was read when this was made."""
 
     def last_batch(self, query: str) -> int:
         """See `Output`."""
-        if self._snapshot is None:
-            return NONE
-        transactions = self._snapshot.setTransactions()
-        found = (transactions.apply(index) for index in range(transactions.size()))
-        return max((int(each.version()) for each in found if each.appId() == query), default=NONE)
+        return NONE if self._table is None else self._table.batches.get(query, NONE)
 
     def owner(self) -> str | None:
         """See `Output`. A table needs no mark: the query's id in its log is one."""
@@ -181,15 +170,7 @@ def may_widen(spark: SparkSession, folder: str) -> bool:
     """Whether the folder is a Delta table whose columns may get wider types."""
     if not has_delta_log(Files(spark), folder):
         return False
-    found = _snapshot(spark, folder).metadata().configuration().get(WIDENING)
-    return bool(found.isDefined()) and str(found.get()).lower() == "true"
-
-
-def _snapshot(spark: SparkSession, folder: str) -> Any:
-    """The table as it is now."""
-    log = java_packages(spark).org.apache.spark.sql.delta.DeltaLog
-    log.clearCache()  # the session may remember a table that is deleted by now
-    return log.forTable(java_session(spark), folder).unsafeVolatileSnapshot()
+    return delta_table(spark, folder).properties.get(WIDENING, "").lower() == "true"
 
 
 def has_delta_log(files: Files, folder: str) -> bool:

@@ -1,4 +1,8 @@
-"""A query whose micro-batches the job plans itself; see `jobs.ingesting.micro_batches`."""
+"""A query whose records are read in Python: the job asks Kafka for the end of each micro-batch.
+
+The source of `jobs.reading.record_source` cannot ask itself: topics may be named by a pattern, which only Java reads,
+and with `once` all micro-batches end where the topics ended when the first of them began.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from threading import Event
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.driver.jvm import Files
 from jobs.ingesting.checkpoint import first_offsets, read_start, write_start
 from jobs.ingesting.command_line import IngestSettings
-from jobs.ingesting.micro_batches import OffsetLog, Planner
 from jobs.ingesting.query_progress import Tally, follow
-from jobs.reading.ranges import Bounds, Positions, check_forward, position, positions_json, positions_of
+from jobs.ingesting.spark_logs import end, planned
+from jobs.reading.ranges import Bounds, Positions, advanced, check_forward, position, positions_json, positions_of
 from jobs.reading.topics import Kafka, spans
 
 __all__ = ["follow_planned"]
@@ -30,57 +35,51 @@ def follow_planned(
 ) -> None:
     """Does one micro-batch after another: with `once`, up to the current end of the topics; else until `stop` is set.
 
-    A micro-batch that an earlier run planned and did not finish comes first, as it was planned.
+    A micro-batch that an earlier run planned and did not finish comes first, as Spark has it in the checkpoint.
 
     Args:
         spark: the session.
         settings: of the job.
-        start: starts a query that does the one planned micro-batch; takes more options of its source.
+        start: starts a query that does one micro-batch, or one more if there is an unfinished one; takes more options
+            of its source.
         tally: counts every micro-batch, whatever happens.
         on_batch: is called after each.
         stop: ends the current micro-batch, and the job.
 
     Raises:
-        ConfigurationError: the starting offsets do not fit the topics, or another run works with the checkpoint.
+        ConfigurationError: the starting offsets do not fit the topics, or the checkpoint is damaged.
         JobFailedError: a partition ends before its next offset.
         pyspark.errors.PySparkException: a query failed, or records cannot be read.
         py4j.protocol.Py4JError: the topics cannot be described.
     """
-    kafka = settings.kafka()
-    planner = Planner(
-        spark,
-        kafka,
-        settings.max_bytes_per_trigger,
-        settings.max_offsets_per_trigger,
-        fail_on_loss=settings.fail_on_data_loss,
-    )
-    log = OffsetLog(spark, settings.checkpoint)
-    beginning = read_start(spark, settings.checkpoint) or first_offsets(spark, settings.checkpoint)
-    if log.pending():
-        follow(start({"startingOffsets": beginning} if beginning else {}), tally, on_batch, stop)
+    kafka, files, checkpoint = settings.kafka(), Files(spark), settings.checkpoint
+    beginning = read_start(spark, checkpoint) or first_offsets(spark, checkpoint)
     last: Positions | None = None
     while not stop.is_set():
         began = time.monotonic()
         found = _bounds(spark, kafka, settings)
-        here = log.position()
+        number, unfinished = planned(files, checkpoint)
+        here = end(files, checkpoint, number)
         if here is None:
             here = _first(beginning, found, settings)
             noted, beginning = beginning, json.dumps(positions_json(here))
-            # Spark itself finds where its first micro-batch begins, later than this; only the end is planned here.
             if beginning != noted:
-                write_start(spark, settings.checkpoint, beginning)
+                write_start(spark, checkpoint, beginning)
         begin, ends = _begin(here, found, settings)
         if settings.once:
             last = ends = last or ends
-        end = planner.next(begin, ends)
-        if end is None and settings.once:
+        if unfinished or any(begin[place] < at for place, at in ends.items()):
+            bounds = {place: Bounds(begin[place], max(at, begin[place])) for place, at in ends.items()}
+            until = advanced({**here, **begin}, bounds, settings.max_offsets_per_trigger)
+            tally.behind = max(0, sum(ends.values()) - sum(until[place] for place in ends))
+            options = {"startingOffsets": beginning} if beginning else {}
+            follow(start({**options, "endingOffsets": json.dumps(positions_json(until))}), tally, on_batch, stop)
+        elif settings.once:
             return
-        if end is not None:
-            log.plan({**here, **end}, round(time.time() * 1000))
-            tally.behind = max(0, sum(ends.values()) - sum(end[place] for place in ends))
-            follow(start({"startingOffsets": beginning} if beginning else {}), tally, on_batch, stop)
+        else:
+            stop.wait(0.1)
         if not settings.once:
-            stop.wait(max(0.0 if end else 0.1, settings.trigger_seconds - (time.monotonic() - began)))
+            stop.wait(max(0.0, settings.trigger_seconds - (time.monotonic() - began)))
 
 
 def _bounds(spark: SparkSession, kafka: Kafka, settings: IngestSettings) -> dict[tuple[str, int], Bounds]:

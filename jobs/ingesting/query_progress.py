@@ -69,29 +69,35 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
     _last_batch: int = -1
 
-    def add(self, progress: StreamingQueryProgress) -> bool:
-        """Adds a progress report; returns whether it was a micro-batch with rows that was not counted before."""
-        for source in progress.sources:
-            end = _offsets(source.endOffset)
+    def add(self, progress: StreamingQueryProgress | Mapping[str, Any]) -> bool:
+        """Adds a progress report; returns whether it was a micro-batch with rows that was not counted before.
+
+        Args:
+            progress: of Spark; from `recentProgress`, Spark 3.5 returns what is in its JSON.
+        """
+        said: Mapping[str, Any] = (
+            json.loads(progress.json) if isinstance(progress, StreamingQueryProgress) else progress
+        )
+        for source in said["sources"]:
+            end = source.get("endOffset")
             if end:
                 self.end_offsets = end
-                latest = _offsets(source.latestOffset)
+                latest = source.get("latestOffset")
                 self.behind = max(0, _total(latest) - _total(end)) if latest else 0
         # A trigger that found nothing reports with the number of the next micro-batch.
-        if progress.numInputRows == 0 or progress.batchId <= self._last_batch:
+        if said["numInputRows"] == 0 or said["batchId"] <= self._last_batch:
             return False
-        self._last_batch = progress.batchId
-        observed = progress.observedMetrics.get(_OBSERVED)
+        self._last_batch = said["batchId"]
+        metrics = said.get("observedMetrics") or {}
+        observed = metrics.get(_OBSERVED) or {"rows": said["numInputRows"]}
         self.batches += 1
-        self.rows += int(observed["rows"] or 0) if observed else progress.numInputRows
-        self.bytes += int(observed["bytes"] or 0) if observed else 0
-        if observed and observed["bad_timestamps"]:
+        self.rows += int(observed["rows"] or 0)
+        self.bytes += int(observed.get("bytes") or 0)
+        if observed.get("bad_timestamps"):
             self.bad_timestamps = (self.bad_timestamps or 0) + int(observed["bad_timestamps"])
             place = "topic {topic} partition {partition} offset {offset}"
-            self.first_bad_timestamp = self.first_bad_timestamp or place.format(
-                **observed["first_bad_timestamp"].asDict()
-            )
-        if bad := progress.observedMetrics.get(_OBSERVED_BAD):
+            self.first_bad_timestamp = self.first_bad_timestamp or place.format(**observed["first_bad_timestamp"])
+        if bad := metrics.get(_OBSERVED_BAD):
             self.bad_values = (self.bad_values or 0) + int(bad["values"])
         return True
 
@@ -161,14 +167,6 @@ def table(summary: Mapping[str, Any], out: TextIO) -> None:
         rows.append((f"next offset in {topic}", ends))
     width = max(len(name) for name, _ in rows)
     out.writelines(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n" for name, value in rows)
-
-
-def _offsets(text: str | None) -> dict[str, dict[str, int]]:
-    # PySpark hands over Java's null as the word None.
-    if not text or text in ("None", "null"):
-        return {}
-    offsets: dict[str, dict[str, int]] = json.loads(text)
-    return offsets
 
 
 def _total(offsets: Mapping[str, Mapping[str, int]]) -> int:

@@ -19,7 +19,6 @@ from uuid import UUID
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from jobs.driver.jvm import map_in_arrow
 from jobs.driver.session import share_code
 from jobs.ingesting.codec import BadValueError, Codec
 from jobs.ingesting.registry import Registered, Registry, RegistrySettings, SchemaId, SchemaType
@@ -90,12 +89,11 @@ class RegisteredForm:
 
 def made_plain(rows: DataFrame, form: RegisteredForm) -> DataFrame:
     """`rows` with the columns `PLAIN` and `REASON`; one of the two is null, and for a tombstone both."""
-    from jobs.records.arrow import bound_input  # needs PyArrow
+    from jobs.records.arrow import mapped  # needs PyArrow
 
     share_code(rows.sparkSession)
-    bound_input(rows)
     more = [StructField(PLAIN, BinaryType()), StructField(REASON, StringType())]
-    return map_in_arrow(rows, _Plain(form), StructType([*rows.schema.fields, *more]))
+    return mapped(rows, _Plain(form), StructType([*rows.schema.fields, *more]))
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------

@@ -8,25 +8,39 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError
 
 from jobs.driver.jvm import Files
+from jobs.reading.ranges import Positions
 from transforms.errors import ConfigurationError
 
-__all__ = ["NONE", "START_FILE", "Batches", "CorruptLogError", "batches", "first_text", "names_files", "newest", "text"]
+__all__ = [
+    "NONE",
+    "START_FILE",
+    "Batches",
+    "CorruptLogError",
+    "batches",
+    "check_list",
+    "end",
+    "first_text",
+    "names_files",
+    "newest",
+    "planned",
+    "text",
+]
 
 NONE = -1
 """The number of the last batch where there is none."""
 
 START_FILE = "wideload-start.json"
-"""The file of a checkpoint with the offsets where its first batch begins, if the job itself plans batches."""
+"""The file of a checkpoint with the offsets where its first batch begins, if the job itself plans batches, or did."""
 
-Offsets = dict[tuple[str, int], int]
-
-_NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
+_COMPACT = ".compact"
+_NUMBERED = re.compile(rf"(\d+)(?:{re.escape(_COMPACT)})?")
 _VERSION = "v1"
 _FIRST_FILE = "sources/0/0"
 
@@ -75,7 +89,7 @@ def batches(files: Files, checkpoint: str, *, may_lose: bool = False) -> Batches
     if found.planned == NONE:
         return found
     # Spark begins with these: the last batch, and where the one before it ended.
-    ends: Offsets = {}
+    ends: Positions = {}
     for number in range(max(found.planned - 1, 0), found.planned + 1):
         path = f"{offsets}/{number}"
         lines = _lines(files, path, lambda lines: _is_plan(*lines))
@@ -101,16 +115,52 @@ def newest(files: Files, folder: str) -> int:
     return max(_numbers(files, folder), default=NONE)
 
 
+def planned(files: Files, checkpoint: str) -> tuple[int, bool]:
+    """The last batch with offsets, and whether it is not finished yet; `NONE` before the first."""
+    last = newest(files, f"{checkpoint}/offsets")
+    return last, last != newest(files, f"{checkpoint}/commits")
+
+
+def end(files: Files, checkpoint: str, number: int) -> Positions | None:
+    """The offsets behind a batch; None if there is no such batch.
+
+    Raises:
+        CorruptLogError: they cannot be read.
+    """
+    path = f"{checkpoint}/offsets/{number}"
+    if not files.exists(path):
+        return None
+    return _offsets(_lines(files, path, lambda lines: _is_plan(*lines))[1])
+
+
 def names_files(files: Files, log: str) -> bool:
     """Whether the log of a Parquet output names any file.
 
     Raises:
         CorruptLogError: a file of the log cannot be read.
     """
-    for _, name in sorted(_numbers(files, log).items(), reverse=True):
-        if any(map(_is_json, (text(files, f"{log}/{name}") or "").splitlines())):
-            return True
-    return False
+    newest_first = sorted(_numbers(files, log).items(), reverse=True)
+    return any(_is_json(line) for _, name in newest_first for line in _read(files, f"{log}/{name}"))
+
+
+def check_list(files: Files, log: str) -> None:
+    """Makes sure that readers find each file that the log of a Parquet output names.
+
+    They begin with the last batch whose file has the list of all batches before it, and need each batch behind it.
+
+    Raises:
+        CorruptLogError: a file of the log is missing, cannot be read, or does not hold what Spark writes there.
+    """
+    names = _numbers(files, log)
+    last = max(names, default=NONE)
+    first = max((number for number, name in names.items() if name.endswith(_COMPACT)), default=0)
+    for number in range(first, last + 1):
+        path = f"{log}/{names.get(number, number)}"
+        if number not in names:
+            raise CorruptLogError("--output", f"{path} is missing")
+        lines = _read(files, path)
+        if next(lines, None) != _VERSION or not all(map(_names_file, lines)):
+            raise CorruptLogError("--output", f"{path} is damaged, and not what Spark writes")
 
 
 def text(files: Files, path: str) -> str | None:
@@ -119,8 +169,20 @@ def text(files: Files, path: str) -> str | None:
     Raises:
         CorruptLogError: it cannot be read.
     """
-    try:
+    with _readable(path):
         return files.read(path)
+
+
+def _read(files: Files, path: str) -> Iterator[str]:
+    """The lines of a file; errors are those of `text`."""
+    with _readable(path):
+        yield from files.lines(path)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError as exc:
         raise CorruptLogError("--checkpoint", f"{path} is damaged: it is no text") from exc
     except Py4JJavaError as exc:
@@ -169,7 +231,16 @@ def _check_first(files: Files, checkpoint: str, *, needed: bool) -> None:
         raise CorruptLogError("--checkpoint", f"{path} is damaged, and not what Spark writes")
 
 
-def _offsets(line: str) -> Offsets | None:
+def _names_file(line: str) -> bool:
+    """Whether a line is an entry of the list: a file that was written, or one that is deleted."""
+    try:
+        found = json.loads(line)
+        return isinstance(found["path"], str) and type(found["size"]) is int and found["action"] in ("add", "delete")
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
+
+
+def _offsets(line: str) -> Positions | None:
     """Offsets as Spark's Kafka source writes them; None if they are anything else."""
     try:
         found = {

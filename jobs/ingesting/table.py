@@ -36,7 +36,7 @@ _US_A_DAY = 86_400_000_000
 _US_AN_HOUR = 3_600_000_000
 
 
-def write(rows: DataFrame, settings: IngestSettings, *, planned: bool = False) -> StreamingQuery:
+def write(rows: DataFrame, settings: IngestSettings) -> StreamingQuery:
     """Starts to write `rows`.
 
     The settings of the formats go into the session (a user's own `--conf` stays): Spark's file sink does not hand the
@@ -45,7 +45,6 @@ def write(rows: DataFrame, settings: IngestSettings, *, planned: bool = False) -
     Args:
         rows: the stream.
         settings: of the job.
-        planned: whether to do only the micro-batch that is planned in the checkpoint.
     """
     conf = rows.sparkSession.conf
     conf.set("parquet.block.size", str(settings.row_group_bytes))
@@ -68,9 +67,7 @@ def write(rows: DataFrame, settings: IngestSettings, *, planned: bool = False) -
     if settings.delta:
         # A schema of values may get new fields; Delta refuses every change that would lose data.
         writer = writer.option("mergeSchema", "true")
-    if planned:
-        return writer.trigger(once=True).start()
-    if settings.once:
+    if settings.once or settings.in_python:  # in Python each query does one micro-batch
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(settings.trigger_seconds * 1000)} milliseconds").start()
 

@@ -7,9 +7,10 @@ import json
 from pyspark.sql import SparkSession
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError
+from jobs.driver.jvm import Files
 from jobs.ingesting.checkpoint import first_offsets, read_start
 from jobs.ingesting.command_line import IngestSettings
-from jobs.ingesting.micro_batches import OffsetLog
+from jobs.ingesting.spark_logs import end, planned
 from jobs.reading.odd_timestamps import odd_timestamps
 from jobs.reading.ranges import Positions, positions_of
 from jobs.reading.topics import spans
@@ -36,13 +37,14 @@ def timestamp_fault(spark: SparkSession, settings: IngestSettings) -> WideloadEr
 
 def _range(spark: SparkSession, settings: IngestSettings) -> tuple[Positions, Positions]:
     """Where the micro-batch begins and ends that is planned, or would be planned next."""
-    log = OffsetLog(spark, settings.checkpoint)
+    files, checkpoint = Files(spark), settings.checkpoint
+    number, unfinished = planned(files, checkpoint)
     there = spans(spark, settings.kafka(), settings.topics, settings.subscribe_pattern)
     noted = read_start(spark, settings.checkpoint) or first_offsets(spark, settings.checkpoint)
     first = positions_of(json.loads(noted)) if noted else {}
-    begins, ends = log.position() or {}, {place: span.stable for place, span in there.items()}
-    if log.pending():
-        begins, ends = log.former() or {}, begins
+    begins, ends = end(files, checkpoint, number) or {}, {place: span.stable for place, span in there.items()}
+    if unfinished:
+        begins, ends = end(files, checkpoint, number - 1) or {}, begins
     start = {
         place: max(begins.get(place, first.get(place, span.start)), span.start)
         for place, span in there.items()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -22,13 +23,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from jobs.driver.session import AVRO, require_class
+from jobs.driver.installed_spark import release
+from jobs.driver.session import require_class
 from jobs.ingesting.json_decimals import decimals_fit, has_decimals
 from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
 
-__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "fits", "parsed"]
+__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "fits", "is_utf8", "parsed"]
 
 ValueFormat = Literal["binary", "string", "json", "avro", "protobuf"]
 Framing = Literal["none", "confluent"]
@@ -83,6 +85,12 @@ class ValueForm:
             raise ConfigurationError(_OPTION, f"--value-format {self.format} needs the file of its schema")
         elif self.format == "avro" and self.schema is not None:
             self.avro_schema()
+        if self.format in ("json", "protobuf") and not hasattr(F, "schema_of_variant"):
+            raise ConfigurationError(
+                "--value-format",
+                f"{self.format} needs Spark 4.0, whose variants tell a text from a number; this is "
+                f"{pyspark.__version__}, with which binary, string and avro can be used",
+            )
         if self.framing != "none" and self.format != "avro":
             raise ConfigurationError("--avro-framing", "is for --value-format avro")
         if self.on_bad != "fail" and self.format == "binary":
@@ -165,7 +173,7 @@ def _message(what: Column) -> Column:
 
 def _text(rows: DataFrame, _: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     text = content.cast("string")
-    return rows, F.is_valid_utf8(text), text
+    return rows, is_utf8(content), text
 
 
 def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
@@ -175,8 +183,16 @@ def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFram
         rows, text = rows.withColumn(_TEXT, F.when(decimals_fit(text, schema), text)), F.col(_TEXT)
     taken = rows.withColumn(_PARSED, _from_json(text, schema))
     whole = F.col(_PARSED)
-    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
+    good = is_utf8(content) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
+
+
+def is_utf8(content: Column) -> Column:
+    """Whether bytes are text in UTF-8."""
+    if hasattr(F, "is_valid_utf8"):
+        return F.is_valid_utf8(content.cast("string"))
+    # Spark 3.5 decodes what is no UTF-8 too, to other characters.
+    return F.encode(F.decode(content, "UTF-8"), "UTF-8") == content
 
 
 def fits(text: Column, schema: StructType) -> Column:
@@ -197,7 +213,8 @@ def _from_json(text: Column, schema: StructType) -> Column:
 def _record(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     from pyspark.sql.avro.functions import from_avro  # its package is not always there
 
-    require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
+    avro = "org.apache.spark.sql.avro.AvroDataToCatalyst"
+    require_class(rows.sparkSession, avro, "--value-format", "Avro", release().avro)
     schema = form.avro_schema()
     # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same.
     # One more field, which the reader fills in, tells the two apart.

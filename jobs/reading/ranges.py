@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
-from pyspark.sql.datasource import InputPartition
-
 from jobs.driver.failures import JobFailedError
 from transforms.errors import ConfigurationError
 
@@ -58,8 +56,8 @@ class Bounds:
     end: int
 
 
-@dataclass(frozen=True)
-class OffsetRange(InputPartition):
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
     """The offsets of a partition that one task reads: from `start` up to `end`.
 
     A message of chunks belongs to the range that holds its last chunk. `topic_id` is the id of the topic for which the

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from jobs.reading.client import Client, client_of_java, look
+from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from jobs.reading.partition import PartitionReader, PartitionRecord
 from jobs.reading.ranges import OffsetRange, Place, between, positions_of, split
-from jobs.records.arrow import Gathering, binary, headers, timestamps
+from jobs.records.arrow import Gathering, arrow_schema, binary, headers, timestamps
 from jobs.records.problems import failed
 from jobs.records.schemas import HEADERS, columns
 
@@ -51,15 +50,15 @@ class _Settings:
     task_offsets: int | None
     least_tasks: int | None
 
-    def tasks(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        return split(ranges, self.task_offsets, self.least_tasks)
+    def tasks(self, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
+        return [InputPartition(each) for each in split(ranges, self.task_offsets, self.least_tasks)]
 
 
 class RecordSource(DataSource):
     """Rows of Spark's Kafka source with headers, and the column `timestampMillis`, the timestamp as Kafka has it.
 
-    A batch has `startingOffsets` and `endingOffsets` as JSON of numbers. A stream has `startingOffsets` as such JSON,
-    and does micro-batches that are planned in its checkpoint already.
+    `startingOffsets` and `endingOffsets` are JSON of numbers. A stream does one micro-batch, up to `endingOffsets`, and
+    before it that which its checkpoint has and which is not done.
     """
 
     @classmethod
@@ -83,7 +82,7 @@ class RecordSource(DataSource):
         return _Settings(
             client_of_java({"kafka.isolation.level": "read_uncommitted", **given}),  # as Kafka's own default
             given["startingoffsets"],
-            given.get("endingoffsets", "latest"),
+            given["endingoffsets"],
             given.get("failondataloss", "true").lower() == "true",
             None if most is None else int(most),
             None if least is None else int(least),
@@ -97,11 +96,10 @@ class _BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         start, end = (positions_of(json.loads(text)) for text in (self._settings.starting, self._settings.ending))
         # With no partitions Spark makes one, and hands None to `read`.
-        return self._settings.tasks(between(start, end, {})) or [OffsetRange("", 0, 0, 0)]
+        return self._settings.tasks(between(start, end, {})) or [InputPartition(OffsetRange("", 0, 0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self._settings, partition)
+        return _read(self._settings, partition.value)
 
 
 class _StreamReader(DataSourceStreamReader):
@@ -114,7 +112,7 @@ class _StreamReader(DataSourceStreamReader):
         return dict(json.loads(self._settings.starting))
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
-        raise NotImplementedError("micro-batches are planned in the checkpoint")
+        return dict(json.loads(self._settings.ending))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         since, until = positions_of(start), positions_of(end)
@@ -126,8 +124,7 @@ class _StreamReader(DataSourceStreamReader):
         return self._settings.tasks(between(since, until, first))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OffsetRange)
-        return _read(self._settings, partition)
+        return _read(self._settings, partition.value)
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------
@@ -155,7 +152,7 @@ def _read(settings: _Settings, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(range_: OffsetRange, rows: Sequence[PartitionRecord]) -> pa.RecordBatch:
-    schema = to_arrow_schema(_SCHEMA)
+    schema = arrow_schema(_SCHEMA)
     millis = [record.timestamp for record in rows]
     return pa.RecordBatch.from_arrays(
         [

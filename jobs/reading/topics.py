@@ -16,7 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.driver.failures import NO_CONNECTOR
+from jobs.driver.failures import no_connector
 from jobs.driver.jvm import elements, java_packages
 from jobs.reading.ranges import Positions, positions_json
 from transforms.errors import ConfigurationError
@@ -266,7 +266,7 @@ def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
     try:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
     except TypeError:  # the class does not exist
-        raise ConfigurationError("--jars", NO_CONNECTOR) from None
+        raise ConfigurationError("--jars", no_connector()) from None
     try:
         yield jvm, admin
     finally:
@@ -411,9 +411,11 @@ def source_format(spark: SparkSession, *, in_python: bool) -> str:
     try:
         from jobs.reading.record_source import RecordSource  # needs aiokafka and PyArrow
     except ImportError as exc:
+        lacks = "PySpark before 4.0" if exc.name == "pyspark.sql.datasource" else f"no {exc.name}"
         raise ConfigurationError(
             "driver",
-            f"has no {exc.name}; records whose timestamps Spark cannot hold are read with aiokafka and PyArrow",
+            f"has {lacks}; records whose timestamps Spark cannot hold are read in Python, with Spark 4.0, aiokafka and "
+            "PyArrow",
         ) from exc
     spark.dataSource.register(RecordSource)
     return RecordSource.name()

@@ -5,21 +5,28 @@ A large value makes a batch of its own, whose bytes are not copied; small values
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, StructType
 
+from jobs.driver.python_archives import Sparing
 from jobs.records.problems import ERROR, Problem
 from jobs.records.timestamps import holds
+from transforms.errors import ConfigurationError
 from transforms.record import Header, Record, RecordLike
 
 __all__ = [
     "INPUT_BYTES",
     "Gathering",
+    "arrow_schema",
     "binary",
-    "bound_input",
     "headers",
+    "mapped",
     "problems",
     "record_at",
     "replaced",
@@ -27,19 +34,60 @@ __all__ = [
     "with_problems",
 ]
 
+_KINDS = MappingProxyType(
+    {
+        "binary": pa.binary(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+        "string": pa.string(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+)
 PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 
 INPUT_BYTES = 16 * 2**20
 """The most bytes of one batch on its way to Python. Spark's own limit is 2 GB, or 10,000 rows of any size."""
 
 _INPUT_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+_INPUT_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_INPUT_ROWS = 16  # a batch costs some 100 µs; with Spark's own 10,000 rows, values of 200 KB would be 2 GB
 _TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is little beside so many bytes
 _OFFSET_BYTES = 4
 
 
-def bound_input(rows: DataFrame) -> None:
-    """Lowers the session's limit for a batch on its way to Python; a lower one that the user has set stays."""
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Arrow's schema for columns of the types that rows of Kafka have, as Spark expects it of a data source."""
+    return pa.schema([_field(field.name, field.dataType, nullable=field.nullable) for field in columns])
+
+
+def mapped(
+    rows: DataFrame, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
+) -> DataFrame:
+    """`DataFrame.mapInArrow`, with a limit for a batch on its way to Python.
+
+    Raises:
+        ConfigurationError: the driver lacks pandas, or PyArrow is too old; PySpark looks for both.
+    """
+    _bound_input(rows)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the release of pandas, which is not used
+            return rows.mapInArrow(Sparing(work), schema)
+    except ImportError as exc:
+        raise ConfigurationError(
+            "driver", f"lacks a package that PySpark requires: {exc}; the extra wideload[spark] has it"
+        ) from exc
+
+
+def _bound_input(rows: DataFrame) -> None:
+    """Lowers the session's limit for a batch on its way to Python; a lower one that the user has set stays.
+
+    Spark 3.5 limits only its rows.
+    """
     conf = rows.sparkSession.conf
+    if rows.sparkSession.version.startswith("3."):
+        if not 0 < int(conf.get(_INPUT_ROWS_KEY) or 0) <= _INPUT_ROWS:
+            conf.set(_INPUT_ROWS_KEY, str(_INPUT_ROWS))
+        return
     found = conf.get(_INPUT_BYTES_KEY) or ""
     if int(found.rstrip("bB") or 2**31) > INPUT_BYTES:
         conf.set(_INPUT_BYTES_KEY, str(INPUT_BYTES))
@@ -93,6 +141,16 @@ def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> p
 def timestamps(millis: Sequence[int], kind: pa.DataType) -> pa.Array:
     """A column of timestamps; null where Spark's microseconds cannot hold the milliseconds."""
     return pa.array([each * 1_000 if holds(each) else None for each in millis], kind)
+
+
+def _field(name: str, kind: DataType, *, nullable: bool) -> pa.Field[Any]:
+    if isinstance(kind, ArrayType):
+        found: pa.DataType = pa.list_(_field("element", kind.elementType, nullable=kind.containsNull))
+    elif isinstance(kind, StructType):
+        found = pa.struct(list(arrow_schema(kind)))
+    else:
+        found = _KINDS[kind.typeName()]
+    return pa.field(name, found, nullable=nullable)
 
 
 class Gathering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import io
@@ -193,6 +194,21 @@ def test_a_traceback_of_the_client_is_of_a_defect(
     calm_clients()
     logging.getLogger("aiokafka.producer.sender").error("Unexpected error in sender routine", exc_info=error)
     assert len(calmed) == told
+
+
+async def test_error_of_a_call_that_was_cancelled_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """aiokafka shields its calls: if one fails after the caller was cancelled, Python 3.14 would log a traceback."""
+    loop = asyncio.get_running_loop()
+    for level, most in ((logging.INFO, []), (logging.DEBUG, ["DEBUG"])):
+        caplog.set_level(level)
+        calm_clients(whole=True)
+        call = loop.create_future()
+        asyncio.shield(call).cancel()
+        await asyncio.sleep(0)
+        call.set_exception(ValueError("no"))
+        await asyncio.sleep(0)
+        told = [each.levelname for each in caplog.records if "shielded" in each.getMessage()]
+        assert told in ([], most)
 
 
 def test_where_credentials_come_from_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

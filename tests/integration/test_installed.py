@@ -252,6 +252,15 @@ def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
     assert not (scripts / "wideload").exists()
 
 
+def test_command_of_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """Without the extra `worker`, the command says in one line what to install, however it is called."""
+    scripts, _ = new_environment(tmp_path / "environment", wheel, "--no-compile")
+    for command in ([f"{scripts}/wideload", "worker"], [f"{scripts}/python", "-m", "wideload"]):
+        done = subprocess.run(command, cwd=tmp_path, env=clean(), capture_output=True, text=True, check=False)
+        said = "wideload: click is not installed; run: pip install 'wideload[worker]'\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_serializer_beside_an_application(installed: Installed) -> None:
     """Stages and the application's own store are found by their paths, each where it is: ours and theirs."""
     *causes, place = installed.run("python", "-c", ROUND_TRIP).splitlines()

@@ -193,6 +193,7 @@ def there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFi
     assert place.rows(plain) == expected
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("compiled", "in_session")
 def test_there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """Into references and back, each partition is what it was: order, keys, values, headers, timestamps."""

@@ -286,6 +286,7 @@ def test_inflate_bad_store(spark: SparkSession, place: Place) -> None:
 # --- with Spark
 
 
+@pytest.mark.matrix
 def test_inflate_restores_records(spark: SparkSession, place: Place) -> None:
     """Values and keys come back whole, in order, with the headers that the records had; other rows are untouched."""
     key = place.publish(b"a large key" * 9)
@@ -324,7 +325,15 @@ def test_inflate_restores_records(spark: SparkSession, place: Place) -> None:
     assert [(row.offset, row.more, row.timestampType) for row in found] == [(n, 2 * n, 0) for n in range(len(log))]
     assert found[3].timestamp.replace(tzinfo=UTC).timestamp() == 5
     assert found[8].headers is None
-    assert int(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") or 0) == INPUT_BYTES
+    limit = ("maxRecordsPerBatch", 16) if spark.version.startswith("3.") else ("maxBytesPerBatch", INPUT_BYTES)
+    assert int(spark.conf.get(f"spark.sql.execution.arrow.{limit[0]}") or 0) == limit[1]
+
+
+def test_driver_without_pandas(spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark requires pandas there, and one sentence says so."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigurationError, match=r"^driver: lacks a package that PySpark requires: .*andas >= "):
+        inflate(frame(spark, []), place.config)
 
 
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])

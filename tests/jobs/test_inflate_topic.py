@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -127,6 +127,7 @@ def test_inflate_behind_assemble(place: Place) -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_inflate_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> None:
     """A stream that fails for a missing payload goes on where it was once that is there again: no row twice."""
     values = [b"value %d " % n * 1_000 for n in range(12)]
@@ -144,6 +145,11 @@ def test_inflate_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> 
         query.processAllAvailable()
     assert place.referring(b"k", values[7]) == records[7]
     query = run()
+    if place.spark.version.startswith("4.1."):  # SPARK-55271: it may end behind the batch that it does again
+        with suppress(StreamingQueryException):
+            query.processAllAvailable()
+        query.stop()
+        query = run()
     query.processAllAvailable()
     query.stop()
     written = place.spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect()

@@ -206,6 +206,7 @@ def test_records_has_contract(spark: SparkSession) -> None:
     assert (row.partition, row.offset, row.timestamp_type) == (3, 9, 1)
 
 
+@pytest.mark.matrix
 def test_ingest_keeps_everything_of_a_record(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
 ) -> None:
@@ -273,6 +274,7 @@ def test_ingest_large_values_over_partitions(
     assert found == {partition: [r.value for r in rows] for partition, rows in sent.items()}
 
 
+@pytest.mark.matrix
 def test_ingest_again_adds_only_what_is_new(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
 ) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.driver.failures import JobFailedError
 from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
 from jobs.ingesting.checkpoint import TopicWatch, bind
 from jobs.ingesting.rebuild import sentence
-from jobs.ingesting.values import ValueForm
+from jobs.ingesting.values import OnBad, ValueForm
 from jobs.reading.ranges import Bounds
 from tests.integration.operations import Operations
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
@@ -74,6 +75,7 @@ def no_rows(pair: Pair) -> None:
         file.unlink()
 
 
+@pytest.mark.matrix
 def test_output_that_is_not_the_checkpoints(
     spark: SparkSession,
     broker: str,
@@ -321,6 +323,7 @@ def test_note_that_is_cut_off(spark: SparkSession, tmp_path: Path, monkeypatch: 
         with pytest.raises(KeyboardInterrupt):
             files.write(path, "second")
     assert files.read(path) == "first"
+    assert files.names(str(tmp_path / "new")) == ["note"]
     files.write(path, "third")
     assert files.read(path) == "third"
 
@@ -381,31 +384,85 @@ def test_rebuild_that_is_killed(
     assert spark.read.format("delta").load(chosen.output).count() == 2
 
 
-@pytest.mark.parametrize(("first", "then"), [(1_000, 1_000), (1_000, None), (None, 1_000)])
+@pytest.mark.parametrize(("first", "then"), [("null", "null"), ("null", "fail"), ("fail", "null")])
 def test_latest_is_where_the_first_run_began(
     spark: SparkSession,
     broker: str,
     make_topic: Callable[..., str],
     settings: Settings,
-    first: int | None,
-    then: int | None,
+    first: OnBad,
+    then: OnBad,
 ) -> None:
-    """`latest` is the end that the first run found, with a limit in bytes and without, also if it had no batch."""
+    """`latest` is the end that the first run found, whichever source reads the records, also if it had no batch."""
     other, topic = make_topic(partitions=1), make_topic(partitions=1)
     for name in (other, topic):
         produce(broker, name, {0: numbered(2)})
-    if first is not None:  # without a batch the folders may serve another topic, with an end of its own
-        ingest(spark, settings(other, starting_offsets="latest", max_bytes_per_trigger=first))
-    chosen = settings(topic, starting_offsets="latest", max_bytes_per_trigger=first)
+    if first == "null":  # without a batch the folders may serve another topic, with an end of its own
+        ingest(spark, settings(other, starting_offsets="latest", on_bad_timestamp=first))
+    chosen = settings(topic, starting_offsets="latest", on_bad_timestamp=first)
     assert ingest(spark, chosen).rows == 0
-    if first is not None:
+    if first == "null":
         start = Path(chosen.checkpoint, "wideload-start.json")
         kept = start.read_text()
         Pair(Path(chosen.checkpoint), Path(chosen.output)).put(f"checkpoint/{start.name}", kept[:5])
         with pytest.raises(ConfigurationError, match=r"wideload-start\.json is damaged"):
-            ingest(spark, replace(chosen, max_bytes_per_trigger=then))
+            ingest(spark, replace(chosen, on_bad_timestamp=then))
         start.write_text(kept)
     produce(broker, topic, {0: numbered(3, first=2)})
-    assert ingest(spark, replace(chosen, max_bytes_per_trigger=then)).rows == 3
+    assert ingest(spark, replace(chosen, on_bad_timestamp=then)).rows == 3
     assert ingest(spark, chosen).rows == 0
     assert [row.offset for row in written(spark, chosen)] == [2, 3, 4]
+
+
+def test_both_sources_go_on(
+    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+) -> None:
+    """Spark's source and that in Python go on where the other ended, from wherever the first began."""
+    topic = make_topic(partitions=2)
+    produce(broker, topic, {0: numbered(3), 1: numbered(3)})
+    produce(broker, topic, {0: numbered(3, first=9)}, abort=True)
+    chosen = settings(topic, starting_offsets=json.dumps({topic: {"0": 1, "1": -1}}), max_offsets_per_trigger=1)
+    in_python = replace(chosen, on_bad_timestamp="null")
+    assert ingest(spark, in_python).batches == 2
+    produce(broker, topic, {1: numbered(2, first=3)})
+    ingest(spark, chosen)
+    produce(broker, topic, {0: numbered(1, first=3)})
+    assert ingest(spark, in_python).rows == 1
+    assert [(row.partition, bytes(row.value)) for row in written(spark, chosen)] == [
+        *((0, b"v%d" % n) for n in (1, 2, 3)),
+        *((1, b"v%d" % n) for n in (3, 4)),
+    ]
+    assert ingest(spark, in_python).rows == 0
+    offsets = Path(chosen.checkpoint, "offsets")
+    last = max(offsets.glob("[0-9]*"), key=lambda file: int(file.name))
+    Pair(Path(chosen.checkpoint), Path(chosen.output)).put(
+        f"checkpoint/offsets/{last.name}", last.read_text().replace('"1":5', '"1":50').replace('"1": 5', '"1": 50')
+    )
+    with pytest.raises(JobFailedError, match="ends at offset 5, and was read up to 50 before"):
+        ingest(spark, in_python)
+
+
+@pytest.mark.parametrize("on_bad_timestamp", ["fail", "null"])
+def test_a_planned_batch_of_before(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    on_bad_timestamp: OnBad,
+) -> None:
+    """A first batch that an older release planned by a limit in bytes, and did not do, is done as it was planned."""
+    topic = make_topic(partitions=1)
+    produce(broker, topic, {0: numbered(5)})
+    chosen = settings(topic, on_bad_timestamp=on_bad_timestamp)
+    ingest(spark, replace(chosen, on_bad_timestamp="fail"))
+    pair = Pair(Path(chosen.checkpoint), Path(chosen.output))
+    *lines, end = (pair.checkpoint / "offsets" / "0").read_text().splitlines()
+    assert json.loads(end) == {topic: {"0": 5}}
+    pair.put("checkpoint/offsets/0", "\n".join([*lines, json.dumps({topic: {"0": 2}})]))
+    pair.drop("checkpoint/commits", "checkpoint/sources", "out/_spark_metadata")
+    no_rows(pair)
+    (pair.checkpoint / "wideload-start.json").write_text(json.dumps({topic: {"0": 1}}))
+    tally = ingest(spark, chosen)
+    assert (tally.batches, tally.rows) == (2, 4)
+    assert [row.offset for row in written(spark, chosen)] == [1, 2, 3, 4]
+    assert json.loads((pair.checkpoint / "offsets" / "0").read_text().splitlines()[-1]) == {topic: {"0": 2}}

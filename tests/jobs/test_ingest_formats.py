@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,9 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
 from jobs.driver.failures import JobFailedError
 from jobs.ingest import IngestSettings, main
-from jobs.ingesting.micro_batches import lengths
+from jobs.ingesting.command_line import TableFormat
 from jobs.ingesting.values import CORRUPT, ValueForm, parsed
 from jobs.records.schemas import RECORD
+from tests.jobs.delta import require_delta
 from tests.jobs.test_ingest import REPOSITORY, Settings, command, connector, ingest, numbered, produce, settings
 from transforms.errors import ConfigurationError
 from transforms.record import Record
@@ -71,11 +71,11 @@ def bad_options(folder: Path) -> list[tuple[list[str], str]]:
         (["--avro-framing", "confluent"], "--avro-framing: is for --value-format avro"),
         (["--on-bad-value", "null"], "--on-bad-value: any value is binary"),
         (
-            ["--max-bytes-per-trigger", "5", "--kafka-option", "startingTimestamp=5"],
-            "--max-bytes-per-trigger: does not go with --kafka-option startingTimestamp",
+            ["--on-bad-timestamp", "null", "--kafka-option", "startingTimestamp=5"],
+            "--on-bad-timestamp null: does not go with --kafka-option startingTimestamp",
         ),
         (
-            ["--max-bytes-per-trigger", "5", "--starting-offsets", "first"],
+            ["--on-bad-timestamp", "null", "--starting-offsets", "first"],
             "--starting-offsets: found 'first', allowed are earliest, latest and JSON",
         ),
     ]
@@ -89,6 +89,20 @@ def test_main_bad_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_main_limit_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The option that is gone is refused with the one that takes its place."""
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                *("--bootstrap-servers", "b:1", "--topic", "t", "--output", "o", "--checkpoint", "c"),
+                *("--max-bytes-per-trigger", "5"),
+            ]
+        )
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "no option --max-bytes-per-trigger; did you mean --max-offsets-per-trigger?" in said
 
 
 @pytest.mark.parametrize("column", ["value", "key", "offset"])
@@ -217,8 +231,7 @@ def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: Callable
     assert [row[CORRUPT] for row in rows] == [None, bytearray(b"secret" * 1000), None]
     assert ingest(spark, chosen).summary()["bad_values"] == 0
     produce(broker, topic, {0: [Record(None, b"{"), Record(None, b"[]")]})
-    by_bytes = settings(topic, value=chosen.value, max_bytes_per_trigger=2)
-    tally = ingest(spark, by_bytes)
+    tally = ingest(spark, settings(topic, value=chosen.value, max_offsets_per_trigger=1))
     assert (tally.batches, tally.summary()["bad_values"]) == (2, 2)
 
 
@@ -317,14 +330,23 @@ def test_delta_refusals(
         ingest(spark, settings(topic, output=delta, checkpoint=fresh, format="delta"))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
-def test_process_delta_killed(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_process_killed(
+    spark: SparkSession,
+    broker: str,
+    make_topic: Callable[..., str],
+    settings: Settings,
+    tmp_path: Path,
+    form: TableFormat,
 ) -> None:
-    """Killed in the middle and run again, in batches of bounded bytes: each record is in the table once."""
+    """Killed in the middle and run again: each record is in the output once."""
+    if form == "delta":
+        require_delta(spark)
     topic = make_topic(partitions=2)
-    produce(broker, topic, {0: [Record(None, bytes(1000))] * 60, 1: [Record(None, bytes(1000))] * 20})
-    options = command(broker, tmp_path, "--topic", topic, "--format", "delta", "--max-bytes-per-trigger", "35000")
+    produce(broker, topic, {0: numbered(60), 1: numbered(20)})
+    options = command(broker, tmp_path, "--topic", topic, "--format", form, "--max-offsets-per-trigger", "20")
     run = [sys.executable, "-m", "jobs.ingest", *options, "--trigger-seconds", "0"]
     environ = {**os.environ, "WIDELOAD_SPARK_JARS": connector(spark)}
     process = subprocess.Popen(run, cwd=REPOSITORY, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -337,94 +359,7 @@ def test_process_delta_killed(
     finally:
         process.kill()
         process.communicate()
-    done = ingest(spark, settings(topic, format="delta", max_bytes_per_trigger=35_000))  # as `--once`, in this session
+    done = ingest(spark, settings(topic, format=form, max_offsets_per_trigger=20))  # as `--once`, in this session
     assert done.end_offsets == {topic: {"0": 60, "1": 20}}
-    found = spark.read.format("delta").load(str(tmp_path / "out")).select("partition", "offset").collect()
+    found = spark.read.format(form).load(str(tmp_path / "out")).select("partition", "offset").collect()
     assert Counter(map(tuple, found)) == Counter([*((0, n) for n in range(60)), *((1, n) for n in range(20))])
-
-
-# --- bytes
-
-
-def batches(spark: SparkSession, settings: IngestSettings) -> list[list[Row]]:
-    """The records of each batch: of what Spark's own list of files names."""
-    found = []
-    logs = sorted(Path(settings.output, "_spark_metadata").glob("[0-9]*"), key=lambda file: int(file.name))
-    for log in logs:
-        paths = [json.loads(line)["path"] for line in log.read_text().splitlines()[1:]]
-        rows = spark.read.parquet(*paths).withColumn("size", F.octet_length("value") + F.octet_length("key"))
-        found.append(rows.select("partition", "offset", "size").collect())
-    return found
-
-
-def test_bytes_bound_every_batch(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """Over small records, then large ones, in one of the partitions, no batch has more than the bound or one record."""
-    topic = make_topic(partitions=2, **{"max.message.bytes": 1 << 22})
-    small, large = [Record(b"k", bytes(999))] * 90, [Record(b"k", bytes(n)) for n in (70_000, 300_000, 90_000, 20_000)]
-    produce(broker, topic, {0: [*small, *large, *small], 1: small[:20]})
-    chosen = settings(topic, max_bytes_per_trigger=150_000)
-    tally = ingest(spark, chosen)
-
-    found = batches(spark, chosen)
-    assert tally.rows == sum(map(len, found)) == 204
-    assert tally.batches == len(found)
-    sizes = [sum(row.size for row in batch) for batch in found]
-    assert [size for size in sizes if size > 150_000] == [300_001]
-    assert len(found) <= 7  # 680,000 bytes, and no batch is ended much too early
-    assert tally.end_offsets == {topic: {"0": 184, "1": 20}}
-    assert len({(row.partition, row.offset) for batch in found for row in batch}) == 204
-
-
-def test_lengths_stop_early(spark: SparkSession) -> None:
-    """Measuring ends with the record that fills the share, in each task, long before the last of them."""
-    rows = spark.range(0, 200_000, 1, 2).selectExpr(
-        "'t' AS topic", "cast(id DIV 100000 AS int) AS partition", "id % 100000 AS offset", "X'6b' AS key",
-        "cast(repeat('x', if(id % 100000 < 50, 999, if(id % 100000 < 900, 1000000, raise_error('far')))) AS binary)"
-        " AS value",
-        "array(named_struct('key', 'name', 'value', X'00')) AS headers",
-    )  # fmt: skip
-    found = lengths(rows, 1_052_000)  # of 100 GB
-    assert [(row.partition, len(row.offsets), row.lengths[0], row.lengths[-1]) for row in found] == [
-        (0, 52, 1005, 1_000_006),
-        (1, 52, 1005, 1_000_006),
-    ]
-
-
-def test_bytes_bound_goes_on(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """Runs with the bound and without it go on where the one before them ended, from wherever the first began."""
-    topic = make_topic(partitions=2)
-    produce(broker, topic, {0: numbered(3), 1: numbered(3)})
-    produce(broker, topic, {0: numbered(3, first=9)}, abort=True)
-    changes: dict[str, Any] = {"starting_offsets": json.dumps({topic: {"0": 1, "1": -1}})}
-    chosen = settings(topic, max_bytes_per_trigger=5, **changes)
-    ingest(spark, chosen)
-    produce(broker, topic, {1: numbered(2, first=3)})
-    ingest(spark, settings(topic, **changes))
-    produce(broker, topic, {0: numbered(1, first=3)})
-    last = ingest(spark, settings(topic, max_bytes_per_trigger=1_000_000, max_offsets_per_trigger=1, **changes))
-    rows = spark.read.parquet(chosen.output).orderBy("partition", "offset").collect()
-    assert [(row.partition, bytes(row.value)) for row in rows] == [
-        *((0, b"v%d" % n) for n in (1, 2, 3)),
-        *((1, b"v%d" % n) for n in (3, 4)),
-    ]
-    assert last.rows == 1
-    assert ingest(spark, chosen).rows == 0
-
-
-def test_bytes_bound_lost_records(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """A topic that was made anew, and is shorter, is a failure; it is not passed over in silence."""
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(3)})
-    chosen = settings(topic, max_bytes_per_trigger=1000)
-    ingest(spark, chosen)
-    offsets = Path(chosen.checkpoint, "offsets", "0")
-    offsets.with_name(".0.crc").unlink()
-    offsets.write_text(offsets.read_text().replace('"0": 3', '"0": 30'))
-    with pytest.raises(JobFailedError, match="ends at offset 3, and was read up to 30 before"):
-        ingest(spark, chosen)

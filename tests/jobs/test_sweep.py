@@ -167,6 +167,7 @@ def test_main_dry_run_then_refusal(
     assert files(tmp_path / topic) == digests("live", "orphan", "orphan-2")
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("in_session")
 def test_main_of_a_configuration(
     broker: str, make_topic: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

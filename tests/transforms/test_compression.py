@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import values
-from transforms.compression import CODECS, Codec, CompressionError, compress, decompress
+from transforms.compression import CODECS, Codec, CompressionError, _require_limit, compress, decompress
+from transforms.errors import ConfigurationError
 
 VALUE = b"hello world " * 50
 
@@ -123,3 +124,13 @@ def test_decompress_holds_no_more_than_promised(codec: Codec) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(("release", "refused"), [("2.9.0", True), ("2.13.1", True), ("2.14.0", False), ("3.0", False)])
+def test_cramjam_without_a_limit_is_refused(release: str, refused: bool) -> None:  # noqa: FBT001
+    """A bomb of gzip takes all memory with a release before 2.14, and no installer looks at Spark's executors."""
+    if not refused:
+        _require_limit(release)
+        return
+    with pytest.raises(ConfigurationError, match=f"^cramjam: found {release}, allowed is 2.14 or newer: .*; run pip "):
+        _require_limit(release)

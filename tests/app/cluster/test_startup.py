@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ class Failing(Check):
     """A user's store that fails its checks until it has failed with each of `errors`."""
 
     errors: tuple[PayloadStoreError, ...] = ()
+    answers = threading.Event()
 
     def publish(self, topic: str, data: bytes) -> str:
         return topic
@@ -40,6 +42,7 @@ class Failing(Check):
 
     def check(self, *, writing: bool = True) -> None:
         assert writing
+        assert Failing.answers.wait(LONG_MS)
         if Failing.errors:
             first, *rest = Failing.errors
             Failing.errors = tuple(rest)
@@ -48,7 +51,9 @@ class Failing(Check):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asks again at once, and gives up a coordinator at once."""
+    """Asks again at once, and gives up a coordinator at once; the store answers."""
+    monkeypatch.setattr(Failing, "answers", threading.Event())
+    Failing.answers.set()
     monkeypatch.setattr(startup, "_PAUSE_S", 0.01)
     monkeypatch.setattr(coordinator, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(coordinator, "_PAUSE_S", 0.0)
@@ -135,8 +140,10 @@ async def test_store_that_hangs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     """So is one that does not answer at all."""
     settings = settings_of(LONG_MS)
     monkeypatch.setattr(preflight, "_STORE_GRACE_S", -settings.pipelines[0].store_timeout_ms / 1000)  # no time at all
+    Failing.answers.clear()
     once(monkeypatch, lambda: check_stores(settings.pipelines))
     (told,) = await started(settings)
+    Failing.answers.set()  # its thread ends
     assert "the store did not answer within" in told
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -115,14 +114,26 @@ def test_job_whose_jars_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without PySpark, one sentence says what to install."""
-    find = importlib.util.find_spec
-
-    def found(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name == "pyspark" else find(name, package)
-
-    monkeypatch.setattr("importlib.util.find_spec", found)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(SystemExit) as ended:
         main(["job", "sweep", "--help"])
     assert ended.value.code == 2
     said = "wideload: job: pyspark is not installed; run: pip install 'wideload[spark]'\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", [("job", "sweep", "--help"), ("job", "jars"), ("demo",)])
+def test_job_with_another_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """With a Spark that the jobs do not run on, one sentence says so; no jar is fetched and no Java is started."""
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.4.4.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    with pytest.raises(SystemExit) as ended:
+        main([*command])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("wideload: spark: version 3.4.4 was found; supported are 3.5 to 4.3: run pip install ")
+    assert said.count("\n") == 1

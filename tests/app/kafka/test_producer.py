@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from aiokafka.producer.transaction_manager import TransactionResult, Transaction
 
 from app.kafka.producer import ProducerControls
 from app.kafka.transaction_requests import TransactionRequests
+from app.log_filters import calm_clients
 from transforms.record_batch import Stamp
 
 PLACE = TopicPartition("t", 0)
@@ -173,13 +175,21 @@ async def test_an_abandoned_producer_lets_go_of_its_batches(*, again: bool) -> N
 
 @asynccontextmanager
 async def nothing_logged() -> AsyncIterator[None]:
-    """Fails if asyncio logs a failure that nobody has looked at, or a task that never ended."""
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
-    yield
-    await asyncio.sleep(0)
-    gc.collect()
-    assert told == []
+    """Fails if the log of a worker has a failure that nobody has looked at, or a task that never ended."""
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign,assignment]
+    logger = logging.getLogger("asyncio")
+    calm_clients(whole=True)
+    gc.collect()  # what other tests have left
+    logger.addHandler(handler)
+    try:
+        yield
+        await asyncio.sleep(0)
+        gc.collect()
+    finally:
+        logger.removeHandler(handler)
+    assert [each.getMessage() for each in logged] == []
 
 
 async def _batch(controls: ProducerControls, partition: int) -> asyncio.Future[Any]:

@@ -219,20 +219,28 @@ def test_bootstrap_is_parsed_by_old_python() -> None:
     assert ast.parse(source, feature_version=(3, 6)).body
 
 
-@pytest.mark.parametrize(
-    ("version", "problem"),
-    [((3, 8, 18), "3.8.18 .* is too old"), ((3, 10, 99), "3.10.99 .* is too old"), ((3, 14, 0), "newer")],
-)
-def test_bootstrap_refuses_python(version: tuple[int, int, int], problem: str) -> None:
-    """An unsuitable Python gets one sentence, with what to install."""
+def bootstrapped(folder: Path, version: tuple[int, int, int]) -> subprocess.CompletedProcess[str]:
+    """A step that does nothing, with a Python that says that it is of this version."""
     pretend = f"import runpy, sys; sys.version_info = {version}; "
-    pretend += "runpy.run_path('app/local/bootstrap.py', run_name='__main__')"
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    done = subprocess.run(
-        [sys.executable, "-c", pretend], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
+    pretend += f"runpy.run_path({str(ROOT / 'app/local/bootstrap.py')!r}, run_name='__main__')"
+    command = [sys.executable, "-c", pretend, "stamp", "Nothing", "true"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("version", [(3, 8, 18), (3, 10, 99)])
+def test_bootstrap_refuses_old_python(version: tuple[int, int, int], tmp_path: Path) -> None:
+    """A Python that is too old gets one sentence, with what to install."""
+    done = bootstrapped(tmp_path, version)
     assert done.returncode == 1
-    assert re.fullmatch(rf"Set-up: Python .*{problem}.* Install Python 3\.11, .*\n", done.stderr)
+    found = re.escape(".".join(map(str, version)))
+    assert re.fullmatch(rf"Set-up: Python {found} .* is too old .* Install Python 3\.11 to .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 14, 8), (3, 15, 0)])
+def test_bootstrap_takes_new_python(version: tuple[int, int, int], tmp_path: Path) -> None:
+    """There is no newest Python: a package that does not run on one says so itself."""
+    done = bootstrapped(tmp_path, version)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_make_without_java(checkout: Path) -> None:

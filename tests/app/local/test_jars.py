@@ -18,6 +18,7 @@ import pytest
 
 from app.local import jars
 from app.local.jars import JarsError, ensure
+from transforms.spark_release import RELEASES, SparkRelease
 
 ROOT = Path(__file__).resolve().parents[3]
 SET = "spark"  # the smaller one
@@ -148,12 +149,22 @@ def test_command_says_error_in_one_line(tmp_path: Path) -> None:
 
 
 def test_lock_names_each_jar_once() -> None:
-    """File names in a set are unique, and Spark's set has no jar that is part of PySpark."""
+    """File names in a set are unique, and Spark's set has no library that is part of Spark, of no version."""
     for name in jars.SETS:
         files = [jar.file for jar in jars.read_lock(name)]
         assert len(files) == len(set(files)) > 0
-    shipped = {path.name for path in jars._ivy_jar().parent.iterdir()}
-    assert shipped.isdisjoint(jar.file for jar in jars.read_lock("spark"))
+    shipped = jars.shipped_modules()
+    assert "scala-library" in shipped
+    assert [jar.file for jar in jars.read_lock("spark") if jars._module(jar.file) in shipped] == []
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda each: each.jars)
+def test_lock_has_what_spark_is_given(release: SparkRelease) -> None:
+    """The set of a release has the packages that its table names, for its Scala."""
+    locked = {jar.coordinates for jar in jars.read_lock(release.jars)}
+    assert {release.connector, release.avro} <= locked
+    assert release.delta is None or release.delta in locked
+    assert all(f"_{release.scala}" in each for each in locked if each.startswith("org.apache.spark:"))
 
 
 @pytest.mark.parametrize(

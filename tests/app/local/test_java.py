@@ -8,6 +8,7 @@ import pytest
 
 from app.local.java import JavaMissingError, find, locate
 from transforms.java_version import parse
+from transforms.spark_release import release_of
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,14 @@ def test_find_refuses_java(tmp_path: Path, text: str, said: str) -> None:
         find(java_that_prints(tmp_path, text))
     assert said in str(caught.value)
     assert "Install Java 17 to 22 (" in str(caught.value)
+
+
+def test_find_goes_by_spark(tmp_path: Path) -> None:
+    """The newest Java is that of the release of Spark; the oldest is Kafka's, also if Spark runs on an older one."""
+    environ = java_that_prints(tmp_path, 'openjdk version "25"')
+    assert find(environ, release_of("4.3.0")) == tmp_path / "bin" / "java"
+    with pytest.raises(JavaMissingError, match=r"Spark 3\.5 does not run on 18 or newer\. Install Java 17 \("):
+        find(environ, release_of("3.5.9"))
 
 
 def test_locate_prefers_java_home(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from jobs.driver.java import require_java
 from jobs.driver.java_output import JavaOutput, captured, start_error
 from transforms.errors import ConfigurationError
+from transforms.spark_release import DEFAULT, release_of
 
 
 def install(folder: Path, said: str, release: str | None = None) -> Path:
@@ -26,26 +27,29 @@ def install(folder: Path, said: str, release: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "release", "words"),
+    ("spark", "said", "release", "words"),
     [
-        ('openjdk version "17.0.15" 2025-04-15', None, None),
-        ("not asked", 'IMPLEMENTOR="X"\nJAVA_VERSION="22.0.1"\n', None),
-        ('openjdk version "25" 2025-09-16', None, "is Java 25, and Spark 4.0 runs on Java 17 to 22; set JAVA_HOME to"),
-        ("not asked", 'JAVA_VERSION="23"\n', "is Java 23, and Spark"),
-        ('java version "1.8.0_452"', 'IMPLEMENTOR="X"\n', "is Java 8, and Spark"),
-        ("No Java runtime present.", None, "says no version, but: No Java runtime present.; install Java 17 to 22"),
+        ("4.0", 'openjdk version "17.0.15" 2025-04-15', None, None),
+        ("4.0", "not asked", 'IMPLEMENTOR="X"\nJAVA_VERSION="22.0.1"\n', None),
+        ("4.1", 'openjdk version "25"', None, "is Java 25, and Spark 4.1 runs on Java 17 to 22; set JAVA_HOME to"),
+        ("4.3", 'openjdk version "25" 2025-09-16', None, None),
+        ("4.0", "not asked", 'JAVA_VERSION="23"\n', "is Java 23, and Spark"),
+        ("4.0", 'java version "1.8.0_452"', 'IMPLEMENTOR="X"\n', "is Java 8, and Spark"),
+        ("3.5", 'java version "1.8.0_452"', 'IMPLEMENTOR="X"\n', None),
+        ("3.5", 'openjdk version "21"', None, "is Java 21, and Spark 3.5 runs on Java 8 to 17; set JAVA_HOME to"),
+        ("4.0", "No Java runtime present.", None, "says no version, but: No Java runtime present.; install Java 17 to"),
     ],
 )
 def test_java_is_looked_at_before_spark_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, release: str | None, words: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: str, said: str, release: str | None, words: str | None
 ) -> None:
     """A Java that Spark does not run on is told with its version and its place."""
     monkeypatch.setenv("JAVA_HOME", str(install(tmp_path / "java", said, release)))
     if words is None:
-        require_java()
+        require_java(release_of(spark))
         return
     with pytest.raises(ConfigurationError, match=r"^JAVA_HOME: ") as caught:
-        require_java()
+        require_java(release_of(spark))
     assert words in str(caught.value)
 
 
@@ -53,10 +57,10 @@ def test_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A JAVA_HOME of something else is told; so is a command that cannot be run."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="holds no bin/java; set it to a Java 17 to 22, or unset it"):
-        require_java()
+        require_java(DEFAULT)
     install(tmp_path, "17").joinpath("bin", "java").write_bytes(b"\x7fELF")
     with pytest.raises(ConfigurationError, match=r"^java: .*cannot be run"):
-        require_java()
+        require_java(DEFAULT)
 
 
 def test_output_of_the_java_process_is_kept_from_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

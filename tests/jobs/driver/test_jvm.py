@@ -1,0 +1,84 @@
+"""What the jobs ask of Java: each name that is private to another package, and Hadoop's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.driver import jvm
+from jobs.driver.jvm import Files, delta_table, elements, has_class, java_packages
+from tests.jobs.delta import require_delta
+
+pytestmark = pytest.mark.matrix
+
+LOCAL = "fs.AbstractFileSystem.file.impl"
+
+
+@pytest.fixture
+def _without_contexts(spark: SparkSession) -> Iterator[None]:
+    """No `FileContext` for local files, as the connectors of some object stores have none."""
+    configuration: Any = java_packages(spark).org.apache.spark.SparkContext.getOrCreate().hadoopConfiguration()
+    before = configuration.get(LOCAL)
+    configuration.unset(LOCAL)
+    yield
+    configuration.set(LOCAL, before)
+
+
+def test_classes(spark: SparkSession) -> None:
+    """A class is found by its name; a package and a class that is missing are none."""
+    assert has_class(spark, "org.apache.spark.SparkContext")
+    assert not has_class(spark, "org.apache.spark")
+    assert not has_class(spark, "org.apache.spark.SparkContexts")
+    assert sorted(elements(java_packages(spark).java.util.List.of("b", "a"))) == ["a", "b"]
+
+
+def test_delta_table(spark: SparkSession, tmp_path: Path) -> None:
+    """The number of files, the properties, and the last batch of each query, as of now."""
+    require_delta(spark)
+    folder = tmp_path / "table"
+    properties = "'delta.appendOnly' = 'true', 'mine' = 'ä'"
+    spark.sql(f"CREATE TABLE delta.`{folder}` (id BIGINT) USING delta TBLPROPERTIES ({properties})")
+    assert (delta_table(spark, str(folder)).files, delta_table(spark, str(folder)).batches) == (0, {})
+    for batch in (4, 7):
+        mine = {"txnAppId": "query", "txnVersion": str(batch)}
+        spark.range(3).coalesce(1).write.format("delta").mode("append").options(**mine).save(str(folder))
+    found = delta_table(spark, str(folder))
+    assert (found.files, found.batches) == (2, {"query": 7})
+    assert {**found.properties, "delta.appendOnly": "true", "mine": "ä"} == found.properties
+
+
+@pytest.mark.parametrize("contexts", ["contexts", "no contexts"])
+def test_a_file_is_replaced(spark: SparkSession, tmp_path: Path, contexts: str, request: pytest.FixtureRequest) -> None:
+    """A file has the old text or the new one, and nothing else is left in its folder, nor a checksum of the old."""
+    if contexts == "no contexts":
+        request.getfixturevalue("_without_contexts")
+    files, path = Files(spark), str(tmp_path / "folder" / "file")
+    for text in ("one", "ä" * 40, ""):
+        files.write(path, text)
+        assert files.read(path) == text
+        assert files.names(str(tmp_path / "folder")) == ["file"]
+    assert {each.name for each in (tmp_path / "folder").iterdir()} == {"file", ".file.crc"}
+    files.create(f"{path}-new", "new")
+    with pytest.raises(FileExistsError):
+        files.create(f"{path}-new", "newer")
+    assert files.read(f"{path}-new") == "new"
+    assert files.read(f"{path}-none") is None
+
+
+def test_lines(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read piece by piece, and a character that two pieces share is one."""
+    monkeypatch.setattr(jvm, "_PIECE", 3)
+    files, path = Files(spark), str(tmp_path / "file")
+    for text, lines in (("", []), ("v1", ["v1"]), ("v1\n", ["v1"]), ("\nä€\n\n𝄞ä", ["", "ä€", "", "𝄞ä"])):
+        files.write(path, text)
+        assert [*files.lines(path)] == lines
+        assert files.read(path) == text
+    for content in (b"v1\n\xff", b"v1\n\xc3"):
+        Path(path).write_bytes(content)
+        Path(path).with_name(".file.crc").unlink(missing_ok=True)
+        with pytest.raises(UnicodeDecodeError):
+            [*files.lines(path)]
