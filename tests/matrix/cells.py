@@ -14,6 +14,7 @@ __all__ = ["CELLS", "USUAL", "Cell", "chosen"]
 _NO_SPARK = "matrix and not spark"
 _SPARK = "matrix and spark"
 _WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"
+_NEED_JAVA = ("tests/app/local", "tests/jobs")  # a chroot has none, and PySpark says itself which Python it supports
 _PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
 
 
@@ -26,12 +27,14 @@ class Cell:
         choice: pytest's expression of its tests.
         broker: its broker; see `running_broker`.
         environment: its Python and packages; by default those of `make test`.
+        without: folders of tests that are left out.
     """
 
     name: str
     choice: str = _NO_SPARK
     broker: str = NEWEST
     environment: Environment = field(default_factory=Environment)
+    without: Sequence[str] = ()
 
     @property
     def with_unit_tests(self) -> bool:
@@ -54,7 +57,7 @@ _ALL = (
     Cell("lowest", _WITH_UNIT, environment=Environment(resolution="lowest-direct")),
     Cell("newest", _WITH_UNIT, environment=Environment(resolution="highest")),
     *(
-        Cell(f"python-{version}", _WITH_UNIT, environment=Environment(python=version))
+        Cell(f"python-{version}", _WITH_UNIT, environment=Environment(python=version), without=_NEED_JAVA)
         for version in ("3.12", "3.13", "3.14")
     ),
 )

@@ -67,6 +67,7 @@ def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str)
     report.unlink(missing_ok=True)
     environ = {**os.environ, "PYTHONPATH": str(environment.ROOT), "KAFKA_BOOTSTRAP_SERVERS": bootstrap}
     command: list[str | Path] = [*python, "-m", "pytest", "-n", workers, "-m", cell.choice, f"--junitxml={report}"]
+    command += [f"--ignore={folder}" for folder in cell.without]
     command += [] if cell.with_unit_tests else _marked()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
