@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,6 +28,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from jobs.driver.command_line import configure, parse, session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
 from jobs.driver.installed_spark import release
+from jobs.driver.jvm import Files
 from jobs.driver.progress import repaint
 from jobs.driver.session import open_session, require_class, stopping
 from jobs.ingesting.checkpoint import TopicWatch, bind, bind_topics, read_start
@@ -36,6 +38,7 @@ from jobs.ingesting.kept_schema import keep, known
 from jobs.ingesting.outputs import may_widen
 from jobs.ingesting.query_progress import Tally, counted, follow, line, measured, table
 from jobs.ingesting.rebuild import anew
+from jobs.ingesting.spark_logs import planned
 from jobs.ingesting.table import write
 from jobs.ingesting.table_schema import as_table
 from jobs.ingesting.values import CORRUPT, parsed
@@ -92,7 +95,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if not settings.in_python:
             # Where a run that read records in Python began, if Spark has not noted that yet.
             beginning = read_start(spark, settings.checkpoint) or settings.starting_offsets
-            follow(_start(spark, replace(settings, starting_offsets=beginning)), tally, show, stop)
+            _follow(spark, replace(settings, starting_offsets=beginning), tally, show, stop)
         else:
             # Imported only here, as it needs PyArrow, on executors too.
             from jobs.ingesting.planned_query import follow_planned
@@ -103,6 +106,24 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
     finally:
         if screen is not None:
             screen.write("\n")
+
+
+def _follow(
+    spark: SparkSession, settings: IngestSettings, tally: Tally, show: Callable[[Tally], None], stop: Event
+) -> None:
+    """Starts the query and follows it; once more, if it fails when an unfinished batch of an earlier run is done.
+
+    That is how each query of the Kafka source ends in Spark 4.1 (SPARK-55271): behind such a batch it reports offsets
+    that it has not asked for yet. The next query continues from there.
+    """
+    files, checkpoint = Files(spark), settings.checkpoint
+    number, unfinished = planned(files, checkpoint)
+    try:
+        follow(_start(spark, settings), tally, show, stop)
+    except StreamingQueryException:
+        if not unfinished or planned(files, checkpoint) != (number, False):
+            raise
+        follow(_start(spark, settings), tally, show, stop)
 
 
 def _failure(spark: SparkSession, settings: IngestSettings, error: Exception) -> WideloadError:

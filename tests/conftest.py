@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.integration.way import MakeTopic, Way
+    from tests.kafka_release import Release
     from tests.s3_server import S3Server
 
 # A property does not fail because the machine was busy.
@@ -124,6 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in names or ("integration" in names and _has_kafka_python(item)):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
             item.fixturenames.append("_left_sockets")  # type: ignore[attr-defined] # of pytest.Function
+        if item.get_closest_marker("needs_kafka") is not None:
+            item.fixturenames.insert(0, "_new_enough")  # type: ignore[attr-defined] # of pytest.Function
         if _NOT_UNIT.isdisjoint(marker.name for marker in item.iter_markers()):
             item.add_marker("unit")
 
@@ -164,6 +167,24 @@ def broker(pytestconfig: pytest.Config) -> Iterator[str]:
         told, bootstrap = _any_broker(stack)
         pytestconfig.stash[_broker_told] = f"{told} at {bootstrap}"
         yield bootstrap
+
+
+@pytest.fixture
+def _new_enough(request: pytest.FixtureRequest, kafka_release: Release) -> None:
+    """Skips a test of the marker `needs_kafka` with an older broker."""
+    from tests.kafka_release import text_of
+
+    needed, why = request.node.get_closest_marker("needs_kafka").args
+    if kafka_release < needed:
+        pytest.skip(f"needs Kafka {text_of(needed)}, and the broker is one of {text_of(kafka_release)}: {why}")
+
+
+@pytest.fixture(scope="session")
+def kafka_release(broker: str) -> Release:
+    """How new the broker is."""
+    from tests.kafka_release import release_of
+
+    return release_of(broker)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
-__all__ = ["CLIENT", "SECRET", "Provider", "provider"]
+__all__ = ["CLIENT", "ISSUER", "SECRET", "Provider", "provider"]
 
-CLIENT, SECRET = "wideload", "of-a-client"
+CLIENT, SECRET, ISSUER = "wideload", "of-a-client", "test"
 _LENGTH = "Content-Length"
 
 
@@ -60,7 +60,7 @@ class Provider:
         if login != f"Basic {expected}":
             return 401, b'{"error": "invalid_client", "error_description": "who are you?"}'
         now = int(time.time())
-        claims = {"iss": "test", "sub": CLIENT, "aud": self.audience, "iat": now, "exp": now + self.seconds}
+        claims = {"iss": ISSUER, "sub": CLIENT, "aud": self.audience, "iat": now, "exp": now + self.seconds}
         head = {"alg": "RS256", "typ": "JWT", "kid": "test"}
         signed = ".".join(_encoded(json.dumps(part).encode()) for part in (head, claims))
         signature = _openssl("dgst", "-sha256", "-sign", str(self._key), given=signed.encode())

@@ -143,6 +143,10 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "= true: wideload names audit shows all names and limits"
     ),
     **dict.fromkeys((kafka_errors.InvalidProducerIdMapping, kafka_errors.UnknownProducerId), _FORGOTTEN),
+    kafka_errors.InvalidTxnState: (
+        "the brokers know of no open transaction; those of Kafka 3.7 refuse the offsets of every transaction if their "
+        "group.coordinator.rebalance.protocols names consumer (early access to KIP-848): set it to classic"
+    ),
     kafka_errors.OffsetMetadataTooLargeError: (
         "offset.metadata.max.bytes of the brokers has no room for the metadata that is committed with an offset; raise "
         "it to 779"

@@ -27,6 +27,9 @@ from transforms.text import did_you_mean
 __all__ = [
     "CLEANUP_POLICY",
     "MAX_MESSAGE_BYTES",
+    "NEWEST",
+    "OLDEST",
+    "TIMESTAMPS",
     "Identity",
     "InSync",
     "Operation",
@@ -35,6 +38,7 @@ __all__ = [
     "identities",
     "missing_topic",
     "shortage",
+    "timestamp_bound_ms",
     "topic_of",
     "topic_settings",
     "topics",
@@ -52,8 +56,14 @@ _NOT_SAID = -(2**31)  # in the place of operations
 _NO_TIMESTAMP = -1
 _COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
-_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
-_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
+_EITHER_WAY = "message.timestamp.difference.max.ms"  # up to Kafka 3.9, for each of the two that is not set
+_UNBOUNDED = str(2**63 - 1)
+
+OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
+"""How far the timestamp of a record may be behind the broker's clock, and ahead of it; from Kafka 3.6 on."""
+
+TIMESTAMPS = (_TIMESTAMP_TYPE, OLDEST, NEWEST, _EITHER_WAY)
+"""The properties of a topic that say which timestamps it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +164,8 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
             retention_ms=int(config["retention.ms"]),
             segment_ms=int(config.get("segment.ms") or 0),
             id=identity.id if identity is not None else None,
-            oldest_ms=_timestamp_bound_ms(config, _OLDEST),
-            newest_ms=_timestamp_bound_ms(config, _NEWEST),
+            oldest_ms=timestamp_bound_ms(config, OLDEST),
+            newest_ms=timestamp_bound_ms(config, NEWEST),
             recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
             shortage=shortage(name, _in_sync(described[name]["partitions"]), int(config.get(_MIN_IN_SYNC) or 1)),
         )
@@ -205,8 +215,7 @@ async def missing_topic(connection: AdminClient, name: str, hint: str, *, existe
 async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     if not names:
         return {}
-    timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
-    others = "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *timestamps
+    others = "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *TIMESTAMPS
     wanted = dict.fromkeys([MAX_MESSAGE_BYTES, CLEANUP_POLICY, *others])
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
@@ -227,12 +236,19 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
     return configs
 
 
-def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
-    """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say."""
+def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
+    """How far from now a timestamp may be; None if it has no bound, or brokers set timestamps themselves.
+
+    Args:
+        config: the values of `TIMESTAMPS` that the topic has.
+        name: `OLDEST` or `NEWEST`.
+    """
     if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
         return None
-    value = config.get(name) or config.get(_EITHER_WAY)
-    return int(value) if value else None
+    for each in (name, _EITHER_WAY):
+        if (value := config.get(each) or _UNBOUNDED) != _UNBOUNDED:
+            return int(value)
+    return None
 
 
 class Operation(IntEnum):
@@ -259,35 +275,34 @@ class Identity:
     operations: frozenset[Operation] | None = None
 
 
-class _TopicIds(Query):
-    """Topics with their ids; from Kafka 3.1 on."""
-
-    VERSIONS = (
-        version(
-            3,
-            12,
-            fields(
-                topics=rows(id_high=Int64, id_low=Int64, name=TEXT),
-                allow_auto_topic_creation=Boolean,
-                include_topic_authorized_operations=Boolean,
-            ),
-            fields(
-                throttle_time_ms=Int32,
-                brokers=METADATA_BROKERS,
-                cluster_id=TEXT,
-                controller_id=Int32,
-                topics=rows(
-                    error_code=Int16,
-                    name=TEXT,
-                    id_high=Int64,
-                    id_low=Int64,
-                    is_internal=Boolean,
-                    partitions=METADATA_PARTITIONS,
-                    authorized_operations=Int32,
-                ),
-            ),
+_TOPIC_IDS = (
+    fields(
+        topics=rows(id_high=Int64, id_low=Int64, name=TEXT),
+        allow_auto_topic_creation=Boolean,
+        include_topic_authorized_operations=Boolean,
+    ),
+    fields(
+        throttle_time_ms=Int32,
+        brokers=METADATA_BROKERS,
+        cluster_id=TEXT,
+        controller_id=Int32,
+        topics=rows(
+            error_code=Int16,
+            name=TEXT,
+            id_high=Int64,
+            id_low=Int64,
+            is_internal=Boolean,
+            partitions=METADATA_PARTITIONS,
+            authorized_operations=Int32,
         ),
-    )
+    ),
+)
+
+
+class _TopicIds(Query):
+    """Topics with their ids; from Kafka 2.8 on."""
+
+    VERSIONS = (version(3, 11, *_TOPIC_IDS), version(3, 12, *_TOPIC_IDS))
 
     def __init__(self, names: Iterable[str], *, operations: bool) -> None:
         super().__init__(
@@ -305,7 +320,7 @@ async def identities(
     Args:
         send: sends a request to a broker, and returns the response.
         names: of the topics.
-        operations: whether to ask for what the user may do with them; brokers before Kafka 3.1 are not asked.
+        operations: whether to ask for what the user may do with them; brokers before Kafka 2.8 are not asked.
 
     Raises:
         KafkaError: there was no response.

@@ -23,7 +23,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.metadata_requests import create_no_topics
 from app.kafka.shielded import shielded
-from app.kafka.topics import identities
+from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import UNDESCRIBED, Client
@@ -35,9 +35,6 @@ __all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
 _BATCH_BYTES = 2**20
 _ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
 _CLOSE_S = 10.0
-_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
-_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
-_WANTED = ("max.message.bytes", "message.timestamp.type", _OLDEST, _NEWEST, _EITHER_WAY)
 _NO_TIMESTAMP = -1
 _CLOCKS_MS = 60_000  # by so much the clocks of brokers and tasks may differ
 
@@ -74,7 +71,7 @@ class SinkTopic:
         if timestamp_ms == _NO_TIMESTAMP:
             return None
         ahead_ms = timestamp_ms - int(time.time() * 1000)
-        for limit, name, by_ms in ((self.newest_ms, _NEWEST, ahead_ms), (self.oldest_ms, _OLDEST, -ahead_ms)):
+        for limit, name, by_ms in ((self.newest_ms, NEWEST, ahead_ms), (self.oldest_ms, OLDEST, -ahead_ms)):
             if limit is not None and by_ms - _CLOCKS_MS > limit:
                 return (
                     f"the timestamp is {timestamp_ms} ms, and {name} of topic {self.name} is {limit}; raise it for the "
@@ -112,7 +109,7 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
         admin = create_no_topics(AIOKafkaAdminClient(**client.connection()))
         stack.push_async_callback(admin.close)
         await admin.start()
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(_WANTED))
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys([MAX_MESSAGE_BYTES, *TIMESTAMPS]))
         (response,) = await admin.describe_configs([resource])
         (described,) = response.to_object()["resources"]
         if described["error_code"]:
@@ -125,14 +122,11 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
         return SinkTopic(
             name,
             {place.partition: ends[place] for place in places},
-            int(configs["max.message.bytes"]),
+            int(configs[MAX_MESSAGE_BYTES]),
             configs["message.timestamp.type"] != "LogAppendTime",
-            *(_limit(configs.get(name) or configs.get(_EITHER_WAY)) for name in (_OLDEST, _NEWEST)),
+            timestamp_bound_ms(configs, OLDEST),
+            timestamp_bound_ms(configs, NEWEST),
         )
-
-
-def _limit(text: str | None) -> int | None:
-    return int(text) if text else None
 
 
 class SinkWriter:

@@ -5,6 +5,7 @@ A large value makes a batch of its own, whose bytes are not copied; small values
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +70,8 @@ def mapped(
     """
     _bound_input(rows)
     try:
-        return rows.mapInArrow(Sparing(work), schema)
+        with warnings.catch_warnings(action="ignore"):  # about the release of pandas, which is not used
+            return rows.mapInArrow(Sparing(work), schema)
     except ImportError as exc:
         raise ConfigurationError(
             "driver", f"lacks a package that PySpark requires: {exc}; the extra wideload[spark] has it"

@@ -69,19 +69,24 @@ INCOMPLETE = StructType(
 """
 
 
-def few(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: StructType) -> DataFrame:
-    """A few rows of simple types, which the plan itself holds.
+def few(spark: SparkSession, rows: Sequence[Sequence[str | int | None]], schema: StructType) -> DataFrame:
+    """A few rows, which the plan itself holds.
 
-    To read those of `createDataFrame` Spark starts tasks, and it does not see when there are none.
+    To read those of `createDataFrame` Spark starts tasks, and it does not see when there are none. Parameters of
+    `spark.sql` are not used: the parser of Delta Lake for Spark 4.1 and 4.2 loses them.
     """
     names = [field.name for field in schema]
-    marks = ", ".join(["?"] * len(names))
     given = rows or [(None,) * len(names)]
-    listed = spark.sql(  # the names are ours
-        f"SELECT * FROM VALUES {', '.join([f'({marks})'] * len(given))} AS given(`{'`, `'.join(names)}`)",  # noqa: S608
-        args=[each for row in given for each in row],
-    )
+    values = ", ".join(f"({', '.join(map(_literal, row))})" for row in given)
+    listed = spark.sql(f"SELECT * FROM VALUES {values} AS given(`{'`, `'.join(names)}`)")  # noqa: S608  # no user's text
     return conform(listed if rows else listed.where(F.lit(False)), schema)
+
+
+def _literal(value: str | int | None) -> str:
+    """A literal of SQL; that of a text has its bytes, so that nothing in it means anything."""
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else f"cast(X'{value.encode().hex()}' AS STRING)"
 
 
 def require_columns(rows: DataFrame, needed: Sequence[str]) -> None:

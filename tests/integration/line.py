@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, TopicPartition
 
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
+from app.kafka.clients import admin
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -118,15 +120,19 @@ class Line:
         """What is committed of partition 0: the offset, and what stands beside it.
 
         A transaction has ended when its end is in the log, and its offset is seen a moment later: this waits for that
-        (`require_stable` of KIP-447, which librdkafka asks for).
+        (`require_stable` of KIP-447, which librdkafka asks for). Another client reads the metadata: confluent-kafka
+        (2.16.1) reads past their end, up to the next zero in memory.
         """
-        return await asyncio.to_thread(self._stable)
+        await asyncio.to_thread(self._wait_until_stable)
+        async with admin(self.settings.client) as client:
+            found = await client.list_consumer_group_offsets(self.pipeline.group_id)
+        committed = found.get(AioTopicPartition(self.source, 0))
+        return (0, "") if committed is None else (max(0, committed.offset), committed.metadata)
 
-    def _stable(self) -> tuple[int, str]:
+    def _wait_until_stable(self) -> None:
         with Consumer({"bootstrap.servers": self.broker, "group.id": self.pipeline.group_id}) as consumer:
             (found,) = consumer.committed([TopicPartition(self.source, 0)], timeout=_STABLE_S)
         assert found.error is None
-        return max(0, found.offset), found.metadata or ""
 
 
 MakeLine = Callable[..., Line]

@@ -86,6 +86,7 @@ def pieces(uuid: str, size: int, seed: int = 0, key: bytes | None = b"k") -> lis
 # --- round trip -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 async def test_round_trip_everything(broker: str, make_topic: MakeTopic) -> None:
     """Large, small and empty values, null keys, tombstones, headers and timestamps come back in order as they were."""
     topic = make_topic(**SMALL_TOPIC)

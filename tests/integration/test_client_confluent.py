@@ -316,6 +316,7 @@ async def test_the_asyncio_consumer(broker: str, make_topic: MakeTopic, versityg
 # --- workers, example -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
     broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:

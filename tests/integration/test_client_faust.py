@@ -258,6 +258,7 @@ async def test_random_ids_on_a_compacted_topic_are_warned_of(
     assert record.levelname == "WARNING"
 
 
+@pytest.mark.matrix
 def test_through_two_workers_and_back(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
     """A worker's `offload` is read by Faust, and what Faust sends is read by a worker's `inflate`: the same bytes."""
     raw, offloaded, sent, inflated = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))

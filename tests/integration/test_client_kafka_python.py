@@ -294,6 +294,7 @@ def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) ->
 # --- workers, configuration -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
     broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def deleted(config: Path, *names: str) -> Iterator[None]:
         until(lambda: not described(config, *names), "the topics are gone")
 
 
+@pytest.mark.matrix
 def test_topics_of_a_file_are_made(place: Place) -> None:
     """Those that are missing, once they are agreed to; `check` has nothing to warn of then. The others stay."""
     new = {name: f"{place.orders}-{name}" for name in ("refs", "dead", "whole")}
@@ -452,6 +453,7 @@ def test_consume_ends_on_interrupt(place: Place) -> None:
 # --- inspect, and consume --inflate -----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
     """References are listed with their payloads, and inflated exactly; then one is missing, one malformed."""
     values = {b"large": os.urandom(LARGE), b"second": os.urandom(THRESHOLD + 1), b"small": b"x" * THRESHOLD}
@@ -612,6 +614,7 @@ def test_references_of_keys(place: Place) -> None:
 # --- check and worker -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_check_good_configuration(place: Place) -> None:
     """A table of the pipelines, and OK; with --print the configuration, secrets hidden. No group is created."""
     config = place.config({"sasl.password": "hunter2", "client.id": "${env:WHO}"})

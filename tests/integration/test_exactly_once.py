@@ -85,6 +85,7 @@ async def test_what_the_leader_has_is_at_hand(make_line: MakeLine) -> None:
     assert keys(await line.found()) == list(range(3_000))
 
 
+@pytest.mark.matrix
 async def test_transactions_grow_with_the_flow(make_line: MakeLine) -> None:
     """Records that come one after the other, each in its own request, share transactions; none is lost or twice."""
     line = make_line(**EARLY)
@@ -250,6 +251,7 @@ async def test_refused_record_leaves_nothing_twice(make_line: MakeLine, monkeypa
     assert keys(await line.found()) == list(range(21))
 
 
+@pytest.mark.matrix
 async def test_other_producer_fences(make_line: MakeLine) -> None:
     """A flow whose transactional id another producer takes writes no more, and ends so that it may begin again."""
     line = make_line(**LONG)

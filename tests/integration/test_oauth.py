@@ -19,7 +19,7 @@ from tests.integration.rest import ask
 from tests.integration.topics import read_all, send
 from tests.integration.way import MakeTopic, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
-from tests.oidc import CLIENT, SECRET, Provider, provider
+from tests.oidc import CLIENT, ISSUER, SECRET, Provider, provider
 from transforms.errors import ConfigurationError
 
 CONTROL = "token-of-who-may-steer-1"
@@ -61,6 +61,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             "sasl.oauthbearer.jwks.endpoint.url": made.keys_url,
             "sasl.oauthbearer.expected.audience": "kafka",
+            "sasl.oauthbearer.expected.issuer": ISSUER,  # Kafka 4.4 does not start without it
         }
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={made.keys_url}"
         with EmbeddedBroker(properties, protocols=("SASL_PLAINTEXT",), java_options=[allowed]) as broker:

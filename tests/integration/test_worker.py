@@ -17,6 +17,7 @@ from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from transforms.reference import VALUE
 
 
+@pytest.mark.matrix
 def test_worker_record_survives_whole(make_way: Callable[..., Way]) -> None:
     """A value of 20 MB and every odd record come out exactly as they went in."""
     way = make_way(partitions=2, large=20_000_000)
@@ -146,6 +147,7 @@ def test_worker_forged_reference_stops(make_way: Callable[..., Way]) -> None:
     assert [r.key for r in read_all(way.broker, way.inflated)[0]] == [b"a"]
 
 
+@pytest.mark.matrix
 def test_worker_tolerance_all_buries(make_way: Callable[..., Way]) -> None:
     """Forged, missing and changed payloads go to the dead-letter topic, whole; the records around them pass."""
     way = make_way(partitions=1)

@@ -140,6 +140,7 @@ def plain(found: Mapping[int, Sequence[object]]) -> int:
     return sum(len(records) for records in found.values())
 
 
+@pytest.mark.matrix
 def test_chunks_there_and_back(make_chunks: MakeChunks) -> None:
     """Every odd record comes back as it was, in order, and the topic between never has to take more than it can."""
     chunks = make_chunks(partitions=2)

@@ -49,6 +49,7 @@ def test_workers_with_one_instance_id(make_way: Callable[..., Way], more: dict[s
     assert "begins again" not in log
 
 
+@pytest.mark.needs_kafka((4, 0), "groups of the protocol `consumer` (KIP-848)")
 def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -> None:
     """A worker shares the partitions with a member of the protocol `consumer` (KIP-848), and has all when that is gone.
 
@@ -58,7 +59,7 @@ def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -
     newer = Consumer({"bootstrap.servers": way.broker, "group.id": way.group("offload"), "group.protocol": "consumer"})
     newer.subscribe([way.raw])
     try:
-        until(lambda: held(newer) == 2, "the other has all; it takes Kafka 4.0 or newer")
+        until(lambda: held(newer) == 2, "the other has all")
         with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
             until(lambda: (held(newer), partitions_of(worker)) == (1, 1), "each has one")
             newer.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.integration.command_line import wideload
 from tests.integration.odd_batches import odd_batch, produce
 from tests.integration.offsets import committed
@@ -15,6 +17,7 @@ from tests.integration.worker_process import WorkerProcess, until
 _BATCHES = {"short": 300, "long": 40_000}
 
 
+@pytest.mark.needs_kafka((3, 7), "topics bound how far a timestamp may be ahead, or behind, from 3.6 on (KIP-937)")
 def test_worker_comes_to_the_end_of_odd_batches(
     make_way: Callable[..., Way], make_topic: Callable[..., str], chaos: str, seed: int, rng: random.Random
 ) -> None:

@@ -204,6 +204,7 @@ def test_sink_deleted_and_created_by_the_worker(broker: str, make_way: Callable[
     assert list(dict.fromkeys(numbers(broker, way.orders))) == list(range(10, 20))
 
 
+@pytest.mark.needs_kafka((3, 7), "topics bound how far a timestamp may be ahead, or behind, from 3.6 on (KIP-937)")
 def test_sink_with_log_append_time(broker: str, make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
     """A sink that has, or gets, `LogAppendTime` takes records of any timestamp, and gives them the broker's own."""
     way = make_way(partitions=1)

@@ -158,6 +158,7 @@ def missing(worker: WorkerProcess, topic: str) -> bool:
     return f"topic {topic} does not exist" in str(worker.get("/health")[1]["reasons"])
 
 
+@pytest.mark.matrix
 def test_source_deleted_and_created_anew(topics: Topics) -> None:
     """A pipeline whose source is gone waits and says so, the other goes on; a new topic is read from its beginning."""
     with topics.worker() as worker:
@@ -278,6 +279,7 @@ def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
         assert worker.terminate() == 1
 
 
+@pytest.mark.matrix
 def test_partitions_added(topics: Topics) -> None:
     """New partitions of source and sink are used within seconds; `latest` misses none of theirs, and skips old ones."""
     topics.constants = {}  # as often as it does
@@ -321,6 +323,7 @@ def test_targets_deleted(topics: Topics, make_topic: MakeTopic) -> None:
         assert worker.terminate() == 0
 
 
+@pytest.mark.needs_kafka((3, 7), "topics bound how far a timestamp may be ahead, or behind, from 3.6 on (KIP-937)")
 @pytest.mark.parametrize("tolerance", ["all", "none"])
 def test_timestamp_that_the_sink_refuses(topics: Topics, make_topic: MakeTopic, tolerance: str) -> None:
     """It is an error of the one record, though the broker refuses the batch: a dead letter, or the pipeline stops.

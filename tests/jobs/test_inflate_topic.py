@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -145,6 +145,11 @@ def test_inflate_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> 
         query.processAllAvailable()
     assert place.referring(b"k", values[7]) == records[7]
     query = run()
+    if place.spark.version.startswith("4.1."):  # SPARK-55271: it may end behind the batch that it does again
+        with suppress(StreamingQueryException):
+            query.processAllAvailable()
+        query.stop()
+        query = run()
     query.processAllAvailable()
     query.stop()
     written = place.spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect()

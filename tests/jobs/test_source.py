@@ -190,6 +190,7 @@ def mixed(place: Place) -> tuple[list[Record], list[tuple[bytes, bytes | None]]]
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("compiled")
 def test_batch_resolves_everything(place: Place) -> None:
     """References and chunks are whole values with the records' own headers, and the columns those of Kafka's source."""
@@ -402,6 +403,7 @@ def written(place: Place, folder: Path) -> list[tuple[bytes | None, bytes | None
     return whole(place.spark.read.parquet(str(folder / "out")).orderBy("partition", "offset").collect())
 
 
+@pytest.mark.matrix
 def test_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> None:
     """A stream that is stopped amid a message of chunks, and started again, gives each message once."""
     log, expected = mixed(place)

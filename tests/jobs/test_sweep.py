@@ -289,7 +289,6 @@ def test_main_table(
     assert lines[4:] == ["nothing was deleted: this was a dry run; --delete deletes"]
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 def test_process_killed_while_it_deletes(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], tmp_path: Path

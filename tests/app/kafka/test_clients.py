@@ -448,6 +448,14 @@ def test_an_error_that_is_newer_has_its_number() -> None:
                 "another id)"
             ),
         ),
+        (
+            kafka_errors.InvalidTxnState(),
+            (
+                "[Error 48] InvalidTxnState (the brokers know of no open transaction; those of Kafka 3.7 refuse the "
+                "offsets of every transaction if their group.coordinator.rebalance.protocols names consumer (early "
+                "access to KIP-848): set it to classic)"
+            ),
+        ),
         (_caused(kafka_errors.KafkaError("Unexpected error"), ValueError("a defect")), "KafkaError: Unexpected error"),
         (TimeoutError(), "TimeoutError"),
         (OSError(111, "refused"), "ConnectionRefusedError: [Errno 111] refused"),

@@ -39,10 +39,11 @@ def test_conform_names_missing_column(spark: SparkSession) -> None:
         conform(spark.range(1), RECORD)
 
 
+@pytest.mark.matrix
 def test_few_rows_are_part_of_the_plan(spark: SparkSession) -> None:
     """A few rows need no task of Spark's; they keep their types, also where there are none, and any text is a text."""
     schema = columns("name string, count long, day timestamp")
-    rows = [("it's `a` ? \\", 2**40, None), (None, None, None)]
+    rows = [("it's `a` ? :a ä \\", 2**40, None), (None, None, None)]
     found = few(spark, rows, schema)
     assert (found.schema, [tuple(row) for row in found.collect()]) == (schema, rows)
     nothing = few(spark, (), schema)
