@@ -16,8 +16,8 @@ _SPARK = "matrix and spark"
 _WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"
 _NEED_JAVA = ("tests/app/local", "tests/jobs")  # a chroot has none, and PySpark says itself which Python it supports
 _NOT_KFAKE = {
-    "tests/integration/test_exactly_once.py::test_other_producer_fences": "kfake answers a producer that another one has "
-    "fenced with INVALID_TXN_STATE, which does not say so",
+    "tests/integration/test_exactly_once.py::test_other_producer_fences": "kfake answers a fenced producer "
+    "with INVALID_TXN_STATE, which does not say that it is fenced",
 }
 _PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
 
