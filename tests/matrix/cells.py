@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.matrix.broker import RELEASES
@@ -14,6 +14,11 @@ __all__ = ["CELLS", "USUAL", "Cell", "chosen"]
 _NO_SPARK = "matrix and not spark"
 _SPARK = "matrix and spark"
 _WITH_UNIT = f"(unit and not slow) or ({_NO_SPARK})"
+_NEED_JAVA = ("tests/app/local", "tests/jobs")  # a chroot has none, and PySpark says itself which Python it supports
+_NOT_KFAKE = {
+    "tests/integration/test_exactly_once.py::test_other_producer_fences": "kfake answers a fenced producer "
+    "with INVALID_TXN_STATE, which does not say that it is fenced",
+}
 _PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
 
 
@@ -26,12 +31,16 @@ class Cell:
         choice: pytest's expression of its tests.
         broker: its broker; see `running_broker`.
         environment: its Python and packages; by default those of `make test`.
+        without: folders of tests that are left out.
+        cannot: tests that the broker cannot pass, with the reason, which stands in the table.
     """
 
     name: str
     choice: str = _NO_SPARK
     broker: str = NEWEST
     environment: Environment = field(default_factory=Environment)
+    without: Sequence[str] = ()
+    cannot: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def with_unit_tests(self) -> bool:
@@ -46,7 +55,7 @@ def _spark(name: str, version: str, *more: str) -> Cell:
 _ALL = (
     *(Cell(f"kafka-{release}", broker=release) for release in RELEASES),
     Cell("kafka-newest"),
-    Cell("kfake", broker="kfake"),
+    Cell("kfake", broker="kfake", cannot=_NOT_KFAKE),
     _spark("3.5", "3.5.9", "numpy<2.4"),
     _spark("4.1", "4.1.4"),
     _spark("4.2", "4.2.1"),
@@ -54,7 +63,7 @@ _ALL = (
     Cell("lowest", _WITH_UNIT, environment=Environment(resolution="lowest-direct")),
     Cell("newest", _WITH_UNIT, environment=Environment(resolution="highest")),
     *(
-        Cell(f"python-{version}", _WITH_UNIT, environment=Environment(python=version))
+        Cell(f"python-{version}", _WITH_UNIT, environment=Environment(python=version), without=_NEED_JAVA)
         for version in ("3.12", "3.13", "3.14")
     ),
 )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,7 +55,7 @@ def run(cell: Cell, workers: str) -> Result:
         versions,
         counts.passed,
         counts.failed,
-        counts.skipped,
+        {**counts.skipped, **Counter(cell.cannot.values())},
         set_up_s=round(set_up_s, 1),
         seconds=round(seconds, 1),
     )
@@ -67,6 +68,8 @@ def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str)
     report.unlink(missing_ok=True)
     environ = {**os.environ, "PYTHONPATH": str(environment.ROOT), "KAFKA_BOOTSTRAP_SERVERS": bootstrap}
     command: list[str | Path] = [*python, "-m", "pytest", "-n", workers, "-m", cell.choice, f"--junitxml={report}"]
+    command += [f"--deselect={test}" for test in cell.cannot]
+    command += [f"--ignore={folder}" for folder in cell.without]
     command += [] if cell.with_unit_tests else _marked()
     with log_path.open("wb") as log:
         process = subprocess.Popen(

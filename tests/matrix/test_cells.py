@@ -7,6 +7,7 @@ import pytest
 from app.local import jars
 from tests.matrix import broker
 from tests.matrix.cells import CELLS, USUAL, chosen
+from tests.matrix.environment import ROOT
 
 
 def test_cells_are_chosen_by_name() -> None:
@@ -28,3 +29,11 @@ def test_each_release_has_its_jars() -> None:
     found = {jar.set: jar.coordinates.rpartition(":")[2] for jar in locked if ":kafka_2.13:" in jar.coordinates}
     assert found == {f"kafka-{release}": version for release, version in broker.RELEASES.items()}
     assert {jar.set for jar in locked} == set(found)
+
+
+def test_what_a_broker_cannot_do_names_tests_that_there_are() -> None:
+    """A test that was renamed would run again, and the table would give a reason of none."""
+    for cell in CELLS.values():
+        for test in cell.cannot:
+            file, name = test.split("::")
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
