@@ -79,7 +79,9 @@ def counted(report: str) -> Counts:
         left_out = case.find("skipped")
         if broken is not None:
             reason = _line(broken.get("message", ""))
-            failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason}")
+            failed.append(
+                f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason}".removeprefix("::")
+            )
         elif left_out is not None:
             skipped[_line(left_out.get("message", ""))] += 1
         else:
