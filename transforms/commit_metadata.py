@@ -1,6 +1,9 @@
 """The metadata of commits for a topic of chunks: which messages above the committed offset were delivered already.
 
-    wideload:delivered=OFFSET[;torn=ID,...]
+    wideload:delivered=OFFSET[;torn=ID,...]NUL
+
+The NUL is there for confluent-kafka (2.16.1), which reads metadata as a string of C, though librdkafka puts no NUL
+behind it: what follows in memory would be read too, and a digit there would be one of the offset.
 
 A commit cannot pass the first chunk of an incomplete message, and later messages may be delivered before that one. The
 metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003), unless they are
@@ -18,11 +21,12 @@ __all__ = ["KAFKAS_BYTES", "LEAST_BYTES", "Noted", "note", "noted"]
 KAFKAS_BYTES = 4_096
 """The longest metadata of a commit, by the default of `offset.metadata.max.bytes`."""
 
-LEAST_BYTES = 38
+LEAST_BYTES = 39
 """The longest note without ids: an offset has 19 digits at most."""
 
 _DELIVERED = "wideload:delivered="
 _TORN = ";torn="
+_END = "\0"
 _ID_BYTES = 22
 
 _NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,31}[\w-]{22}))?", re.ASCII)
@@ -42,7 +46,7 @@ class Noted:
 
 
 def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAFKAS_BYTES) -> str:
-    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most 779 bytes.
+    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most 780 bytes.
 
     Args:
         offset: that is committed.
@@ -51,15 +55,15 @@ def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAF
         most_bytes: the most that brokers take; with less than `LEAST_BYTES` a restart may deliver messages again.
     """
     told = f"{_DELIVERED}{delivered}"
-    room = (most_bytes - len(told) - len(_TORN) + 1) // (_ID_BYTES + 1)
+    free = most_bytes - len(told) - len(_END)
+    room = (free - len(_TORN) + 1) // (_ID_BYTES + 1)
     kept = torn[-room:] if room > 0 else ()
-    if len(told) > most_bytes or (delivered <= offset and not kept):
+    if free < 0 or (delivered <= offset and not kept):
         return ""
-    return told + (_TORN + ",".join(kept) if kept else "")
+    return told + (_TORN + ",".join(kept) if kept else "") + _END
 
 
 def noted(metadata: str | None) -> Noted | None:
     """The inverse of `note`; None if the metadata is not of this form."""
-    # confluent-kafka (2.16.1) writes the NUL that ends a string in C, too.
-    match = _NOTE.fullmatch((metadata or "").removesuffix("\0"))
+    match = _NOTE.fullmatch((metadata or "").partition(_END)[0])
     return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())

@@ -171,7 +171,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         told = place in self._sought and place not in self._positions
         if self._stores and place in self._positions:
             with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
-                super().store_offsets(offsets=[TopicPartition(*place, safe, metadata)])
+                super().store_offsets(offsets=[_noting(place, safe, metadata)])
         paused = place in self._paused
         self._forget([TopicPartition(*place)])
         if paused:
@@ -179,7 +179,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         if told:
             self._sought.add(place)
         else:
-            self._notes[place] = TopicPartition(*place, safe, metadata)
+            self._notes[place] = _noting(place, safe, metadata)
         with suppress(KafkaException):  # the same
             super().seek(TopicPartition(*place, safe))
 
@@ -243,7 +243,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             return told
         place = (told.topic, told.partition)
         offset, metadata = self._polled.safe(place, self._given(told, told.offset), told.metadata or "")
-        return TopicPartition(*place, offset, metadata)
+        return _noting(place, offset, metadata)
 
     def _given(self, of: TopicPartition, offset: int) -> int:
         """`offset`, or that of a message of the partition that is ready and was not given yet."""
@@ -416,6 +416,11 @@ def _place(message: Message) -> Place:
 
 def _partitions(places: Iterable[Place]) -> list[TopicPartition]:
     return [TopicPartition(*place) for place in places]
+
+
+def _noting(place: Place, offset: int, note: str) -> TopicPartition:
+    """An offset to commit with its note, without the NUL at its end: confluent-kafka writes one itself."""
+    return TopicPartition(*place, offset, note.removesuffix("\0"))
 
 
 def _is_told(offset: int) -> bool:

@@ -121,7 +121,7 @@ class Line:
 
         A transaction has ended when its end is in the log, and its offset is seen a moment later: this waits for that
         (`require_stable` of KIP-447, which librdkafka asks for). Another client reads the metadata: confluent-kafka
-        (2.16.1) reads past their end, up to the next zero in memory.
+        (2.16.1) reads to the next NUL, and leaves it out.
         """
         await asyncio.to_thread(self._wait_until_stable)
         async with admin(self.settings.client) as client:

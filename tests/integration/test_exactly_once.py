@@ -200,7 +200,7 @@ async def test_chunks_and_what_stands_beside_the_offset(make_line: MakeLine) -> 
     async with line.life() as life:
         await life.until(lambda: life.stats.commits > 0 and life.stats.records_out == 10)
         await life.stop()
-    assert await line.committed() == (0, "wideload:delivered=11")
+    assert await line.committed() == (0, "wideload:delivered=11\0")
     await line.send(rest)
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 1)

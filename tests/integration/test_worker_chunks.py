@@ -202,7 +202,7 @@ def test_chunks_killed_in_the_middle(make_chunks: MakeChunks) -> None:
     chunks.write(before)
     worker = chunks.worker(chunks.join())
     with worker:
-        delivered = f"wideload:delivered={len(before)}"
+        delivered = f"wideload:delivered={len(before)}\0"
         until(lambda: chunks.mark("join", chunks.chunked) == (1, delivered), "all but the pending is committed")
         page = worker.get("/pipelines")[1][0]
         assert page["pending_chunked_messages"] == 2
@@ -358,7 +358,7 @@ def test_chunks_expire(make_chunks: MakeChunks) -> None:
     a = pieces(message(b"unfinished", 90_000))
     chunks.write([*a[:3], message(b"small", 10)])
     with chunks.worker(chunks.join(**chunks.tolerance)) as worker:
-        until(lambda: chunks.mark("join", chunks.chunked) == (0, "wideload:delivered=4"), "the small one is committed")
+        until(lambda: chunks.mark("join", chunks.chunked) == (0, "wideload:delivered=4\0"), "the small one counts")
         assert worker.terminate() == 0
     soon = {"expire.time.of.incomplete.chunked.message.ms": 500}
     with chunks.worker(chunks.join(**chunks.tolerance, **soon)) as worker:
@@ -420,7 +420,7 @@ def test_chunks_evicted(make_chunks: MakeChunks, drops: bool) -> None:  # noqa: 
     chunks.write(mixed)
     few = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": drops}
     with chunks.worker(chunks.join(**chunks.tolerance, **few)) as worker:
-        delivered = f"wideload:delivered={len(mixed)}"
+        delivered = f"wideload:delivered={len(mixed)}\0"
         until(lambda: chunks.mark("join", chunks.chunked) == (1, delivered), "the oldest is given up")
         log = worker.log.read_text()
         assert worker.terminate() == 0

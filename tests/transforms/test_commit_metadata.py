@@ -10,7 +10,7 @@ IDS = tuple(f"{number:022}" for number in range(32))
 LAST = 2**63 - 1
 
 
-@pytest.mark.parametrize("most_bytes", [LEAST_BYTES, 65, 66, 88, 89, 778, 779])
+@pytest.mark.parametrize("most_bytes", [LEAST_BYTES, 66, 67, 89, 90, 779, 780])
 def test_note_that_fits(most_bytes: int) -> None:
     """It says what was delivered, and as many of the newest ids as there is room for."""
     text = note(5, LAST, IDS, most_bytes)
@@ -23,3 +23,12 @@ def test_note_that_fits(most_bytes: int) -> None:
 def test_note_without_room(delivered: int, most_bytes: int) -> None:
     """No part of an offset is noted, and none that says nothing."""
     assert note(5, delivered, IDS, most_bytes) == ""
+
+
+@pytest.mark.parametrize("torn", [(), IDS[:2]])
+def test_what_a_client_reads_behind_a_note_is_no_part_of_it(torn: tuple[str, ...]) -> None:
+    """confluent-kafka (2.16.1) takes metadata for a string of C: it reads to the first NUL, wherever that is."""
+    text = note(5, 11, torn)
+    in_memory = text + "7\x7f"
+    as_c = in_memory.partition("\0")[0]
+    assert noted(as_c) == noted(text) == Noted(11, torn)

@@ -249,10 +249,10 @@ def test_note_is_short_and_read_back() -> None:
     """The note of any offset is far below what the broker takes, and nothing else is taken for one."""
     torn = tuple(f"{number:022}" for number in range(32))
     assert note(5, 5, ()) == ""
-    assert noted(note(5, 9, ())) == noted(note(5, 9, ()) + "\0") == Noted(9)
+    assert noted(note(5, 9, ())) == noted(note(5, 9, ())[:-1]) == Noted(9)
     assert noted(note(0, 2**63 - 1, torn)) == Noted(2**63 - 1, torn)
     assert len(note(0, 2**63 - 1, torn)) < 800
-    others = [None, "", "mine", "wideload:delivered=", "wideload:delivered=-1", f"{note(0, 1, torn)},", "torn=x"]
+    others = [None, "", "mine", "wideload:delivered=", "wideload:delivered=-1", note(0, 1, torn)[:-1] + ",", "torn=x"]
     assert [noted(text) for text in others] == [None] * len(others)
 
 

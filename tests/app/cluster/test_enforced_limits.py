@@ -140,8 +140,8 @@ async def test_what_all_brokers_take_of_commits(
 @pytest.mark.parametrize(
     ("more", "size", "refused"),
     [
-        ({"transforms": ["assemble"]}, 37, True),
-        ({"transforms": ["assemble"]}, 38, False),
+        ({"transforms": ["assemble"]}, 38, True),
+        ({"transforms": ["assemble"]}, 39, False),
         ({"transforms": ["inflate"]}, 37, False),
         ({"transforms": ["inflate"], "processing.guarantee": "exactly_once"}, 37, True),
         ({"transforms": ["inflate"], "large.message.strategy": "auto"}, 37, True),

@@ -106,7 +106,7 @@ def test_metadata_fits_the_brokers() -> None:
     assert assembler.commit(one) == (tracker.released, "")
     assembler.add(one, chunks(tracker.released, uuid="v")[0])
     tracker.released += 1
-    assert assembler.commit(one) == (tracker.released - 1, f"wideload:delivered={tracker.released}")
+    assert assembler.commit(one) == (tracker.released - 1, f"wideload:delivered={tracker.released}\0")
 
 
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
@@ -127,15 +127,15 @@ def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
     for record in (first, *middle):
         assert assembler.add(one, record) == (None, [])
         tracker.released = record.offset + 1
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
     whole, _ = assembler.add(one, last)
     assert whole is not None
     assert (whole.topic, whole.partition, whole.offset) == ("chunked", 0, last.offset)
     assert (whole.value, whole.headers, whole.timestamp) == (b"x" * 2_500, (("own", b"1"),), 5)
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
     span = tracker.span(last.offset)
     tracker.released = last.offset + 1
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
     span.durable = True
     assert assembler.commit(one) == (last.offset + 1, "")
 
@@ -147,10 +147,10 @@ def test_commit_waits_for_dead_letters() -> None:
     tracker.released = 10
     hold = Hold(4)
     one.holds.append(hold)
-    assert assembler.commit(one) == (4, "wideload:delivered=10")
+    assert assembler.commit(one) == (4, "wideload:delivered=10\0")
     hold.last = 9
     span = tracker.span(9)
-    assert assembler.commit(one) == (4, "wideload:delivered=9")
+    assert assembler.commit(one) == (4, "wideload:delivered=9\0")
     span.durable = True
     assert assembler.commit(one) == (10, "")
     assert one.holds == []
