@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from transforms.errors import WideloadError
+from aiokafka.errors import KafkaError
 
-__all__ = ["TaskEndedError", "begin"]
+from transforms.errors import WideloadError
+from transforms.logger_name import logger_name
+
+__all__ = ["FORESEEN", "TaskEndedError", "begin"]
+
+log = logging.getLogger(logger_name(__name__))
 
 T = TypeVar("T")
+
+FORESEEN = (WideloadError, KafkaError, OSError, TimeoutError)
+"""The errors that are no defects of this project."""
 
 
 class TaskEndedError(WideloadError):
@@ -22,19 +31,24 @@ def begin(
 ) -> asyncio.Task[T]:
     """Begins a task; its end counts as a failure unless it returns, or `cancel` was called.
 
+    A defect that comes up on the way out, after `cancel`, is only logged.
+
     Args:
         work: what it does.
         failed: called with what it has raised; with a `TaskEndedError` if it has raised nothing.
         lasting: whether it goes on until it is cancelled, so that it fails if it returns, too.
     """
     task = asyncio.get_running_loop().create_task(work)
+    name = cast("Any", work).__qualname__
 
     def look(_: object) -> None:
         error = None if task.cancelled() else task.exception()
         if task.cancelling():
+            if error is not None and not isinstance(error, FORESEEN):
+                log.error("%s was to end: unexpected error", name, exc_info=error)
             return
         if error is None and (lasting or task.cancelled()):
-            error = TaskEndedError(f"{cast('Any', work).__qualname__} has ended, which goes on until it is stopped")
+            error = TaskEndedError(f"{name} has ended, which goes on until it is stopped")
         if error is not None:
             failed(error)
 

@@ -323,14 +323,15 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._leaving = True
             for task in watching:
                 task.cancel()
-            await self._delivery.offsets.close()
-            self.progress.hold()
-            self.left = self._lanes.uncommitted()
-            self._lanes.discard_all()
-            self._retries.close()
-            await self._quietly("producer", self._delivery.stop)
-            await self._quietly("consumer", self._consumer.stop)
-            self._share.close()
+            async with contextlib.AsyncExitStack() as ending:  # if one raises, the others are called too
+                ending.callback(self._share.close)
+                ending.push_async_callback(self._quietly, "consumer", self._consumer.stop)
+                ending.push_async_callback(self._quietly, "producer", self._delivery.stop)
+                await self._delivery.offsets.close()
+                self.progress.hold()
+                self.left = self._lanes.uncommitted()
+                self._lanes.discard_all()
+                self._retries.close()
 
     async def _commit_written(self) -> None:
         with contextlib.suppress(KafkaError, TimeoutError):

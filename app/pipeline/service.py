@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, cast
 
 from aiokafka import TopicPartition
 from faust import Service
@@ -247,10 +247,15 @@ class Pipeline(Service):
 
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         while not self._ending:
             try:
                 delay_s = await self._turn(delay_s)
-            except Exception as exc:  # a defect of ours: the other pipelines must not go down with this one
+            except (Exception, asyncio.CancelledError) as exc:
+                if task.cancelling():
+                    raise
+                # A defect of ours, or a library has cancelled what the flow waits for. The other pipelines must not go
+                # down with this one, and a request may restart it.
                 log.exception("pipeline %s: unexpected error", self.settings.name)
                 self._give_up(exc)
         if self._status != "FAILED":

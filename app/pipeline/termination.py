@@ -7,21 +7,22 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiokafka.errors import KafkaError
-
 from app.pipeline import background
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 from transforms.record import SourceRecord
 
-__all__ = ["RecordError", "Termination"]
+__all__ = ["DefectError", "RecordError", "Termination"]
 
 log = logging.getLogger(logger_name(__name__))
 
 T = TypeVar("T")
 
-_FORESEEN = (WideloadError, KafkaError, OSError, TimeoutError)
 _LOOK_S = 0.2
+
+
+class DefectError(WideloadError):
+    """A defect of this project has ended the flow; the log has its traceback already."""
 
 
 class RecordError(WideloadError):
@@ -79,7 +80,11 @@ class Termination:
             record: the record that was in hand; None if there was none.
         """
         log.error("pipeline %s: unexpected error", self._pipeline, exc_info=error)
-        self.fail(error if record is None else RecordError(record, error, ""))
+        if record is not None:
+            error = RecordError(record, error, "")
+        elif not isinstance(error, WideloadError):
+            error = DefectError(f"unexpected {type(error).__name__}: {error}")
+        self.fail(error)
 
     def begin(self, work: Coroutine[Any, Any, T], *, lasting: bool = False) -> asyncio.Task[T]:
         """Begins a task of the flow, which ends the flow if it fails; see `background.begin`."""
@@ -89,7 +94,7 @@ class Termination:
         ended = isinstance(error, background.TaskEndedError)
         if ended and (self.asked or self.error is not None):
             return  # it has ended the flow, or does so with it
-        if ended or not isinstance(error, _FORESEEN):
+        if ended or not isinstance(error, background.FORESEEN):
             self.fail_by_defect(error)
         else:
             self.fail(error)

@@ -74,22 +74,27 @@ async def test_an_end_that_nobody_asked_for_is_told(
     assert [f"{type(each).__name__}: {each}" for each in errors] == ([] if told is None else [told])
 
 
-async def test_a_task_that_is_cancelled_has_not_failed() -> None:
-    """Nor if it raises something on its way out."""
+async def test_a_task_that_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor if it raises something on its way out; a defect is logged, as nobody else sees it."""
 
-    async def fails_to_end() -> None:
+    async def fails_to_end(error: Exception) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            raise UnforeseenError
+            raise error
 
     errors: list[BaseException] = []
-    tasks = [begin(work, errors.append, lasting=True) for work in (fails_to_end(), returns(), asyncio.sleep(3_600))]
+    works = fails_to_end(UnforeseenError()), fails_to_end(OSError()), returns(), asyncio.sleep(3_600)
+    tasks = [begin(work, errors.append, lasting=True) for work in works]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert errors == []
+    (logged,) = caplog.records
+    assert logged.getMessage().endswith("fails_to_end was to end: unexpected error")
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is UnforeseenError
 
 
 def test_an_ended_task_has_the_root_of_our_errors() -> None:

@@ -14,7 +14,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
-from app.pipeline.termination import Termination
+from app.pipeline.termination import DefectError, Termination
 from tests.app.pipeline.test_error_policy import settings
 
 PARTITION = TopicPartition("raw", 0)
@@ -93,7 +93,7 @@ async def test_offsets_that_cannot_be_taken_end_the_flow(monkeypatch: pytest.Mon
     bench.answers[-1].set_result(7)
     assert bench.offsets._looking_up is not None
     await asyncio.wait([bench.offsets._looking_up], timeout=10)
-    assert isinstance(bench.termination.error, IndexError)
+    assert isinstance(bench.termination.error, DefectError)
 
 
 async def test_look_up_that_a_rebalance_overtakes() -> None:

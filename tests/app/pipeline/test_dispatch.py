@@ -23,7 +23,7 @@ from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import RecordError, Termination
+from app.pipeline.termination import DefectError, RecordError, Termination
 from stores.memory import MemoryStore
 from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
@@ -127,7 +127,7 @@ async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.Monk
     async with asyncio.timeout(20):
         while bench.termination.error is None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
-    assert isinstance(bench.termination.error, IndexError)
+    assert isinstance(bench.termination.error, DefectError)
 
 
 async def test_letters_of_few_chunks_are_written_at_once() -> None:

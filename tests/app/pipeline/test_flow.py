@@ -151,10 +151,31 @@ async def test_a_task_that_ends_by_itself_ends_the_flow(
     """In silence nobody would see any more what it looks for: partitions, brokers, another member, commits."""
     monkeypatch.setattr(flow._consumer.consumer, "getmany", Waiting())
     monkeypatch.setattr(owner, task, Ends(error))
-    with pytest.raises(type(error) if error else WideloadError) as caught:
+    with pytest.raises(WideloadError, match=f"unexpected IndexError: {error}" if error else None) as caught:
         await asyncio.wait_for(flow.run(), 20)
     if error is None and task in ("watch", "_commit_regularly"):
         assert "has ended, which goes on until it is stopped" in str(caught.value)
+
+
+async def test_a_producer_that_cannot_be_stopped_keeps_no_consumer(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that goes on would stay in the group, with its partitions, which nobody reads."""
+    stop_producer, stop_consumer = flow._delivery.stop, flow._consumer.stop
+    stopped: list[str] = []
+
+    async def fails() -> None:
+        await stop_producer()
+        raise IndexError("a defect")
+
+    async def stops() -> None:
+        await stop_consumer()
+        stopped.append("consumer")
+
+    monkeypatch.setattr(flow._delivery, "stop", fails)
+    monkeypatch.setattr(flow._consumer, "stop", stops)
+    flow.stop()
+    with pytest.raises(IndexError, match="a defect"):
+        await asyncio.wait_for(flow.run(), 20)
+    assert stopped == ["consumer"]
 
 
 @pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])

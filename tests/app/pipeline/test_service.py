@@ -170,6 +170,22 @@ async def test_a_restart_is_one_though_the_last_records_fail(monkeypatch: pytest
         assert ended == [pipeline]
 
 
+async def test_a_restart_follows_what_a_library_has_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pipeline has failed with a reason; without its task, it would be starting for ever when it is asked to."""
+    monkeypatch.setattr(_FailingFlow, "error", asyncio.CancelledError("by a library"))
+    ended: list[Pipeline] = []
+    async with running(monkeypatch, ended) as pipeline:
+        assert pipeline.flow is not None
+        pipeline.flow.stop()
+        await until(lambda: pipeline.status == "FAILED")
+        assert (ended, pipeline.last_error) == ([pipeline], "unexpected CancelledError: by a library")
+        assert "Traceback" in caplog.text
+        pipeline.begin_anew()
+        await until(lambda: pipeline.status == "RUNNING")
+
+
 async def test_the_last_line_tells_what_the_last_flow_in_the_group_has_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.pipeline.termination import RecordError, Termination
+from app.pipeline.background import TaskEndedError
+from app.pipeline.termination import DefectError, RecordError, Termination
+from transforms.errors import WideloadError
 from transforms.record import Header
 
 
@@ -62,8 +64,14 @@ def test_termination_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_termination_by_a_defect_without_a_record() -> None:
-    """Where no record was in hand, the flow ends with the error itself."""
+    """Where no record was in hand, the flow ends with an error of ours: the pipeline logs no second traceback."""
+    with pytest.raises(DefectError, match=r"^unexpected KeyError: 'defect'$"):
+        _failed(KeyError("defect")).raise_error()
+    with pytest.raises(WideloadError, match=r"^has ended$"):
+        _failed(TaskEndedError("has ended")).raise_error()
+
+
+def _failed(error: BaseException) -> Termination:
     termination = Termination("p", lambda: None)
-    error = KeyError("defect")
     termination.fail_by_defect(error)
-    assert termination.error is error
+    return termination
