@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `SparkContext._jvm` | Hadoop's files, Kafka's admin client, Delta | PySpark 3.5 to 4.3 |
 | `SparkSession._jsparkSession` | Delta | PySpark 3.5 to 4.3 |
-| `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.2 |
+| `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.3 |
 
 Delta has no public way to the last batch of a query: `DESCRIBE HISTORY` forgets it after 30 days. All else that is
 asked of Java is public: of Hadoop, of Kafka, and `SparkContext` of Spark. `tests/jobs/driver/test_jvm.py` uses each.
