@@ -180,6 +180,10 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     installed = release()
     if not submitted():
         require_java(installed)
+        if not (home() / "bin").is_dir():
+            raise ConfigurationError(
+                "SPARK_HOME", f"{home()} holds no bin/spark-submit; set it to a Spark, or unset it"
+            )
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if _runs_here(settings):

@@ -11,7 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.driver.installed_spark import release
-from jobs.driver.session import SessionSettings, _builder, _runs_here, connector_jars, fit_shuffles, share_code
+from jobs.driver.session import (
+    SessionSettings,
+    _builder,
+    _runs_here,
+    connector_jars,
+    fit_shuffles,
+    open_session,
+    share_code,
+)
 from transforms.errors import ConfigurationError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -120,3 +128,14 @@ def test_jars_for_another_scala(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         connector_jars(f"{tmp_path}")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert connector_jars(f"{tmp_path}") == (str(good), str(bad))
+
+
+def test_spark_home_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong SPARK_HOME is one sentence, where PySpark would raise a `FileNotFoundError`."""
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with (
+        pytest.raises(ConfigurationError, match=f"SPARK_HOME: {tmp_path} holds no bin/spark-submit; set it to a Spark"),
+        open_session(SessionSettings("audit")),
+    ):
+        pass
