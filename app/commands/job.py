@@ -91,7 +91,7 @@ def require_spark(command: str) -> None:
     Raises:
         ConfigurationError: one of them is not, or Spark is of another release.
     """
-    require(command, ("pyspark", "pyarrow"), "spark")
+    require(command, ("pyspark", "py4j", "pyarrow"), "spark")
     spark_home.release()
 
 

@@ -57,7 +57,7 @@ _NO_TIMESTAMP = -1
 _COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _EITHER_WAY = "message.timestamp.difference.max.ms"  # up to Kafka 3.9, for each of the two that is not set
-_UNBOUNDED = str(2**63 - 1)
+_UNBOUNDED = 2**63 - 1
 
 OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
 """How far the timestamp of a record may be behind the broker's clock, and ahead of it; from Kafka 3.6 on."""
@@ -237,7 +237,9 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
 
 
 def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
-    """How far from now a timestamp may be; None if it has no bound, or brokers set timestamps themselves.
+    """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say.
+
+    Without a bound it is 2**63 - 1, as brokers say it: there are timestamps that are further from now.
 
     Args:
         config: the values of `TIMESTAMPS` that the topic has.
@@ -245,10 +247,8 @@ def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
     """
     if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
         return None
-    for each in (name, _EITHER_WAY):
-        if (value := config.get(each) or _UNBOUNDED) != _UNBOUNDED:
-            return int(value)
-    return None
+    bounds = [int(value) for each in (name, _EITHER_WAY) if (value := config.get(each))]
+    return next((each for each in bounds if each != _UNBOUNDED), _UNBOUNDED if bounds else None)
 
 
 class Operation(IntEnum):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from transforms.spark_release import DEFAULT, SparkRelease, found_in, release_of
 
 __all__ = ["find", "release"]
+
+_VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](.+)["']""", re.MULTILINE)
 
 
 def find() -> Path | None:
@@ -21,11 +24,18 @@ def find() -> Path | None:
 
 
 def release() -> SparkRelease:
-    """What goes with it, by the names of its jars; with the locked PySpark, if there are no jars.
+    """What goes with it, by the names of its jars; else by the version of PySpark, which may be a client without jars.
+
+    Without either, that of the lock.
 
     Raises:
         ConfigurationError: it is a release that the jobs do not run on.
     """
     home = find()
     found = home and found_in(path.name for path in home.glob("jars/spark-core_*.jar"))
-    return release_of(*found) if found else DEFAULT
+    if found:
+        return release_of(*found)
+    spec = importlib.util.find_spec("pyspark")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    version = _VERSION.search(file.read_text("utf-8")) if file and file.is_file() else None
+    return release_of(version[1]) if version else DEFAULT

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `SparkContext._jvm` | Hadoop's files, Kafka's admin client, Delta | PySpark 3.5 to 4.3 |
 | `SparkSession._jsparkSession` | Delta | PySpark 3.5 to 4.3 |
-| `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.2 |
+| `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.3 |
 
 Delta has no public way to the last batch of a query: `DESCRIBE HISTORY` forgets it after 30 days. All else that is
 asked of Java is public: of Hadoop, of Kafka, and `SparkContext` of Spark. `tests/jobs/driver/test_jvm.py` uses each.
@@ -165,7 +165,15 @@ class Files:
         temporary = self._path(location.getParent(), f".{location.getName()}.{uuid.uuid4().hex}.tmp")
         try:
             _write(files.create(temporary, False), text)
-            context.rename(temporary, location, self._overwriting())
+            file = _local(files, location)
+            if file is None or file.is_dir():  # the latter is an error
+                context.rename(temporary, location, self._overwriting())
+            else:
+                # Hadoop would rename the file and its checksums one after the other: a kill, or two runs, mix them.
+                written = file.with_name(str(temporary.getName()))
+                for each in (file, written):
+                    _checksums(each).unlink(missing_ok=True)
+                written.replace(file)
         except BaseException:
             files.delete(temporary, False)
             raise
@@ -177,16 +185,20 @@ class Files:
             FileExistsError: there is such a file already.
         """
         files, location = self._locate(path)
+        file = _local(files, location)
+        if file is not None:  # Hadoop looks first, and creates it then: two runs could both succeed
+            files.mkdirs(location.getParent())
+            if not self._java.java.io.File(str(file)).createNewFile():
+                raise FileExistsError(path)
         try:
-            stream = files.create(location, False)
+            stream = files.create(location, file is not None)
         except Py4JJavaError as exc:
             if "AlreadyExists" not in str(exc):
                 raise
             raise FileExistsError(path) from exc
         _write(stream, text)
-        uri = files.makeQualified(location).toUri()
-        if str(uri.getScheme()) == "file":
-            _sync(Path(str(uri.getPath())))
+        if file is not None:
+            _sync(file)
 
     def delete(self, path: str) -> None:
         """Deletes a file, if there is one."""
@@ -220,6 +232,17 @@ class Files:
         return location.getFileSystem(self._configuration), location
 
 
+def _local(files: Any, location: Any) -> Path | None:
+    """The path of a file on a disk of this machine; None for another file system."""
+    uri = files.makeQualified(location).toUri()
+    return Path(str(uri.getPath())) if str(uri.getScheme()) == "file" else None
+
+
+def _checksums(file: Path) -> Path:
+    """The file in which Hadoop's local file system keeps the checksums of another one."""
+    return file.with_name(f".{file.name}.crc")
+
+
 def _put(stream: Any, text: str) -> None:
     stream.write(bytearray(text, "utf-8"))
     if stream.hasCapability("hsync"):
@@ -235,7 +258,7 @@ def _write(stream: Any, text: str) -> None:
 
 def _sync(file: Path) -> None:
     """Hadoop's local file system leaves its files to the page cache, so they are flushed here, with their checksums."""
-    for path in (file, file.with_name(f".{file.name}.crc"), file.parent):
+    for path in (file, _checksums(file), file.parent):
         if path.exists():
             number = os.open(path, os.O_RDONLY)
             try:

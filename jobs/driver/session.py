@@ -83,6 +83,8 @@ _SMALL_HEAP = "-XX:+UseSerialGC"
 # Java reads options from them, and does not start with two collectors.
 _JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
+_SCALA = re.compile(r"_(2\.\d+)-\d")  # in the name of a jar
+
 _MASTER = re.compile(r"^[ \t]*spark\.master[ \t]*[ \t=:][ \t]*(\S+)", re.MULTILINE)
 
 # The job itself reports a failed query, in one sentence; Spark would log the same with its whole stack.
@@ -142,7 +144,7 @@ def connector_jars(listed: str) -> tuple[str, ...]:
     loader makes casts between the two fail.
 
     Raises:
-        ConfigurationError: an entry does not exist, or a folder holds no jar.
+        ConfigurationError: an entry does not exist, a folder holds no jar, or a jar is for another Scala.
     """
     shipped = {path.name for path in home().glob("jars/*.jar")}
     jars: list[Path] = []
@@ -157,6 +159,14 @@ def connector_jars(listed: str) -> tuple[str, ...]:
             jars.append(path)
         else:
             raise ConfigurationError("--jars", f"{entry} is neither a file nor a folder")
+    for path in () if submitted() else jars:  # under spark-submit they are not used
+        scala = _SCALA.search(path.name)
+        if scala and scala[1] != release().scala:
+            raise ConfigurationError(
+                "--jars",
+                f"{path} is for Scala {scala[1]}, and this Spark {release().name} is built with {release().scala}; "
+                f"give the jars of {release().connector}, or none",
+            )
     return tuple(str(path.resolve()) for path in jars if path.name not in shipped)
 
 
@@ -170,6 +180,10 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     installed = release()
     if not submitted():
         require_java(installed)
+        if not (home() / "bin").is_dir():
+            raise ConfigurationError(
+                "SPARK_HOME", f"{home()} holds no bin/spark-submit; set it to a Spark, or unset it"
+            )
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if _runs_here(settings):

@@ -58,8 +58,8 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether tests ran and none failed, or the cell could not be had."""
-        return bool(self.missing) or not (self.error or self.failed)
+        """Whether a test passed and none failed, or the cell could not be had."""
+        return bool(self.missing) or (self.passed > 0 and not (self.error or self.failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,17 @@ def _line(text: str) -> str:
 
 
 def read(file: Path = FILE) -> list[Result]:
-    """The results that are kept, in the order of their cells; none if there is no file."""
-    return [Result(**each) for each in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+    """The results that are kept, in the order of their cells; none if there is no file.
+
+    Raises:
+        ValueError: the file has something else; the message is for the user.
+    """
+    if not file.exists():
+        return []
+    try:
+        return [Result(**each) for each in json.loads(file.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as exc:
+        raise ValueError(f"{file.name} has no results ({exc}); restore it, or remove it") from exc
 
 
 def merged(kept: Iterable[Result], new: Iterable[Result], order: Sequence[str]) -> list[Result]:
@@ -108,8 +117,10 @@ def merged(kept: Iterable[Result], new: Iterable[Result], order: Sequence[str]) 
 
 
 def write(results: Iterable[Result], file: Path = FILE) -> None:
-    """Keeps the results."""
-    file.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", encoding="utf-8")
+    """Keeps the results; a file that cannot be written, as on a full disk, keeps the former ones."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", encoding="utf-8")
+    new.replace(file)
 
 
 def table(results: Iterable[Result]) -> Table:

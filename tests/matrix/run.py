@@ -45,9 +45,9 @@ def run(cell: Cell, workers: str) -> Result:
             set_up_s, began = time.monotonic() - began, time.monotonic()
             counts = _tests(cell, python, bootstrap, workers)
     except NotHereError as exc:
-        return Result(cell.name, date, missing=str(exc))
+        return Result(cell.name, date, missing=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
     except (CellError, OSError, RuntimeError, WideloadError) as exc:
-        return Result(cell.name, date, error=str(exc))
+        return Result(cell.name, date, error=_of_any_machine(exc), set_up_s=round(time.monotonic() - began, 1))
     seconds = time.monotonic() - began
     return Result(
         cell.name,
@@ -59,6 +59,11 @@ def run(cell: Cell, workers: str) -> Result:
         set_up_s=round(set_up_s, 1),
         seconds=round(seconds, 1),
     )
+
+
+def _of_any_machine(error: Exception) -> str:
+    """The text of an error without the folders of this machine: it goes to a page of the documentation."""
+    return str(error).replace(f"{environment.ROOT}/", "").replace(f"{Path.home()}/", "~/")
 
 
 def _tests(cell: Cell, python: environment.Python, bootstrap: str, workers: str) -> Counts:
@@ -111,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         cells = chosen(options.cells)
+        read()  # else the first result could not be kept
     except ValueError as exc:
         parser.error(str(exc))
     console, results, began = Console(soft_wrap=True), [], time.monotonic()

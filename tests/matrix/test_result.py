@@ -47,6 +47,32 @@ def test_results_are_kept(tmp_path: Path) -> None:
     )
 
 
+def test_results_are_kept_whole(tmp_path: Path) -> None:
+    """A file is replaced as a whole: if there is no room for the new results, the former ones stay."""
+    file = tmp_path / "some.json"
+    write([Result("kafka-2.8", "2026-11-26")], file)
+    with file.open(encoding="utf-8") as former:
+        write([], file)
+        assert "kafka-2.8" in former.read()
+    assert [each.name for each in tmp_path.iterdir()] == ["some.json"]
+
+
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD", '[{"cell": "kafka-2.8", "time": 1}]', "[1]", "7"])
+def test_file_with_something_else(tmp_path: Path, text: str) -> None:
+    """A merge that was left half done is one sentence."""
+    file = tmp_path / "some.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"^some\.json has no results \(.*\); restore it, or remove it$"):
+        read(file)
+
+
+def test_cell_without_a_test_that_passed() -> None:
+    """A cell of which all tests were skipped has shown nothing."""
+    assert not Result("kafka-2.8", "2026-11-26", skipped={"needs Kafka 4.0": 16}).good
+    assert Result("kafka-2.8", "2026-11-26", passed=1, skipped={"needs Kafka 4.0": 15}).good
+    assert Result("kfake", "2026-11-26", missing="Go is not installed").good
+
+
 @pytest.mark.parametrize(
     ("new", "kept"),
     [

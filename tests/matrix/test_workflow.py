@@ -14,7 +14,10 @@ SCHEMA = "builtin_schemas/vendor/github-workflows.json"  # of check-jsonschema, 
 
 
 def test_workflow_runs_the_matrix_each_night_and_for_each_release() -> None:
-    """It fits the schema of GitHub's workflows, and no text of who starts it gets into a command."""
+    """It fits the schema of GitHub's workflows, and no text of who starts it gets into a command.
+
+    `make` runs on the Python that the workflow chose, and not on the one of the runner's image.
+    """
     text = (ROOT / ".github" / "workflows" / "matrix.yml").read_text(encoding="utf-8")
     workflow = {"on" if key is True else key: value for key, value in yaml.safe_load(text).items()}  # YAML 1.1
     (schema,) = (file for file in files("check-jsonschema") or () if file.match(SCHEMA))
@@ -23,3 +26,6 @@ def test_workflow_runs_the_matrix_each_night_and_for_each_release() -> None:
     commands = [step["run"] for step in workflow["jobs"]["matrix"]["steps"] if "run" in step]
     assert commands[-1] == 'make matrix CELLS="$CELLS"'
     assert not any("${{" in command for command in commands)
+    (python,) = (step for step in workflow["jobs"]["matrix"]["steps"] if "setup-python" in step.get("uses", ""))
+    versions = python["with"]["python-version"].split()
+    assert workflow["jobs"]["matrix"]["env"]["PYTHON"] == f"python{versions[-1]}"

@@ -112,13 +112,14 @@ def test_job_whose_jars_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert ended.value.code in (1, 2)
 
 
-def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without PySpark, one sentence says what to install."""
-    monkeypatch.setitem(sys.modules, "pyspark", None)
+@pytest.mark.parametrize("missing", ["pyspark", "py4j"])
+def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    """Without PySpark, or with a client of Spark Connect, which lacks Py4J, one sentence says what to install."""
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as ended:
         main(["job", "sweep", "--help"])
     assert ended.value.code == 2
-    said = "wideload: job: pyspark is not installed; run: pip install 'wideload[spark]'\n"
+    said = f"wideload: job: {missing} is not installed; run: pip install 'wideload[spark]'\n"
     assert capsys.readouterr().err == said
 
 

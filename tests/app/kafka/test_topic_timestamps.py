@@ -8,7 +8,8 @@ import pytest
 
 from app.kafka.topics import NEWEST, OLDEST, timestamp_bound_ms
 
-NONE = str(2**63 - 1)
+MOST = 2**63 - 1
+NONE = str(MOST)
 EITHER_WAY = "message.timestamp.difference.max.ms"
 
 
@@ -16,18 +17,21 @@ EITHER_WAY = "message.timestamp.difference.max.ms"
 @pytest.mark.parametrize(
     ("config", "oldest_ms", "newest_ms"),
     [
-        ({EITHER_WAY: NONE}, None, None),
+        ({EITHER_WAY: NONE}, MOST, MOST),
         ({EITHER_WAY: "5"}, 5, 5),
         ({EITHER_WAY: "5", OLDEST: NONE, NEWEST: NONE}, 5, 5),
         ({EITHER_WAY: "5", OLDEST: NONE, NEWEST: "7"}, 5, 7),
         ({EITHER_WAY: "7", OLDEST: "5", NEWEST: NONE}, 5, 7),
-        ({EITHER_WAY: NONE, OLDEST: NONE, NEWEST: NONE}, None, None),
-        ({OLDEST: NONE, NEWEST: "3600000"}, None, 3_600_000),
+        ({EITHER_WAY: NONE, OLDEST: NONE, NEWEST: NONE}, MOST, MOST),
+        ({OLDEST: NONE, NEWEST: "3600000"}, MOST, 3_600_000),
         ({OLDEST: "0", NEWEST: "0"}, 0, 0),
         ({}, None, None),
     ],
 )
 def test_bounds_of_timestamps(config: Mapping[str, str], oldest_ms: int | None, newest_ms: int | None) -> None:
-    """The older property holds for each newer one that is not set; brokers that set timestamps take all."""
+    """The older property holds for each newer one that is not set; brokers that set timestamps take all.
+
+    No bound is one too: brokers refuse a timestamp that is further from now, as -2**63 is.
+    """
     assert (timestamp_bound_ms(config, OLDEST), timestamp_bound_ms(config, NEWEST)) == (oldest_ms, newest_ms)
     assert timestamp_bound_ms({**config, "message.timestamp.type": "LogAppendTime"}, NEWEST) is None

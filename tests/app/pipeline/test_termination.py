@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
 import pytest
+from aiokafka.errors import KafkaTimeoutError
 
 from app.pipeline.background import TaskEndedError
 from app.pipeline.termination import DefectError, RecordError, Termination
@@ -46,6 +48,39 @@ def test_termination_that_is_asked_for_is_no_error() -> None:
     termination.ask()
     termination.raise_error()
     assert (termination.asked, termination.error, len(woken)) == (True, None, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("gone"), TimeoutError("late"), KafkaTimeoutError(), RecordError(Read(), ValueError("no"), "")]
+)
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
+async def test_task_that_ends_the_flow_is_no_defect(
+    caplog: pytest.LogCaptureFixture, error: Exception, *, raises: bool
+) -> None:
+    """An error of a broker is no defect, and writes no traceback; neither does a task that returns after it failed."""
+    termination = Termination("orders", lambda: None)
+
+    async def work() -> None:
+        if raises:
+            raise error
+        termination.fail(error)
+
+    await asyncio.wait([termination.begin(work(), lasting=True)])
+    assert termination.error is error
+    assert caplog.records == []
+
+
+async def test_task_with_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that nobody foresaw ends the flow, and the log has its traceback."""
+    termination = Termination("orders", lambda: None)
+
+    async def work() -> None:
+        raise KeyError("defect")
+
+    await asyncio.wait([termination.begin(work())])
+    assert termination.error is not None
+    assert "pipeline orders: unexpected error" in caplog.text
+    assert "KeyError: 'defect'" in caplog.text
 
 
 def test_termination_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:

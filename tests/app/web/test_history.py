@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import logging
 
+import pytest
+from aiohttp.web import Application
+
+from app.web import history as module
 from app.web.history import KEPT, RATES, History
 from tests.app.reports import Pipeline
 
@@ -60,6 +65,33 @@ def test_oldest_samples_go() -> None:
     times, rates = history.times(), history.rates(0)
     assert (times["last"], times["at_s"][0], len(times["at_s"])) == (KEPT + 5, 12.0, KEPT)
     assert {len(values) for values in rates.values()} == {KEPT}
+
+
+async def test_end_of_the_samples_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect ends the samples and not the web UI, and the log has its traceback."""
+
+    class Stopped(Clock):
+        def __call__(self) -> float:
+            if self.now_s < 0:
+                raise ValueError("defect")
+            return self.now_s
+
+    monkeypatch.setattr(module, "EVERY_S", 0)
+    clock = Stopped()
+    context = History([Pipeline()], clock).running(Application())
+    await anext(context)
+    clock.now_s = -1
+    logged = asyncio.Event()
+
+    def seen(_: logging.LogRecord) -> bool:
+        logged.set()
+        return True
+
+    monkeypatch.setattr(module.log, "filters", [seen])
+    await asyncio.wait_for(logged.wait(), 30)
+    await anext(context, None)  # ends as ever
+    assert "no longer sampled for the web UI" in caplog.text
+    assert "ValueError: defect" in caplog.text
 
 
 def test_store_calls_of_the_last_minute() -> None:

@@ -27,7 +27,7 @@ def install(folder: Path, said: str, release: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("spark", "said", "release", "words"),
+    ("runs", "said", "release", "words"),
     [
         ("4.0", 'openjdk version "17.0.15" 2025-04-15', None, None),
         ("4.0", "not asked", 'IMPLEMENTOR="X"\nJAVA_VERSION="22.0.1"\n', None),
@@ -41,15 +41,15 @@ def install(folder: Path, said: str, release: str | None = None) -> Path:
     ],
 )
 def test_java_is_looked_at_before_spark_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: str, said: str, release: str | None, words: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, said: str, release: str | None, words: str | None
 ) -> None:
     """A Java that Spark does not run on is told with its version and its place."""
     monkeypatch.setenv("JAVA_HOME", str(install(tmp_path / "java", said, release)))
     if words is None:
-        require_java(release_of(spark))
+        require_java(release_of(runs))
         return
     with pytest.raises(ConfigurationError, match=r"^JAVA_HOME: ") as caught:
-        require_java(release_of(spark))
+        require_java(release_of(runs))
     assert words in str(caught.value)
 
 

@@ -10,7 +10,17 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.driver.session import SessionSettings, _builder, _runs_here, fit_shuffles, share_code
+from jobs.driver.installed_spark import release
+from jobs.driver.session import (
+    SessionSettings,
+    _builder,
+    _runs_here,
+    connector_jars,
+    fit_shuffles,
+    open_session,
+    share_code,
+)
+from transforms.errors import ConfigurationError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -102,3 +112,30 @@ def test_fit_shuffles(cores: int, rows: int | None, set_by_user: bool, found: st
         cast("SparkSession", SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=conf.__setitem__))), rows
     )
     assert conf.get("spark.sql.shuffle.partitions") == found
+
+
+def test_jars_for_another_scala(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such jars are refused in a sentence, as after a change of PySpark; under spark-submit they are not used."""
+    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    ours = release().scala
+    other = "2.12" if ours != "2.12" else "2.13"
+    good, bad = tmp_path / f"delta-spark_4.1_{ours}-4.1.0.jar", tmp_path / f"spark-avro_{other}-3.5.7.jar"
+    good.touch()
+    assert connector_jars(f"{tmp_path}") == (str(good),)
+    bad.touch()
+    with pytest.raises(ConfigurationError, match=f"is for Scala {other}, and this Spark .* is built with {ours}; give"):
+        connector_jars(f"{tmp_path}")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert connector_jars(f"{tmp_path}") == (str(good), str(bad))
+
+
+def test_spark_home_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong SPARK_HOME is one sentence, where PySpark would raise a `FileNotFoundError`."""
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with (
+        pytest.raises(ConfigurationError, match=f"SPARK_HOME: {tmp_path} holds no bin/spark-submit; set it to a Spark"),
+        open_session(SessionSettings("audit")),
+    ):
+        pass
