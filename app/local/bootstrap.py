@@ -87,13 +87,14 @@ def _asked() -> float:
     """When `make` has asked for the step, in seconds since the epoch: on a busy machine some time ago.
 
     That is when the shell started that has started this process; another `make` may have done the step in between.
+    It is earlier by a tick: a file has the time of the last tick before it was written.
     """
     try:
         ticks, _ = _start("self")
         asked, name = _start(str(os.getppid()))
         if name in _SHELLS:
             ticks = asked
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (ticks - 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):  # not Linux
         return time.time()
 
