@@ -82,7 +82,8 @@ def made(environment: Environment) -> Python:
         uv = _uv(base)
         steps = _steps(environment, uv)
         digest = hashlib.sha256(repr((sys.version, environment.python, steps)).encode()).hexdigest()
-        folder, ready = base / digest[:12], base / digest[:12] / "ready"
+        folder = base / digest[:12]
+        ready = folder / "venv" / "ready"  # a chroot that is made again has a new one
         prefix: Python = ()
         if not ready.exists():
             shutil.rmtree(folder, ignore_errors=True)
