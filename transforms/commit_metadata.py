@@ -16,13 +16,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["KAFKAS_BYTES", "LEAST_BYTES", "Noted", "note", "noted"]
+__all__ = ["KAFKAS_BYTES", "LEAST_BYTES", "MOST_BYTES", "Noted", "note", "noted"]
 
 KAFKAS_BYTES = 4_096
 """The longest metadata of a commit, by the default of `offset.metadata.max.bytes`."""
 
 LEAST_BYTES = 39
 """The longest note without ids: an offset has 19 digits at most."""
+
+MOST_BYTES = 780
+"""The longest note, with 32 ids."""
 
 _DELIVERED = "wideload:delivered="
 _TORN = ";torn="
@@ -46,7 +49,7 @@ class Noted:
 
 
 def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAFKAS_BYTES) -> str:
-    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most 780 bytes.
+    """The metadata of a commit of `offset`; empty if there is nothing to note, or no room. At most `MOST_BYTES`.
 
     Args:
         offset: that is committed.

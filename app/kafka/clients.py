@@ -26,6 +26,7 @@ from app.kafka.refusals import newer_text
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
 from app.kafka.transactional_start import start_transactional
 from app.kafka.watched_client import share_start
+from transforms.commit_metadata import MOST_BYTES
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record_batch import CODECS
@@ -149,7 +150,7 @@ _ADVICE: Mapping[type[BaseException], str] = {
     ),
     kafka_errors.OffsetMetadataTooLargeError: (
         "offset.metadata.max.bytes of the brokers has no room for the metadata that is committed with an offset; raise "
-        "it to 779"
+        f"it to {MOST_BYTES}"
     ),
     kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
 }

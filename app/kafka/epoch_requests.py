@@ -18,7 +18,7 @@ from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataResponse_v5
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
-from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query, fields, rows, version
+from app.kafka.queries import METADATA_PARTITIONS, TEXT, Query, fields, metadata_answer, rows, version
 from app.kafka.watched_client import Versions
 
 __all__ = [
@@ -76,17 +76,11 @@ _METADATA = version(
     3,
     7,
     fields(topics=Array(TEXT), allow_auto_topic_creation=Boolean),
-    fields(
-        throttle_time_ms=Int32,
-        brokers=METADATA_BROKERS,
-        cluster_id=TEXT,
-        controller_id=Int32,
-        topics=rows(
-            error_code=Int16,
-            topic=TEXT,
-            is_internal=Boolean,
-            partitions=METADATA_PARTITIONS,
-        ),
+    metadata_answer(
+        error_code=Int16,
+        topic=TEXT,
+        is_internal=Boolean,
+        partitions=METADATA_PARTITIONS,
     ),
     flexible=False,
 )

@@ -29,7 +29,6 @@ from aiokafka.protocol.types import (
 )
 
 __all__ = [
-    "METADATA_BROKERS",
     "METADATA_PARTITIONS",
     "TEXT",
     "DescribeCluster",
@@ -39,6 +38,7 @@ __all__ = [
     "Nullable",
     "Query",
     "fields",
+    "metadata_answer",
     "rows",
     "version",
 ]
@@ -77,9 +77,6 @@ class Nullable:
         return repr(value)
 
 
-METADATA_BROKERS = rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT)
-"""The brokers in an answer with metadata."""
-
 METADATA_PARTITIONS = rows(
     error_code=Int16,
     partition=Int32,
@@ -90,6 +87,17 @@ METADATA_PARTITIONS = rows(
     offline_replicas=Array(Int32),
 )
 """The partitions of a topic in an answer with metadata, from version 7 on."""
+
+
+def metadata_answer(**topic: Any) -> Schema:
+    """An answer with metadata, from version 7 on; `topic` has the fields of its rows of topics."""
+    return fields(
+        throttle_time_ms=Int32,
+        brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+        cluster_id=TEXT,
+        controller_id=Int32,
+        topics=rows(**topic),
+    )
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:

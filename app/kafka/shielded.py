@@ -18,10 +18,11 @@ async def shielded(future: asyncio.Future[_Result], timeout_s: float | None = No
     Raises:
         TimeoutError: it has no result after `timeout_s`; None waits without a limit.
     """
-    future.add_done_callback(heard)
-    done, _ = await asyncio.wait([future], timeout=timeout_s)
-    if not done:
-        raise TimeoutError
+    if not future.done():  # `wait` takes a turn of the event loop even if it is
+        future.add_done_callback(heard)
+        done, _ = await asyncio.wait([future], timeout=timeout_s)
+        if not done:
+            raise TimeoutError
     return future.result()
 
 

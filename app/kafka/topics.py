@@ -19,7 +19,7 @@ from aiokafka.protocol.types import Boolean, Int16, Int32, Int64
 from app.config.client import embedded_client_settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.queries import METADATA_BROKERS, METADATA_PARTITIONS, TEXT, Query, fields, rows, version
+from app.kafka.queries import METADATA_PARTITIONS, TEXT, Query, fields, metadata_answer, rows, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
@@ -281,20 +281,14 @@ _TOPIC_IDS = (
         allow_auto_topic_creation=Boolean,
         include_topic_authorized_operations=Boolean,
     ),
-    fields(
-        throttle_time_ms=Int32,
-        brokers=METADATA_BROKERS,
-        cluster_id=TEXT,
-        controller_id=Int32,
-        topics=rows(
-            error_code=Int16,
-            name=TEXT,
-            id_high=Int64,
-            id_low=Int64,
-            is_internal=Boolean,
-            partitions=METADATA_PARTITIONS,
-            authorized_operations=Int32,
-        ),
+    metadata_answer(
+        error_code=Int16,
+        name=TEXT,
+        id_high=Int64,
+        id_low=Int64,
+        is_internal=Boolean,
+        partitions=METADATA_PARTITIONS,
+        authorized_operations=Int32,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Tasks in the background: nobody awaits them, and an end that nobody has asked for is noticed all the same."""
+"""Tasks in the background, which nobody awaits: an unexpected end is reported."""
 
 from __future__ import annotations
 

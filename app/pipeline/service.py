@@ -420,6 +420,6 @@ class Pipeline(Service):
         if isinstance(error, ConfigurationError):
             # Without the pipeline, which the page names.
             error = ConfigurationError.together([ConfigurationError(each.key, each.reason) for each in error.each])
-        told = str(error) if isinstance(error, WideloadError) else f"unexpected {type(error).__name__}: {error}"
-        self.last_error = without_secrets(told)
+        text = str(error) if isinstance(error, WideloadError) else f"unexpected {type(error).__name__}: {error}"
+        self.last_error = without_secrets(text)
         self.last_error_at = time.time()

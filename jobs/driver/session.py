@@ -159,14 +159,16 @@ def connector_jars(listed: str) -> tuple[str, ...]:
             jars.append(path)
         else:
             raise ConfigurationError("--jars", f"{entry} is neither a file nor a folder")
-    for path in () if submitted() else jars:  # under spark-submit they are not used
-        scala = _SCALA.search(path.name)
-        if scala and scala[1] != release().scala:
-            raise ConfigurationError(
-                "--jars",
-                f"{path} is for Scala {scala[1]}, and this Spark {release().name} is built with {release().scala}; "
-                f"give the jars of {release().connector}, or none",
-            )
+    if jars and not submitted():  # under spark-submit they are not used
+        spark = release()
+        for path in jars:
+            scala = _SCALA.search(path.name)
+            if scala and scala[1] != spark.scala:
+                raise ConfigurationError(
+                    "--jars",
+                    f"{path} is for Scala {scala[1]}, and this Spark {spark.name} is built with {spark.scala}; "
+                    f"give the jars of {spark.connector}, or none",
+                )
     return tuple(str(path.resolve()) for path in jars if path.name not in shipped)
 
 
