@@ -115,7 +115,8 @@ class WorkerProcess:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=_PAGE_S) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:  # else Python 3.14 warns
+                return error.code, json.load(error)
         except OSError:
             if self.process is not None and self.process.poll() is not None:
                 raise AssertionError(f"the worker has ended:\n{self.log.read_text()}") from None

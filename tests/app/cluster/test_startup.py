@@ -33,6 +33,7 @@ class Failing(Check):
 
     errors: tuple[PayloadStoreError, ...] = ()
     answers = threading.Event()
+    ended = threading.Event()
 
     def publish(self, topic: str, data: bytes) -> str:
         return topic
@@ -42,17 +43,22 @@ class Failing(Check):
 
     def check(self, *, writing: bool = True) -> None:
         assert writing
-        assert Failing.answers.wait(LONG_MS)
-        if Failing.errors:
-            first, *rest = Failing.errors
-            Failing.errors = tuple(rest)
-            raise first
+        ended = Failing.ended
+        try:
+            assert Failing.answers.wait(LONG_MS)
+            if Failing.errors:
+                first, *rest = Failing.errors
+                Failing.errors = tuple(rest)
+                raise first
+        finally:
+            ended.set()
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks again at once, and gives up a coordinator at once; the store answers."""
     monkeypatch.setattr(Failing, "answers", threading.Event())
+    monkeypatch.setattr(Failing, "ended", threading.Event())
     Failing.answers.set()
     monkeypatch.setattr(startup, "_PAUSE_S", 0.01)
     monkeypatch.setattr(coordinator, "_PATIENCE_S", 0.0)
@@ -143,7 +149,8 @@ async def test_store_that_hangs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     Failing.answers.clear()
     once(monkeypatch, lambda: check_stores(settings.pipelines))
     (told,) = await started(settings)
-    Failing.answers.set()  # its thread ends
+    Failing.answers.set()
+    assert Failing.ended.wait(LONG_MS / 1000)  # else its thread would take the error of the next test
     assert "the store did not answer within" in told
 
 
