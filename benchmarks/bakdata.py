@@ -10,10 +10,10 @@ from transforms.errors import WideloadError
 
 __all__ = ["BakdataUnavailableError", "ensure"]
 
-_ROOTS = ("com.bakdata.kafka:large-message-serde:3.1.1",)
+# bakdata leaves Kafka's clients to the user, and uses classes of them that 4.4 has no longer.
+_ROOTS = ("com.bakdata.kafka:large-message-serde:3.1.1", "org.apache.kafka:kafka-clients:4.1.2")
 # Netty native libraries, which Java does without. Their modules have several jars; Ivy takes now one, now another.
 _UNUSED = ("-native-macos", "-native-epoll", "-native-kqueue", "-boringssl-static")
-_CLIENTS = ("kafka-clients-", "lz4-java-", "snappy-java-", "zstd-jni-")  # bakdata leaves them to the user
 _SET = "bakdata"
 _LOCK = Path(__file__).with_name("bakdata.lock")
 
@@ -23,16 +23,15 @@ class BakdataUnavailableError(Exception):
 
 
 def ensure() -> Sequence[Path]:
-    """The jars with those of Kafka's clients, fetched into the cache folder at the first call, as the broker's are.
+    """The jars, with those of Kafka's clients, fetched into the cache folder at the first call, as the broker's are.
 
     Raises:
         BakdataUnavailableError: they cannot be had, for instance without a network, or are not those of the lock.
     """
     try:
-        found = jars.ensure(_SET, lock=_LOCK)
+        return jars.ensure(_SET, lock=_LOCK)
     except WideloadError as exc:
         raise BakdataUnavailableError(str(exc)) from exc
-    return [*found, *(jar for jar in jars.ensure("kafka") if jar.name.startswith(_CLIENTS))]
 
 
 def _resolve() -> list[jars.Jar]:
