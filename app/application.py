@@ -25,6 +25,7 @@ from app.kafka.cluster_id import ClusterId
 from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.control_topic import ControlTopic
+from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.service import Pipeline
 from app.pipeline.state_log import lasted
 from app.pipeline.steering import GroupSteering, OwnSteering
@@ -128,6 +129,7 @@ class Application(faust.App):
                 plan=by_name.get(pipeline.name),
                 budget=budget,
                 ended=self._pipeline_ended,
+                runtime=Runtime(Threads(settings.store_threads)),
             )
             for pipeline in settings.pipelines
         ]
@@ -215,8 +217,8 @@ class Application(faust.App):
         failed = [pipeline.settings.name for pipeline in self.pipelines if pipeline.status == "FAILED"]
         log.info(
             "wideload has ended after %s; it took %s to stop%s",
-            lasted(self._began_s),
-            lasted(self._stops_s),
+            lasted(time.monotonic() - self._began_s),
+            lasted(time.monotonic() - self._stops_s),
             f"; failed: {', '.join(failed)}" if failed else "",
             extra={"fields": {"failed": failed}},
         )

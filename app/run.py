@@ -20,7 +20,7 @@ from app.config.settings import Settings
 from app.json_log import log_as_json
 from app.log_filters import LineFormatter, bound_repeats, calm_clients, hide_secrets
 from app.malloc import keep_freed
-from app.pipeline.service import STORE_THREADS
+from app.pipeline.runtime import STORE_THREADS
 from app.web.address import check_address, listening
 from transforms.logger_name import logger_name
 

@@ -80,6 +80,11 @@ IMPURE = {
     "asyncio", "concurrent", "datetime", "http", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
     "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
+# What would give the data plane a clock, a thread or a random number of its own; `app.pipeline.runtime` has them.
+OF_THE_MACHINE = (
+    "concurrent", "os.urandom", "random", "secrets", "threading.Thread", "threading.Timer", "time", "uuid",
+)  # fmt: skip
+CALLS_OF_THE_MACHINE = {"now", "run_in_executor", "to_thread", "today", "utcnow"}
 
 
 def sources() -> dict[str, str]:
@@ -149,6 +154,18 @@ def breaks_room(house: str, module: str, name: str) -> bool:
     if EVERYTHING in allowed:
         return False
     return not is_below(name.removeprefix(f"{house}."), (room, *allowed))
+
+
+def machinery(path: str, source: str) -> list[str]:
+    """What a module of the data plane takes from the machine itself, and not from its constructors."""
+    if not path.startswith("app/pipeline/") or path == "app/pipeline/runtime.py":
+        return []
+    names = [name for name in imported(source) if is_below(name, OF_THE_MACHINE)]
+    used = [ast.unparse(node) for node in ast.walk(parsed(source)) if isinstance(node, ast.Attribute)]
+    names += [
+        name for name in used if is_below(name, OF_THE_MACHINE) or name.rpartition(".")[2] in CALLS_OF_THE_MACHINE
+    ]
+    return [f"{path} uses {name}" for name in names]
 
 
 def circles(modules: Mapping[str, str]) -> list[list[str]]:
@@ -232,6 +249,39 @@ def test_imports_point_one_way(folder: str) -> None:
     of_folder = {path: source for path, source in sources().items() if path.startswith(f"{folder}/")}
     assert of_folder
     assert [found for path, source in of_folder.items() for found in violations(path, source)] == []
+
+
+def test_data_plane_takes_clock_threads_and_chance_from_its_constructors() -> None:
+    """All of `app/pipeline` can be run by another clock, and by threads whose order a test chooses."""
+    assert [found for path, source in sources().items() for found in machinery(path, source)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "def f():\n    import random",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "from uuid import uuid4",
+        "import threading\nthreading.Thread(target=print).start()",
+        "from threading import Timer",
+        "import asyncio\nasyncio.get_running_loop().run_in_executor(None, print)",
+        "import asyncio\nf = asyncio.to_thread",
+        "from datetime import datetime\ndatetime.now()",
+        "import os\nos.urandom(4)",
+    ],
+)
+def test_what_the_data_plane_takes_from_the_machine_is_found(source: str) -> None:
+    """Each name of the clock, of threads and of chance is refused, wherever in a module; its own module has them."""
+    assert machinery("app/pipeline/flow.py", source) != []
+    assert machinery("app/pipeline/runtime.py", source) == machinery("app/kafka/consumer.py", source) == []
+
+
+@pytest.mark.parametrize("source", ["import threading\nthreading.Lock()", "from datetime import UTC, datetime"])
+def test_what_is_no_clock_passes(source: str) -> None:
+    """Locks, and times that are told for people, are no clocks."""
+    assert machinery("app/pipeline/flow.py", source) == []
 
 
 def test_no_circles() -> None:

@@ -22,6 +22,7 @@ from app.kafka.sender import Message, SendError
 from app.kafka.topics import Topic
 from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.fallback import Fallback
+from app.pipeline.runtime import monotonic
 from app.pipeline.stages import ChunkStage, OffloadStage, Stage, wrap_stage
 from app.pipeline.stats import PipelineStats
 from stores.encryption import open_keyring
@@ -125,7 +126,7 @@ class Packing:
             compacted="compact" in topic.cleanup_policy,
             recompressed=topic.recompressed,
         )
-        finish = Fallback(chain, _Warning().tell).finish if chain.falls_back else chain.finish
+        finish = Fallback(chain, _Warning().tell, clock=monotonic).finish if chain.falls_back else chain.finish
         return Packer(chain, finish, CODECS.index(None if codec == "none" else codec))
 
     def _stages(self, topic: Topic, stack: ExitStack) -> Sequence[Stage]:

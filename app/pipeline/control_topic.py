@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Never
@@ -14,6 +13,7 @@ from weakref import WeakValueDictionary
 from app.config.settings import Settings
 from app.kafka.clients import ClusterError
 from app.kafka.topic_log import Entry, TopicLog
+from app.pipeline.runtime import random_id
 from transforms.control_record import ControlRecords, Request, TargetState, TargetStateRequest, record_of
 from transforms.errors import MalformedError
 from transforms.logger_name import logger_name
@@ -33,6 +33,7 @@ class ControlTopic:
     Args:
         name: `control.topic`.
         settings: of the worker.
+        make_id: gives each request a name that no other one has.
 
     Attributes:
         name: of the topic.
@@ -41,10 +42,11 @@ class ControlTopic:
             there then, once that was read to its end: the last state of each group, and restarts that are new.
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, make_id: Callable[[], str] = random_id) -> None:
         self.name = name
         self.targets: dict[str, TargetState] = {}
         self.listener: Callable[[Request], None] | None = None
+        self._make_id = make_id
         self._records = ControlRecords([pipeline.group_id for pipeline in settings.pipelines])
         self._log = TopicLog(settings.client, name, self._take, self._skip)
         self._broken: set[bytes | None] = set()
@@ -90,7 +92,7 @@ class ControlTopic:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: no broker has acknowledged it.
         """
-        named = dataclasses.replace(request, id=uuid.uuid4().hex)
+        named = dataclasses.replace(request, id=self._make_id())
         self._awaited[named.id] = read = asyncio.Event()
         await self._log.append(*record_of(named))
         return read

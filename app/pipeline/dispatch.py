@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
@@ -40,7 +39,8 @@ class Dispatcher:
     record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow begins
     again, and stores it anew.
 
-    `publishes` says whether results may refer to payloads that were stored for them. Dead letters always may.
+    `clock` are seconds that do not go back. `publishes` says whether results may refer to payloads that were stored for
+    them. Dead letters always may.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Dispatcher:
         error_policy: ErrorPolicy,
         delivery: Delivery,
         termination: Termination,
+        clock: Callable[[], float],
         publishes: bool = False,
     ) -> None:
         self._lanes = lanes
@@ -61,6 +62,7 @@ class Dispatcher:
         self._error_policy = error_policy
         self._delivery = delivery
         self._termination = termination
+        self._clock = clock
 
     def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Lets the records of a batch, which leave as they are, wait for the records before them in the lane."""
@@ -159,20 +161,20 @@ class Dispatcher:
             await self._error_policy.bury_chunks(slot, part, cause)
             if slot.result is None:
                 return  # the flow ends
-            slot.stored_s = time.monotonic()
+            slot.stored_s = self._clock()
             self.release(lane)
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
         with self._retries.watching(lane, slot.source):
             await self._error_policy.bury(slot)
-        slot.stored_s = time.monotonic()
+        slot.stored_s = self._clock()
         self.release(lane)
 
     async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
         with self._error_policy.of(slot):
             results = await self._results(lane, slot, work)
             self._share.give_work(slot.finish(results))
-            slot.stored_s = time.monotonic() if self._publishes else None
+            slot.stored_s = self._clock() if self._publishes else None
         if slot.cause is not None:
             await self._bury(lane, slot)
         else:
@@ -205,7 +207,7 @@ class Dispatcher:
         for slot in lane.slots:  # before any is written, which would be written again
             if slot.result is None:
                 break
-            if slot.stored_s is not None and time.monotonic() - slot.stored_s > LONGEST_HOLD_S:
+            if slot.stored_s is not None and self._clock() - slot.stored_s > LONGEST_HOLD_S:
                 self._termination.fail(_aged(slot.source))
                 return
         while lane.slots and lane.slots[0].result is not None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.secret import without_secrets
@@ -17,6 +14,7 @@ from app.deadletters.writer import LetterWriter
 from app.pipeline.budget import Share
 from app.pipeline.lane import Slot, held_bytes
 from app.pipeline.lane_assembler import chunks_of
+from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from transforms.assembly import Discarded
@@ -52,7 +50,7 @@ def reason_of(error: BaseException) -> str:
 class ErrorPolicy:
     """Decides by `errors.tolerance`, and by the error, what becomes of a record. Belongs to one event loop.
 
-    `letters` is None if there is no dead-letter topic; `executor` runs the writing of letters that takes time.
+    `letters` is None if there is no dead-letter topic.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class ErrorPolicy:
         letters: LetterWriter | None,
         share: Share,
         *,
-        executor: Executor | None = None,
+        runtime: Runtime,
         stats: PipelineStats,
         termination: Termination,
     ) -> None:
@@ -69,7 +67,7 @@ class ErrorPolicy:
         self._letters = letters
         self._topic_name = "" if letters is None else letters.topic.name
         self._share = share
-        self._executor = executor
+        self._runtime = runtime
         self._stats = stats
         self._termination = termination
 
@@ -143,8 +141,7 @@ class ErrorPolicy:
         copies = sum(map(held_bytes, chunks))  # the copies are made while the records are still held
         self._share.take(copies)
         try:
-            loop = asyncio.get_running_loop()
-            letters = await loop.run_in_executor(self._executor, self._write, chunks, cause)
+            letters = await self._runtime.threads.call(self._write, chunks, cause)
         except TransformError as exc:
             advice = f"; and it cannot be a dead letter: {exc}"
             self._termination.fail(RecordError(slot.source, cause.error, advice))
@@ -166,7 +163,7 @@ class ErrorPolicy:
         # A record that a topic has refused may have a wrong timestamp, with which its letter would be refused too.
         unfit = isinstance(cause.error, RecordUnfitError)
         if unfit or not all(topic.takes_timestamp(each.timestamp, CLOCKS_APART_MS) for each in letters):
-            now_ms = int(time.time() * 1000)
+            now_ms = int(self._runtime.time() * 1000)
             letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
         self._share.give_work(slot.finish(letters, dead=True))
 

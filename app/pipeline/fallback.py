@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from operator import attrgetter
 
@@ -21,8 +20,8 @@ class Fallback:
     Args:
         chain: one that `falls_back`.
         failed: called on a thread with the error of the store when a record has gone on without it.
-        may_pass: called on a thread; says whether an error of the store may pass by itself.
         clock: seconds that do not go back.
+        may_pass: called on a thread; says whether an error of the store may pass by itself.
     """
 
     # State that changes: `_down_until_s`, by several threads. It is one value, and a reader may see an old one.
@@ -33,8 +32,8 @@ class Fallback:
         chain: Chain,
         failed: Callable[[PayloadStoreError], None],
         *,
+        clock: Callable[[], float],
         may_pass: Callable[[PayloadStoreError], bool] = attrgetter("retriable"),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chain = chain
         self._failed = failed

@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from concurrent.futures import Executor
 from typing import cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
@@ -46,6 +44,7 @@ from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
 from app.pipeline.progress import Position, Progress
 from app.pipeline.retries import Retries
+from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
@@ -99,7 +98,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         found: Plan | None = None,
         store: PayloadStore | None = None,
         budget: Budget,
-        executor: Executor,
+        runtime: Runtime,
         stats: PipelineStats,
         graceful_timeout_s: float,
         joined: Callable[[], None],
@@ -114,16 +113,17 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         assert isinstance(interval_ms, int)
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
-        self._joining = Joining(settings)
+        self._clock = clock = runtime.monotonic
+        self._joining = Joining(settings, runtime.time)
         self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = None
         if settings.chunks.assembles:
-            self._assembler = LaneAssembler(settings.chunks, stats, metadata_bytes=plan.metadata_bytes)
+            self._assembler = LaneAssembler(settings.chunks, stats, clock=clock, metadata_bytes=plan.metadata_bytes)
         self._lanes = lanes = Lanes(share, self._assembler)
         former = None if before is None else before.brokers
-        self.brokers: BrokerHealth = _brokers(settings, stats, former)
+        self.brokers: BrokerHealth = _brokers(settings, stats, former, clock)
         brokers = self.brokers
         self._consumer = GroupConsumer(client, settings, brokers, share)
         self.topic_watcher: TopicWatcher = TopicWatcher(
@@ -131,12 +131,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             termination,
             self._consumer.send,
             self._follow,
+            clock=clock,
             chunked=settings.chunks.expects_chunks,
             refused=lambda: brokers.short,
             before=None if before is None else before.topic_watcher,
         )
         chain = make_chain(plan.sink.max_message_bytes)
-        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set, store=store)
+        self._retries = Retries(chain, runtime, settings, stats=stats, unstalled=self._changed.set, store=store)
         self._lowered_limits = LoweredLimits(
             settings,
             plan,
@@ -144,7 +145,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             lanes=lanes,
             share=share,
             retries=self._retries,
-            executor=executor,
+            threads=runtime.threads,
             termination=termination,
             limit_of=self.topic_watcher.limit_of,
             followed=self._followed,
@@ -168,10 +169,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             share,
             retries=self._retries,
             error_policy=ErrorPolicy(
-                settings, self._letters, share, executor=executor, stats=stats, termination=termination
+                settings, self._letters, share, runtime=runtime, stats=stats, termination=termination
             ),
             delivery=self._delivery,
             termination=termination,
+            clock=clock,
             publishes=settings.offloads,
         )
         sizes = [plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]
@@ -203,6 +205,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             termination=termination,
             changed=self._changed,
             look_s=settings.flush_interval_ms / 1000,
+            clock=clock,
         )
         self._leaving = self._renewing_store = False
         self._had: set[TopicPartition] = set()
@@ -383,10 +386,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if not len(self._lanes):
             return
         self._stats.rebalances += 1
-        began = time.monotonic()
+        began = self._clock()
         await self._drain()
         # After `max.poll.interval.ms` the group goes on without this member, and takes no commit from it.
-        left_s = self._rebalance_s - (time.monotonic() - began)
+        left_s = self._rebalance_s - (self._clock() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
         self.progress.hold()
@@ -435,9 +438,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""
-        began = time.monotonic()
+        began = self._clock()
         while self._termination.error is None and self._lanes.busy:
-            waited_s = time.monotonic() - began
+            waited_s = self._clock() - began
             if self._renewing_store and self._retries.degraded and waited_s > _STORE_S:
                 log.info("pipeline %s: records that wait for the store are read again", self.settings.name)
                 return
@@ -468,10 +471,12 @@ def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _brokers(settings: PipelineSettings, stats: PipelineStats, before: BrokerHealth | None) -> BrokerHealth:
+def _brokers(
+    settings: PipelineSettings, stats: PipelineStats, before: BrokerHealth | None, clock: Callable[[], float]
+) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled, before=before)
+    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled, before=before, clock=clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import cast
@@ -20,10 +19,10 @@ class Joining:
 
     Args:
         settings: of the pipeline; other members are taken to have the same.
-        clock: for tests, in seconds since 1970.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, settings: PipelineSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: PipelineSettings, clock: Callable[[], float]) -> None:
         self._group_id = settings.group_id
         self._session_s = cast("int", settings.consumer["consumer.session.timeout.ms"]) / 1000
         self._poll_s = cast("int", settings.consumer["consumer.max.poll.interval.ms"]) / 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -28,8 +27,8 @@ log = logging.getLogger(logger_name(__name__))
 class LaneAssembler:
     """An assembler for the lanes of one flow. Belongs to its event loop.
 
-    Its clock runs only while the flow reads (`tick`): chunks that nobody reads are not late. `metadata_bytes` is the
-    longest metadata of a commit that the brokers take.
+    The time of chunks goes on only while the flow reads (`tick`): chunks that nobody reads are not late. `clock` are
+    seconds that do not go back; `metadata_bytes` is the longest metadata of a commit that the brokers take.
     """
 
     def __init__(
@@ -37,8 +36,8 @@ class LaneAssembler:
         settings: ChunkSettings,
         stats: PipelineStats,
         *,
+        clock: Callable[[], float],
         metadata_bytes: int = KAFKAS_BYTES,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assembler = Assembler(settings.limits)
         self._stats = stats

@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
 
 from app.cluster.preflight import Plan
 from app.cluster.topic_checks import check_chunks, check_limits
@@ -24,6 +23,7 @@ from app.pipeline.lane import PlacedRecord, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.retries import Retries
+from app.pipeline.runtime import Threads
 from app.pipeline.termination import Termination
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError
 from transforms.logger_name import logger_name
@@ -56,7 +56,7 @@ class LoweredLimits:
         lanes: of the flow.
         share: counts the copies of records.
         retries: counts what the stages have made.
-        executor: runs what takes time.
+        threads: run what takes time.
         termination: ends the flow if it cannot go on.
         limit_of: asks the cluster what a topic takes now; None if it does not tell.
         followed: called with a new limit of the sink, and the chain for it.
@@ -74,7 +74,7 @@ class LoweredLimits:
         lanes: Lanes,
         share: Share,
         retries: Retries,
-        executor: Executor,
+        threads: Threads,
         termination: Termination,
         limit_of: Callable[[str], Awaitable[int | None]],
         followed: Callable[[int, Chain], None],
@@ -86,7 +86,7 @@ class LoweredLimits:
         self._lanes = lanes
         self._share = share
         self._retries = retries
-        self._executor = executor
+        self._threads = threads
         self._termination = termination
         self._limit_of = limit_of
         self._followed = followed
@@ -162,8 +162,7 @@ class LoweredLimits:
         try:
             # The store has its own way of waiting (`Retries`), which is for records that are read.
             async with asyncio.timeout(self._settings.store_timeout_ms / 1000):
-                loop = asyncio.get_running_loop()
-                records, applied = await loop.run_in_executor(self._executor, chain.refit, record, codec)
+                records, applied = await self._threads.call(chain.refit, record, codec)
         except (TransformError, PayloadStoreError, TimeoutError) as exc:
             log.info("%s, and cannot be mended in its place: %s", told, str(exc) or "the store does not answer")
             return ()

@@ -8,7 +8,6 @@ records could not be admitted anyway, as they wait for room, or behind records t
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class PausedPartitions:
         lanes: of the flow.
         share: of the flow.
         admission: holds what was read.
-        clock: for tests, in seconds.
+        clock: seconds that do not go back.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class PausedPartitions:
         lanes: Lanes,
         share: Share,
         admission: Admission,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._consumer = consumer
         self._lanes = lanes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
 from aiokafka import TopicPartition
@@ -42,8 +41,8 @@ class Mode(Enum):
 class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
-    `changed` is set when the termination comes, and when a stalled lane may be read again. Each `look_s` seconds it
-    looks how far partitions were read behind their last records; see `look`.
+    `changed` is set when the termination comes, and when a stalled lane may be read again. Each `look_s` seconds by
+    `clock` it looks how far partitions were read behind their last records; see `look`.
 
     Attributes:
         held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
@@ -63,18 +62,20 @@ class PollLoop:
         termination: Termination,
         changed: asyncio.Event,
         look_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._consumer = consumer
         self._lanes = lanes
         self._share = share
         self._admission = admission
-        self._paused = PausedPartitions(consumer, lanes, share, admission)
+        self._paused = PausedPartitions(consumer, lanes, share, admission, clock)
         self._delivery = delivery
         self._offset_reset = offset_reset
         self._termination = termination
         self._changed = changed
         self._look_s = look_s
-        self._looked_s = time.monotonic()
+        self._clock = clock
+        self._looked_s = clock()
         self.held = False
         self.holding = False
         self._let_go: set[Lane] = set()
@@ -135,8 +136,8 @@ class PollLoop:
         await asyncio.sleep(0)
 
     def _look_in_time(self) -> None:
-        if time.monotonic() - self._looked_s >= self._look_s:
-            self._looked_s = time.monotonic()
+        if self._clock() - self._looked_s >= self._look_s:
+            self._looked_s = self._clock()
             self.look()
             self._delivery.due()
 

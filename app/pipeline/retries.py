@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +14,7 @@ from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
 from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
+from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
 from app.pipeline.store_log import StoreLog
 from stores.registry import check
@@ -71,7 +70,7 @@ class _Trial:
 class Retries:
     """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
-    `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again; `store`
+    `unstalled` is called when a stalled lane may be read again; `store`
     is asked whether it is up.
     """
 
@@ -80,7 +79,7 @@ class Retries:
     def __init__(
         self,
         chain: Chain,
-        executor: Executor,
+        runtime: Runtime,
         settings: PipelineSettings,
         *,
         stats: PipelineStats,
@@ -88,14 +87,15 @@ class Retries:
         store: PayloadStore | None = None,
     ) -> None:
         self._chain = chain
-        self._executor = executor
+        self._threads = runtime.threads
+        self._clock = runtime.monotonic
         self._settings = settings
         self._stats = stats
         self._unstalled = unstalled
         self._store = store
         self._give_up_s = None if settings.retry_timeout_ms < 0 else settings.retry_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
+        fallback = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._may_pass)
         self._finish = fallback.finish if chain.falls_back else self._finish_all
         self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
@@ -106,7 +106,7 @@ class Retries:
         self._changed = False  # see `_has_changed`
         self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
-        self._log = StoreLog(settings.name, self._waiting)
+        self._log = StoreLog(settings.name, self._waiting, self._clock)
 
     @property
     def degraded(self) -> str | None:
@@ -139,8 +139,7 @@ class Retries:
                 `PayloadUnavailableError` if it has failed for this record alone.
         """
         if not work.asks_store:
-            # On a thread of asyncio's own: those of the store may all hang.
-            work, finished = await self._loop.run_in_executor(None, self._advance, work)
+            work, finished = await self._threads.compute(self._advance, work)
             if finished is not None:
                 return self._done(record, finished)
         return self._done(record, await self._until_answered(lane, record, lambda: self._finish(work)))
@@ -154,7 +153,7 @@ class Retries:
         return await self._until_answered(lane, record, lambda: self._of(work).measured(work))
 
     async def _until_answered(self, lane: Lane, record: SourceRecord, asking: Callable[[], _T]) -> _T:
-        with self._trying(_Trial(lane, record, time.monotonic())) as trial:
+        with self._trying(_Trial(lane, record, self._clock())) as trial:
             while True:
                 try:
                     result = await self._try(trial, asking)
@@ -178,7 +177,7 @@ class Retries:
         Raises:
             PayloadUnavailableError: it has.
         """
-        failed_s, trial.failed_s = trial.failed_s, time.monotonic()
+        failed_s, trial.failed_s = trial.failed_s, self._clock()
         if not (self._up_at > (failed_s or trial.began_s) or await self._asked_whether_up()):
             trial.alone_s = None
         elif trial.alone_s is None:
@@ -189,7 +188,7 @@ class Retries:
     async def _asked_whether_up(self) -> bool:
         """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask meanwhile share it."""
         if self._asking is None or self._asking.done():
-            self._asking = self._loop.run_in_executor(self._executor, self._is_up)
+            self._asking = self._threads.call(self._is_up)
         return await shielded(self._asking)
 
     def _is_up(self) -> bool:
@@ -215,7 +214,7 @@ class Retries:
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
         """Stalls the lane if the body takes longer than the store may: a dead letter may go to the store too."""
-        began_s = time.monotonic()
+        began_s = self._clock()
         with self._trying(_Trial(lane, record, began_s, called_s=began_s)):
             yield
 
@@ -240,11 +239,11 @@ class Retries:
         """Calls the store once, when it is the record's turn; None if it has to wait for another turn."""
         if self._chain.falls_back:
             await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            result: _T | None = await self._loop.run_in_executor(self._executor, self._call, trial, asking)
+            result: _T | None = await self._threads.call(self._call, trial, asking)
         else:
             result = await self._try_in_turn(trial, asking)
         if result is not None:
-            self._answered_at = time.monotonic()
+            self._answered_at = self._clock()
             if not self._chain.falls_back:  # else the record may have gone on without the store
                 self._up_at = max(self._up_at, trial.last_s)
                 self._answered(trial)
@@ -260,7 +259,7 @@ class Retries:
         async with breaker.turn(trial.tries) as probing:
             call: Callable[[_Trial, Callable[[], _T]], _T | None] = self._call if probing else self._call_if_closed
             try:
-                result = await self._loop.run_in_executor(self._executor, call, trial, asking)
+                result = await self._threads.call(call, trial, asking)
             except (PayloadNotFoundError, PayloadUnfitError):
                 breaker.answered()
                 self._answered(trial)
@@ -274,7 +273,7 @@ class Retries:
             return result
 
     def _call(self, trial: _Trial, asking: Callable[[], _T]) -> _T:
-        trial.called_s = trial.last_s = time.monotonic()
+        trial.called_s = trial.last_s = self._clock()
         try:
             return asking()
         finally:
@@ -296,7 +295,7 @@ class Retries:
         """Stalls the lane if a record has taken as long as the store may, unless it only waits for its turn."""
         called_s, record = trial.called_s, trial.record
         since_s = max(self._answered_at, trial.began_s) if called_s is None else called_s
-        waited_s = time.monotonic() - since_s
+        waited_s = self._clock() - since_s
         if not trial.tries:
             if waited_s < self._timeout_s:
                 self._watch(trial, self._timeout_s - waited_s)
@@ -315,7 +314,7 @@ class Retries:
         trial.tries += 1
         self._reasons[trial] = str(error)
         self._log.failed(f"the store failed, it is tried again: {error}", trial.record)
-        if time.monotonic() - trial.began_s >= self._timeout_s:
+        if self._clock() - trial.began_s >= self._timeout_s:
             self._stall(trial)
 
     def _stall(self, trial: _Trial) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, cast
 
 from aiokafka import TopicPartition
@@ -28,6 +25,7 @@ from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
 from app.pipeline.refusals import UnfitStage
 from app.pipeline.report import Target
+from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -35,14 +33,11 @@ from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.logger_name import logger_name
 
-__all__ = ["STORE_THREADS", "Pipeline", "State"]
+__all__ = ["Pipeline", "State"]
 
 log = logging.getLogger(logger_name(__name__))
 
 State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPED"]
-
-STORE_THREADS = "wideload-store"
-"""The names of threads that call stores begin with this."""
 
 _FIRST_DELAY_S = 0.5
 _OPEN_S = 60.0  # to open a store: a class of a user may ask its service then
@@ -73,10 +68,11 @@ class Pipeline(Service):
         plan: Plan | None,
         budget: Budget,
         ended: Callable[[Pipeline], None],
+        runtime: Runtime,
     ) -> None:
         super().__init__()
         self.settings = pipeline
-        self.stats = PipelineStats()
+        self.stats = PipelineStats.by(runtime.monotonic)
         self._status: State = "STARTING"
         self.target: Target = "STARTED"
         self.last_error: str | None = None
@@ -86,7 +82,7 @@ class Pipeline(Service):
         self.plan = plan
         self._worker = settings
         self._budget = budget
-        self._executor = self._threads()
+        self._runtime = runtime
         self._ended = ended
         self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
@@ -100,13 +96,9 @@ class Pipeline(Service):
         self._seen_topics: set[str] = set()
         self._topic_ids: dict[str, str] = {}
         self._left: Mapping[TopicPartition, tuple[int, int]] = {}  # by the last flow that has joined the group
-        self._log = StateLog(self, self._trouble)
+        self._log = StateLog(self, self._trouble, runtime.monotonic)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-
-    def _threads(self) -> ThreadPoolExecutor:
-        """Its own: calls that hang in the store of one pipeline must not take the threads of another."""
-        return ThreadPoolExecutor(self._worker.store_threads, thread_name_prefix=STORE_THREADS)
 
     def _margins(self, margins_s: Mapping[str, float]) -> None:
         self.stats.expiry_margins_s = margins_s
@@ -191,7 +183,7 @@ class Pipeline(Service):
             self._following.cancel()
             self._log.ends(self._left)
         await self._close_store()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._runtime.threads.close()
 
     async def _open_store(self, plan: Plan) -> None:
         """Opens the store, if the pipeline has one and it is not open.
@@ -203,7 +195,7 @@ class Pipeline(Service):
         if self._store is not None or not self.settings.store:
             return
         # On a thread, as this loop is that of all pipelines.
-        opening = asyncio.get_running_loop().run_in_executor(self._executor, self._opened_store)
+        opening = self._runtime.threads.call(self._opened_store)
         try:
             self._store = await asyncio.wait_for(opening, _OPEN_S)
         except (WideloadError, TimeoutError) as exc:
@@ -229,19 +221,15 @@ class Pipeline(Service):
         store, self._store, self._watching = self._store, None, None
         if store is None:
             return
-        loop = asyncio.get_running_loop()
-        closed = asyncio.Event()
 
         def close() -> None:
             with contextlib.suppress(WideloadError):
                 store.close()
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(closed.set)
 
-        # A thread of its own holds up nobody: a store that hangs may hang in this call too.
-        threading.Thread(target=close, name=f"close-{self.settings.name}", daemon=True).start()
+        # A store that hangs may hang in this call too.
+        closed = self._runtime.threads.call_apart(close, f"close-{self.settings.name}")
         try:
-            await asyncio.wait_for(closed.wait(), _STOP_S)
+            await asyncio.wait_for(closed, _STOP_S)
         except TimeoutError:
             log.warning("pipeline %s: its store was not closed within %.0f s", self.settings.name, _STOP_S)
 
@@ -268,8 +256,7 @@ class Pipeline(Service):
         if anew:  # somebody may have corrected the topic, or replaced what the store has read
             self._learned_limits.forget_unfit()
             await self._close_store()
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = self._threads()  # calls may hang on the others
+            self._runtime.threads.renew()
         self._status = self._next
         if self._status in {"STOPPED", "FAILED"}:
             await self._woken.wait()
@@ -313,7 +300,7 @@ class Pipeline(Service):
 
     def _steady(self) -> bool:
         """True if the flow that has ended had worked for a while."""
-        return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
+        return self._joined_s is not None and self._runtime.monotonic() - self._joined_s > _STEADY_S
 
     def _client(self) -> ClientSettings:
         """How the clients of one flow reach the cluster."""
@@ -368,7 +355,7 @@ class Pipeline(Service):
             found=found,
             store=self._store,
             budget=self._budget,
-            executor=self._executor,
+            runtime=self._runtime,
             stats=self.stats,
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
@@ -392,7 +379,7 @@ class Pipeline(Service):
 
     def _joined(self) -> None:
         self._status = "RUNNING"
-        self._joined_s = time.monotonic()
+        self._joined_s = self._runtime.monotonic()
 
     async def _woken_within(self, seconds: float) -> None:
         try:
@@ -402,7 +389,7 @@ class Pipeline(Service):
 
     def _restart_later(self, error: Exception, delay_s: float) -> None:
         self._status = "RESTARTING"
-        self.failing_since = self.failing_since or time.time()
+        self.failing_since = self.failing_since or self._runtime.time()
         self.stats.restarts += 1
         self._note(error)
         self._log.begins_again(error, delay_s)
@@ -422,4 +409,4 @@ class Pipeline(Service):
             error = ConfigurationError.together([ConfigurationError(each.key, each.reason) for each in error.each])
         text = str(error) if isinstance(error, WideloadError) else f"unexpected {type(error).__name__}: {error}"
         self.last_error = without_secrets(text)
-        self.last_error_at = time.time()
+        self.last_error_at = self._runtime.time()

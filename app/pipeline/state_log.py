@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -38,13 +37,15 @@ class StateLog:
     Args:
         pipeline: the one that the log is of.
         trouble: what brokers or the group do not do, and since when; None if all is well.
+        clock: seconds that do not go back.
     """
 
-    def __init__(self, pipeline: PipelineReport, trouble: Callable[[], str | None]) -> None:
+    def __init__(self, pipeline: PipelineReport, trouble: Callable[[], str | None], clock: Callable[[], float]) -> None:
         self._pipeline = pipeline
         self._trouble = trouble
         self._name = pipeline.settings.name
-        self._began_s = time.monotonic()
+        self._clock = clock
+        self._began_s = clock()
         self._state = pipeline.status
         self._since_s: float | None = None
         self._told_s = 0.0
@@ -68,10 +69,10 @@ class StateLog:
         self._look_for_trouble(None if state in ("STOPPED", "FAILED") else self._trouble())
 
     def _look_for_trouble(self, trouble: str | None) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         if trouble is None:
             if self._since_s is not None:
-                after = lasted(self._since_s)
+                after = lasted(now_s - self._since_s)
                 fields = _fields(state=self._state)
                 log.info("pipeline %s: brokers and group answer again, after %s", self._name, after, extra=fields)
             self._since_s = None
@@ -129,7 +130,7 @@ class StateLog:
 
     def begins_again(self, error: Exception, delay_s: float) -> None:
         """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
-        now_s, text = time.monotonic(), str(error)
+        now_s, text = self._clock(), str(error)
         if text == self._error and now_s - self._error_told_s < _BEGINS_AGAIN_S:
             self._untold += 1
             return
@@ -149,7 +150,7 @@ class StateLog:
             "pipeline %s has ended%s after %s: %d records read, %d written, %d dead letters; %s",
             self._name,
             ", as it has failed," if state == "FAILED" else "",
-            lasted(self._began_s),
+            lasted(self._clock() - self._began_s),
             stats.records_in,
             stats.records_out,
             stats.dead_letters,
@@ -176,9 +177,8 @@ def uncommitted_text(left: Mapping[TopicPartition, tuple[int, int]]) -> str:
     return f"not committed, and read again: {', '.join(told[:_MOST_NAMED])}{others}"
 
 
-def lasted(since_s: float) -> str:
-    """The time since then, by the monotonic clock, for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
-    seconds = time.monotonic() - since_s
+def lasted(seconds: float) -> str:
+    """A time for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
     return f"{seconds:.1f} s" if seconds < _MINUTE_S else str(timedelta(seconds=round(seconds)))
 
 

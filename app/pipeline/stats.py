@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal
+from typing import Literal, Self
 
 from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
+from app.pipeline.runtime import monotonic
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.record import SourceRecord
 
@@ -45,15 +45,6 @@ class Latency:
         with self._lock:
             self.counts[bisect_left(STORE_SECONDS, seconds)] += 1
             self.total_seconds += seconds
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Counts the body as one call, also if it fails."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.observe(time.perf_counter() - start)
 
 
 def _reason_of(error: PayloadStoreError) -> str:
@@ -89,6 +80,7 @@ class PipelineStats:
         published_rate: the rate of messages that were written as chunks.
         consumed_rate: the rate of messages that were assembled.
         batches: the numbers of the producer, with those of the dead-letter topic.
+        clock: seconds that do not go back.
     """
 
     records_in: int = 0
@@ -123,12 +115,19 @@ class PipelineStats:
     failed: dict[str, int] = field(default_factory=dict)
     store_failures: dict[tuple[str, str], int] = field(default_factory=dict)
     expiry_margins_s: Mapping[str, float] = field(default_factory=dict)
-    published_rate: Average = field(default_factory=lambda: Average(time.monotonic))
-    consumed_rate: Average = field(default_factory=lambda: Average(time.monotonic))
+    published_rate: Average = field(default_factory=Average)
+    consumed_rate: Average = field(default_factory=Average)
     batches: BatchNumbers = field(default_factory=BatchNumbers)
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
+    clock: Callable[[], float] = monotonic
     _failed_places: OrderedDict[tuple[str, int, int], None] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def by(cls, clock: Callable[[], float]) -> Self:
+        """Counters whose times and rates go by a clock."""
+        rates = Average(clock), Average(clock)
+        return cls(clock=clock, published_rate=rates[0], consumed_rate=rates[1], batches=BatchNumbers(clock))
 
     def throttled(self, seconds: float) -> None:
         """Counts a wait for a quota."""
@@ -143,12 +142,14 @@ class PipelineStats:
     def store_call(self, operation: StoreOperation) -> Iterator[None]:
         """Counts the time of the body, a store call; an error of the store notes the operation. On any thread."""
         latency = self.publish if operation == "publish" else self.download
-        with latency.timed():
-            try:
-                yield
-            except PayloadStoreError as exc:
-                exc.operation = operation
-                raise
+        began_s = self.clock()
+        try:
+            yield
+        except PayloadStoreError as exc:
+            exc.operation = operation
+            raise
+        finally:
+            latency.observe(self.clock() - began_s)
 
     def count_store_error(self, error: PayloadStoreError) -> None:
         """Counts a store call that failed."""

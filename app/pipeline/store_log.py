@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from app.kafka.broker_health import ago
@@ -27,11 +26,18 @@ class StoreLog:
     Args:
         pipeline: its name.
         waiting: the record that waits longest for the store, and how many wait; None and 0 if none does.
+        clock: seconds that do not go back.
     """
 
-    def __init__(self, pipeline: str, waiting: Callable[[], tuple[SourceRecord | None, int]]) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        waiting: Callable[[], tuple[SourceRecord | None, int]],
+        clock: Callable[[], float],
+    ) -> None:
         self._pipeline = pipeline
         self._waiting = waiting
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._since_s: float | None = None
         self._told_s = -_AGAIN_S
@@ -47,7 +53,7 @@ class StoreLog:
             reason: what has happened; part of a sentence.
             record: the one for which the store was called; None if that is not known.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._failures += 1
         self._reason = reason
         if self._since_s is not None:
@@ -70,7 +76,7 @@ class StoreLog:
         since_s, told = self._since_s, self._told
         self.end()
         if since_s is not None and told:
-            lasted_s = time.monotonic() - since_s
+            lasted_s = self._clock() - since_s
             log.info("pipeline %s: the store answers again, after %.1f s", self._pipeline, lasted_s)
 
     def end(self) -> None:
@@ -82,7 +88,7 @@ class StoreLog:
 
     def _remind(self) -> None:
         assert self._since_s is not None
-        self._told, self._told_s = True, time.monotonic()
+        self._told, self._told_s = True, self._clock()
         since = ago(self._told_s - self._since_s)
         oldest, count = self._waiting()
         failures, self._failures = self._failures, 0

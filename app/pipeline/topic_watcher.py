@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -69,9 +68,10 @@ class TopicWatcher:
 
     `plan` is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
     `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
-    if that is less than before. `chunked` says whether the sources hold chunks, which compaction would delete.
-    `refused` gives the topics for which brokers refuse writes, as too few replicas are in sync, and since when.
-    `before` is the watcher of the flow before this one: what was wrong when that ended is wrong since then.
+    if that is less than before. `clock` are seconds that do not go back. `chunked` says whether the sources hold
+    chunks, which compaction would delete. `refused` gives the topics for which brokers refuse writes, as too few
+    replicas are in sync, and since when, by that clock. `before` is the watcher of the flow before this one: what was
+    wrong when that ended is wrong since then.
 
     Attributes:
         short: of a topic that accepts no records the reason, and since when.
@@ -84,6 +84,7 @@ class TopicWatcher:
         send: Callable[[Any], Awaitable[Any]],
         lowered: Callable[[str, int], None],
         *,
+        clock: Callable[[], float],
         chunked: bool,
         refused: Callable[[], Mapping[str, float]] = dict,
         before: TopicWatcher | None = None,
@@ -96,6 +97,7 @@ class TopicWatcher:
         self._limits = {name: topic.max_message_bytes for name, topic in self._targets.items()}
         self._termination = termination
         self._send = send
+        self._clock = clock
         self._lowered = lowered
         self._lower: dict[str, int] = {}
         self._refused = refused
@@ -104,7 +106,7 @@ class TopicWatcher:
     @property
     def trouble(self) -> str | None:
         """Which topics accept no records, why, and since when; None if all do."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         return "; ".join(f"{reason} (since {ago(now_s - since_s)})" for reason, since_s in self._reasons()) or None
 
     @property
@@ -142,7 +144,7 @@ class TopicWatcher:
             if identity is not None and name in settings:
                 told = shortage(name, identity.in_sync, settings[name].min_in_sync)
                 if told is not None:
-                    short[name] = told, self.short[name][1] if name in self.short else time.monotonic()
+                    short[name] = told, self.short[name][1] if name in self.short else self._clock()
         self.short = short
 
     async def limit_of(self, topic: str) -> int | None:

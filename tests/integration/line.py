@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
+from tests.app.pipeline.runtimes import running_on
 from tests.integration.topics import Found, Sent, read_all, send
 from transforms.identifiers import transactional_id
 
@@ -89,14 +89,14 @@ class Line:
         stats, budget, joined = PipelineStats(), Budget(50_000_000), asyncio.Event()
         plan = plan or await plan_pipeline(self.settings.client, self.pipeline)
         store = open_store(self.pipeline.store) if self.pipeline.store else None
-        with ThreadPoolExecutor(2) as executor:
+        with running_on(2) as runtime:
             flow = Flow(
                 self.settings.client,
                 self.pipeline,
                 plan,
                 lambda limit: build(self.pipeline, store, limit, stats),
                 budget=budget,
-                executor=executor,
+                runtime=runtime,
                 stats=stats,
                 graceful_timeout_s=10.0,
                 joined=joined.set,

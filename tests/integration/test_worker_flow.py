@@ -7,7 +7,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +32,7 @@ from app.pipeline.sink import Sink
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
+from tests.app.pipeline.runtimes import running_on
 from tests.integration.limits import set_limit
 from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.quotas import set_quotas
@@ -147,14 +147,14 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
 
     async def run() -> None:
         plan = await plan_pipeline(settings.client, pipeline)
-        with ThreadPoolExecutor(2) as executor:
+        with running_on(2) as runtime:
             flow = Flow(
                 settings.client,
                 pipeline,
                 plan,
                 lambda limit: Chain(stages, sink, limit),
                 budget=Budget(1_000_000),
-                executor=executor,
+                runtime=runtime,
                 stats=PipelineStats(),
                 graceful_timeout_s=1.0,
                 joined=lambda: None,

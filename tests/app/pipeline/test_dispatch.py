@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,11 +21,13 @@ from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
+from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import DefectError, RecordError, Termination
 from stores.memory import MemoryStore
 from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
+from tests.app.pipeline.runtimes import running_on
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
@@ -67,20 +68,24 @@ class Bench:
         self.stats = PipelineStats()
         self.termination = Termination("p", lambda: None)
         pipeline = settings()
+        runtime = Runtime(Threads(1))
         letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
         self.dispatcher = Dispatcher(
             self.lanes,
             share,
             retries=cast(Any, None),
-            error_policy=ErrorPolicy(pipeline, letters, share, stats=self.stats, termination=self.termination),
+            error_policy=ErrorPolicy(
+                pipeline, letters, share, runtime=runtime, stats=self.stats, termination=self.termination
+            ),
             delivery=cast(Any, self.output),
             termination=self.termination,
+            clock=runtime.monotonic,
         )
 
-    def begin(self, chain: Chain, threads: Executor) -> None:
-        """From now on the work of this chain is done, on these threads."""
+    def begin(self, chain: Chain, runtime: Runtime) -> None:
+        """From now on the work of this chain is done, on its threads."""
         self.dispatcher._retries = Retries(
-            chain, threads, settings_of(["inflate"]), stats=self.stats, unstalled=lambda: None
+            chain, runtime, settings_of(["inflate"]), stats=self.stats, unstalled=lambda: None
         )
 
     @property
@@ -208,11 +213,12 @@ async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
     """Its letter is written at once, while every thread that may ask the store hangs."""
     bench, chain, release = Bench(1_000_000), chain_of(["inflate"], memory()), threading.Event()
     record = Read(value=b"file:///etc/passwd", headers=(("large-message", b"true"),))
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(release.wait, 30)
+    with running_on(1) as runtime:
+        hanging = runtime.threads.call(release.wait, 30)
         try:
-            bench.begin(chain, threads)
+            bench.begin(chain, runtime)
             bench.dispatcher.enter(bench.lane, record, chain.begin(record), held_bytes(record))
+            assert not hanging.done()
             written = [*bench.output.values]
         finally:
             release.set()
@@ -241,8 +247,8 @@ async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
     """It is delivered, and holds what it is large by then."""
     bench, (chain, record, work) = Bench(1_000_000), measured(MemoryStore())
     held = held_bytes(record) + work.reserve_bytes
-    with ThreadPoolExecutor(1) as threads:
-        bench.begin(chain, threads)
+    with running_on(1) as runtime:
+        bench.begin(chain, runtime)
         bench.dispatcher.enter(bench.lane, record, work, held)
         await asyncio.gather(*bench.lane.tasks)
     assert (bench.output.values, bench.stats.failed, bench.termination.error) == ([bytes(700)], {}, None)
@@ -252,8 +258,8 @@ async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
 async def test_a_payload_that_a_store_measures_wrongly_is_not_asked_for_without_end() -> None:
     """It fails, as any that is longer than it may be."""
     bench, (chain, record, work) = Bench(1_000_000), measured(Short())
-    with ThreadPoolExecutor(1) as threads:
-        bench.begin(chain, threads)
+    with running_on(1) as runtime:
+        bench.begin(chain, runtime)
         bench.dispatcher.enter(bench.lane, record, work, held_bytes(record) + work.reserve_bytes)
         await asyncio.wait_for(asyncio.gather(*bench.lane.tasks), 10)
     assert bench.stats.failed == {"payload-too-large": 1}

@@ -16,6 +16,7 @@ from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Slot, held_bytes
+from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from tests.app.pipeline.test_termination import Read
@@ -56,7 +57,9 @@ class Bench:
         self.termination = Termination("p", lambda: None)
         pipeline = settings(**keys)
         writer = None if letters is None else LetterWriter(pipeline, letters, None)
-        self.error_policy = ErrorPolicy(pipeline, writer, self.share, stats=self.stats, termination=self.termination)
+        self.error_policy = ErrorPolicy(
+            pipeline, writer, self.share, runtime=Runtime(Threads(1)), stats=self.stats, termination=self.termination
+        )
 
     def slot(self, held: int = 5_000) -> Slot:
         """A slot whose bytes are taken."""

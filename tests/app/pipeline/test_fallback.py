@@ -8,6 +8,7 @@ import pytest
 
 from app.pipeline.chain import Chain
 from app.pipeline.fallback import Fallback
+from app.pipeline.runtime import monotonic
 from app.pipeline.stages import ChunkStage, OffloadStage
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
@@ -66,7 +67,7 @@ def test_fallback_lets_no_reference_of_a_producer_go_on(codec: int) -> None:
     offload = Offload(100, 1_000, on_reference="offload")
     stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
-    fallback = Fallback(chain, lambda error: None)
+    fallback = Fallback(chain, lambda error: None, clock=monotonic)
     forged = Record(b"k", b"s3://b/t/i", ((VALUE.flag, b"true"),))
     work = chain.begin(forged, codec)
     assert work is not None
@@ -147,7 +148,7 @@ def test_fallback_takes_what_the_store_does_not_take() -> None:
     stage = OffloadStage(Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
     told: list[PayloadStoreError] = []
-    fallback = Fallback(chain, told.append)
+    fallback = Fallback(chain, told.append, clock=monotonic)
     assert [fallback.finish(begun(chain, Record(b"k", b"v" * size)))[1] for size in (5_000, 3_000)] == [
         ("chunk",),
         ("offload",),
@@ -168,8 +169,8 @@ def test_fallback_is_none_for_what_is_final() -> None:
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
     record = Record(b"k", b"v" * 5_000)
     with pytest.raises(PayloadStoreError, match="no access"):
-        Fallback(chain, lambda error: None).finish(begun(chain, record))
-    withdrawn = Fallback(chain, lambda error: None, may_pass=lambda error: str(error) == "no access")
+        Fallback(chain, lambda error: None, clock=monotonic).finish(begun(chain, record))
+    withdrawn = Fallback(chain, lambda error: None, clock=monotonic, may_pass=lambda error: str(error) == "no access")
     assert withdrawn.finish(begun(chain, record))[1] == ("chunk",), (
         "who has had access waits for it, and goes without meanwhile"
     )
@@ -182,5 +183,5 @@ def test_fallback_takes_what_readers_would_refuse_as_a_payload() -> None:
     stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
     for store.down in (False, True):
-        fallback = Fallback(chain, lambda error: None)
+        fallback = Fallback(chain, lambda error: None, clock=monotonic)
         assert fallback.finish(begun(chain, Record(b"k", b"v" * 8_000)))[1] == ("chunk",)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,6 +24,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.topic_watcher import TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.app.pipeline.chains import memory
+from tests.app.pipeline.runtimes import running_on
 from transforms.errors import WideloadError
 
 
@@ -57,7 +57,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     (pipeline,) = settings.pipelines
     topics = [Topic(name, 1, 1_000_000, "delete") for name in (*pipeline.topics, pipeline.output_topic)]
     plan = Plan(pipeline.name, (topics[0],), topics[1], None)
-    with ThreadPoolExecutor(1) as executor:
+    with running_on(1) as runtime:
         yield Flow(
             settings.client,
             pipeline,
@@ -66,7 +66,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
             found=plan,
             store=memory(),
             budget=Budget(1_000_000),
-            executor=executor,
+            runtime=runtime,
             stats=PipelineStats(),
             graceful_timeout_s=1.0,
             joined=lambda: None,

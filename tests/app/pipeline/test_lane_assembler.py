@@ -13,6 +13,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Hold, Lane
 from app.pipeline.lane_assembler import LaneAssembler, chunks_of
 from app.pipeline.lanes import Lanes
+from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
@@ -60,7 +61,7 @@ def lane(start: int = 0) -> Lane:
 
 def test_metadata_comes_back() -> None:
     """What one assembly notes, the next one takes in: records below are not for the chain any more."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
     assembler.resume(one, note(5, 9, ()), "p")
     assert [assembler.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
     assert assembler.add(one, Read(8)) == (None, [])
@@ -68,7 +69,7 @@ def test_metadata_comes_back() -> None:
 
 def test_lane_that_begins_in_another_log() -> None:
     """What was delivered of the former log says nothing of the messages that have its offsets now."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats())
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
     lanes = Lanes(Share(Budget(1_000)), assembler)
     lanes.open(TopicPartition("chunked", 0), 0)
     (one,) = lanes
@@ -81,7 +82,7 @@ def test_lane_that_begins_in_another_log() -> None:
 
 def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:
     """A writer that was taken for dead goes on after the reader has begun again: nothing is discarded."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
     whole = chunks(1)
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *whole]:
@@ -90,7 +91,7 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
     offset, metadata = assembler.commit(one)
     assert (offset, metadata.startswith(f"wideload:delivered={offset};torn=")) == (whole[-1].offset + 1, True)
     stats = PipelineStats()
-    after, two = LaneAssembler(SETTINGS, stats), lane(offset)
+    after, two = LaneAssembler(SETTINGS, stats, clock=monotonic), lane(offset)
     after.resume(two, metadata, "p")
     assert [after.add(two, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
     assert stats.duplicate_chunks == len(whole) - 1
@@ -98,7 +99,7 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
 
 def test_metadata_fits_the_brokers() -> None:
     """They may take less than Kafka's default; a longer note would end the flow."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), metadata_bytes=40), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic, metadata_bytes=40), lane()
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *chunks(1)]:
         assembler.add(one, record)
@@ -112,7 +113,7 @@ def test_metadata_fits_the_brokers() -> None:
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
 def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and nothing is passed over because of it."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
     with caplog.at_level(logging.WARNING):
         assembler.resume(one, metadata, "p")
     assert one.delivered == 0
@@ -121,7 +122,7 @@ def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureF
 
 def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
     """The offset stays at the first chunk until the message is durable; what passed meanwhile is noted beside it."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane(3)
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane(3)
     first, *middle, last = chunks(3)
     tracker = one.tracked(3)
     for record in (first, *middle):
@@ -142,7 +143,7 @@ def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
 
 def test_commit_waits_for_dead_letters() -> None:
     """What was discarded holds the commit at its first chunk until its letters are written and durable."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
     tracker = one.tracked(0)
     tracker.released = 10
     hold = Hold(4)
@@ -192,11 +193,11 @@ def test_what_a_long_turn_has_read_is_not_late() -> None:
 
 def test_reserve_is_the_message_with_its_last_chunk() -> None:
     """Chunks that are pending are counted elsewhere; the last one brings the whole, where that is not too large."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats())
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
     *before, last = chunks(0)
     assert [assembler.reserve_bytes(record) for record in before] == [0] * len(before)
     assert assembler.reserve_bytes(last) == 2_500
-    tight = LaneAssembler(replace(SETTINGS, message_bytes=2_499), PipelineStats())
+    tight = LaneAssembler(replace(SETTINGS, message_bytes=2_499), PipelineStats(), clock=monotonic)
     assert tight.reserve_bytes(last) == 0
     assert assembler.reserve_bytes(Read(0)) == 0
     assert assembler.reserve_bytes(Read(0, headers=(("large-message.chunk.uuid", b"?"),))) == 0
@@ -207,7 +208,7 @@ def test_counts_are_those_of_the_pipeline() -> None:
     stats = PipelineStats()
     one = lane()
     for number in (0, 1):
-        assembler = LaneAssembler(SETTINGS, stats)
+        assembler = LaneAssembler(SETTINGS, stats, clock=monotonic)
         good, gap = chunks(0, uuid=f"good{number}"), chunks(10, b"y" * 5_000, uuid=f"gap{number}")
         for record in (good[0], replace(good[0], offset=1), *good[1:], gap[0], gap[2], *gap[3:]):
             assembler.add(one, record)

@@ -15,6 +15,7 @@ from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.paused_partitions import PausedPartitions
 from app.pipeline.poll_loop import Mode, PollLoop
+from app.pipeline.runtime import monotonic
 from app.pipeline.termination import Termination
 from tests.app.pipeline.test_termination import Read
 
@@ -66,6 +67,7 @@ class Bench:
             termination=Termination("p", lambda: None),
             changed=asyncio.Event(),
             look_s=look_s,
+            clock=monotonic,
         )
         self.polled = asyncio.Event()
         self.error: Exception | None = None

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -20,9 +20,11 @@ from app.config.settings import PipelineSettings
 from app.pipeline.chain import Chain, Result, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
+from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
 from app.web.metrics import COUNTERS
 from stores.store import PayloadStore
+from tests.app.pipeline.runtimes import running_on
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import (
     PayloadNotFoundError,
@@ -87,10 +89,10 @@ class Storing:
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    """A thread."""
-    with ThreadPoolExecutor(1) as threads:
-        yield threads
+def runtime() -> Iterator[Runtime]:
+    """It has one thread for the store."""
+    with running_on(1) as made_for_test:
+        yield made_for_test
 
 
 def settings(transforms: Sequence[str] = ("offload",)) -> PipelineSettings:
@@ -107,11 +109,11 @@ def settings(transforms: Sequence[str] = ("offload",)) -> PipelineSettings:
 
 
 def made(
-    stage: Storing, executor: Executor, stats: PipelineStats, *, timeout_ms: int, unstalled: Callable[[], None]
+    stage: Storing, runtime: Runtime, stats: PipelineStats, *, timeout_ms: int, unstalled: Callable[[], None]
 ) -> Retries:
     """Attempts with this stage alone."""
     pipeline = replace(settings(), store_timeout_ms=timeout_ms)
-    return Retries(Chain([stage], "orders", 1_000_000), executor, pipeline, stats=stats, unstalled=unstalled)
+    return Retries(Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, unstalled=unstalled)
 
 
 def work(record: Read, *, asks_store: bool = True) -> Work:
@@ -120,40 +122,40 @@ def work(record: Read, *, asks_store: bool = True) -> Work:
 
 
 @pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
-async def test_each_transform_is_counted(name: str, executor: Executor) -> None:
+async def test_each_transform_is_counted(name: str, runtime: Runtime) -> None:
     """What a stage has made of a record counts in a metric of its own; `lane_assembler` counts for `assemble`."""
     stats, record = PipelineStats(), Read()
-    made(Storing([]), executor, stats, timeout_ms=60_000, unstalled=lambda: None).count((name,), record, (record,))
+    made(Storing([]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None).count((name,), record, (record,))
     assert [attribute for _, attribute, _ in COUNTERS if getattr(stats, attribute) and name[:4] in attribute]
 
 
-async def test_retries_go_on_until_the_store_is_back(executor: Executor) -> None:
+async def test_retries_go_on_until_the_store_is_back(runtime: Runtime) -> None:
     """A store that is down is tried again; while it is, the flow is degraded and says why, and afterwards no more."""
     stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
     seen: list[str | None] = []
     stage = Storing([DOWN] * 3, lambda: seen.append(retries.degraded))
-    retries = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     results = await asyncio.wait_for(retries.apply(lane, record, work(record)), 10)
     assert (list(results), seen, retries.degraded) == ([record], [None, "down", "down", "down"], None)
     assert (stats.store_errors, stats.retries, stats.offloaded_records, stats.offloaded_bytes) == (3, 3, 1, 1)
     assert lane.stalled == 0
 
 
-async def test_retries_stall_the_lane_beyond_the_time_budget(executor: Executor) -> None:
+async def test_retries_stall_the_lane_beyond_the_time_budget(runtime: Runtime) -> None:
     """The partition is not read on while its store call takes longer than it may, and is afterwards."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stalled: list[int] = []
     seen: list[int] = []
     stage = Storing([DOWN] * 2, lambda: seen.append(lane.stalled))
-    retries = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
+    retries = made(stage, runtime, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (seen[1:], stalled) == ([1, 1], [0])
 
 
-async def test_retries_end_where_the_store_refuses(executor: Executor) -> None:
+async def test_retries_end_where_the_store_refuses(runtime: Runtime) -> None:
     """What cannot pass by itself is not tried again, and is no reason to call the flow degraded."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
-    retries = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (stats.store_errors, stats.retries, retries.degraded) == (1, 0, None)
@@ -161,23 +163,23 @@ async def test_retries_end_where_the_store_refuses(executor: Executor) -> None:
 
 @pytest.mark.parametrize("error", [PayloadNotFoundError("a"), ReferenceRefusedError("a", "b")])
 async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
-    executor: Executor, error: PayloadStoreError
+    runtime: Runtime, error: PayloadStoreError
 ) -> None:
     """A missing payload, and a reference that is refused, are no errors of the store, also of one that has worked."""
     stats, lane = PipelineStats(offloaded_records=1), Lane(TopicPartition("raw", 3), 3)
-    retries = made(Storing([error] * 9), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(Storing([error] * 9), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     for _ in range(9):
         with pytest.raises(type(error)):
             await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (stats.store_errors, stats.retries, retries._breaker.open) == (0, 0, False)
 
 
-async def test_retries_wait_for_what_was_withdrawn(executor: Executor) -> None:
+async def test_retries_wait_for_what_was_withdrawn(runtime: Runtime) -> None:
     """A store that has worked for the pipeline is waited for, whatever the reason, which is on the pages."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     seen: list[str | None] = []
     stage = Storing([], lambda: seen.append(retries.degraded))
-    retries = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [PayloadStoreAccessError("access denied"), PayloadStoreError("the certificate has expired")]
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
@@ -187,11 +189,11 @@ async def test_retries_wait_for_what_was_withdrawn(executor: Executor) -> None:
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
-async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: Executor) -> None:
+async def test_retries_end_where_the_store_never_let_the_pipeline_in(runtime: Runtime) -> None:
     """What has never worked is for the user to set right."""
     retries = made(
         Storing([PayloadStoreAccessError("access denied")]),
-        executor,
+        runtime,
         PipelineStats(),
         timeout_ms=60_000,
         unstalled=lambda: None,
@@ -201,14 +203,14 @@ async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: E
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
-async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(executor: Executor) -> None:
+async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(runtime: Runtime) -> None:
     """Before the first payload, a refusal ends the pipeline only if the store still passes that check, twice."""
     stage, stats, lane = Storing([REFUSED] * 3), PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     store = Checked(REFUSED)
 
     def retries() -> Retries:
         chain, checked = Chain([stage], "orders", 1_000_000), cast("PayloadStore", store)
-        return Retries(chain, executor, settings(), stats=stats, unstalled=lambda: None, store=checked)
+        return Retries(chain, runtime, settings(), stats=stats, unstalled=lambda: None, store=checked)
 
     await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
     assert (stats.retries, store.errors) == (3, [])
@@ -225,8 +227,8 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
     # A call takes a while, as each does: else all are made before the first failure is known.
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
-    with ThreadPoolExecutor(4) as threads:
-        retries = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
+    with running_on(4) as runtime:
+        retries = Retries(Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, unstalled=lambda: None)
         everyone = asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100)))
         async with asyncio.timeout(20):
             while stats.retries < 5:  # noqa: ASYNC110  # it is no event
@@ -250,13 +252,13 @@ class Checked:
             raise self.errors.pop(0)
 
 
-async def test_retries_end_for_one_record_while_the_store_is_up(executor: Executor) -> None:
+async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime) -> None:
     """After `errors.retry.timeout` a record is given up for which the store fails, if it answers others."""
     pipeline = replace(settings(), retry_timeout_ms=50)
     store = cast(PayloadStore, Checked(*[DOWN] * 3))
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.005))
     chain, stats = Chain([stage], "orders", 1_000_000), PipelineStats()
-    retries = Retries(chain, executor, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
     began_s = time.monotonic()
     with pytest.raises(
         PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
@@ -300,9 +302,9 @@ async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> 
         await retries.apply(lane, Read(offset), work(Read(offset)))
         slow.ended[offset].set()
 
-    with ThreadPoolExecutor(4) as threads:
+    with running_on(4) as runtime:
         chain = Chain([slow], "orders", 1_000_000)
-        retries = Retries(chain, threads, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
         downloads = [asyncio.create_task(download(offset)) for offset in range(3)]
         try:
             for _ in downloads:
@@ -315,12 +317,12 @@ async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> 
     assert stats.retries == 3
 
 
-async def test_retries_go_on_while_the_store_is_down_for_all(executor: Executor) -> None:
+async def test_retries_go_on_while_the_store_is_down_for_all(runtime: Runtime) -> None:
     """`errors.retry.timeout` gives no record up while the store is down."""
     pipeline = replace(settings(), retry_timeout_ms=0)
     store = cast(PayloadStore, Checked(*[DOWN] * 100))
     chain, stats = Chain([Storing([DOWN] * 20)], "orders", 1_000_000), PipelineStats()
-    retries = Retries(chain, executor, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
     await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
     assert stats.retries == 20
 
@@ -337,16 +339,16 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
     chain, stats = Chain([Storing([DOWN] * 4)], "orders", 1_000_000), PipelineStats()
     pipeline = replace(settings(), retry_timeout_ms=60_000)
     loop.set_default_executor(ThreadPoolExecutor(1))
-    with ThreadPoolExecutor(4) as threads:
+    with running_on(4) as runtime:
         store = cast(PayloadStore, Hanging())
-        retries = Retries(chain, threads, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
         lane = Lane(TopicPartition("raw", 3), 3)
         trials = [asyncio.create_task(retries.apply(lane, Read(), work(Read()))) for _ in range(4)]
         try:
             async with asyncio.timeout(10):
                 while stats.retries < 4:  # noqa: ASYNC110  # it is no event
                     await asyncio.sleep(0.001)
-                assert await loop.run_in_executor(threads, asked.acquire, True, 10)
+                assert await runtime.threads.call(asked.acquire, True, 10)
                 await loop.run_in_executor(None, int)
             trials.pop().cancel()  # which must not take the answer from the others
         finally:
@@ -358,8 +360,8 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
 async def test_retries_stay_degraded_while_any_record_waits() -> None:
     """One payload that cannot be had is a reason to say so, though others can; and the last to wait takes it along."""
     lane = Lane(TopicPartition("raw", 3), 3)
-    with ThreadPoolExecutor(1) as threads:
-        retries = made(Storing([DOWN] * 2), threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+    with running_on(1) as runtime:
+        retries = made(Storing([DOWN] * 2), runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         bad = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
         async with asyncio.timeout(10):
             while retries.degraded is None:  # noqa: ASYNC110  # it is no event
@@ -377,9 +379,9 @@ async def test_retries_say_that_a_store_is_silent() -> None:
     def silent() -> None:
         release.wait(30)
 
-    with ThreadPoolExecutor(1) as threads:
+    with running_on(1) as runtime:
         stage = Storing([], silent)
-        retries = made(stage, threads, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
+        retries = made(stage, runtime, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
         task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
         try:
             async with asyncio.timeout(10):
@@ -402,17 +404,17 @@ async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
         time.sleep(0.05)
         seen.append(lane.stalled)
 
-    with ThreadPoolExecutor(1) as threads:
-        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=1_000, unstalled=lambda: None)
+    with running_on(1) as runtime:
+        retries = made(Storing([], tried), runtime, PipelineStats(), timeout_ms=1_000, unstalled=lambda: None)
         await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(30))), 20)
     assert seen == [0] * 30
 
 
-async def test_retries_take_a_missing_payload_for_an_answer(executor: Executor) -> None:
+async def test_retries_take_a_missing_payload_for_an_answer(runtime: Runtime) -> None:
     """A store that says that a payload is not there is not down: the outage ends."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stage = Storing([*[DOWN] * 6, PayloadNotFoundError("memory://gone")])
-    retries = made(stage, executor, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(stage, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadNotFoundError):
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [DOWN]
@@ -420,7 +422,7 @@ async def test_retries_take_a_missing_payload_for_an_answer(executor: Executor) 
     assert retries.degraded is None
 
 
-async def test_retries_that_are_cancelled_leave_no_lane_stalled(executor: Executor) -> None:
+async def test_retries_that_are_cancelled_leave_no_lane_stalled(runtime: Runtime) -> None:
     """A partition that is lost in the middle leaves nothing behind."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stalled, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -430,7 +432,7 @@ async def test_retries_that_are_cancelled_leave_no_lane_stalled(executor: Execut
             loop.call_soon_threadsafe(stalled.set)
 
     stage = Storing([DOWN] * 10_000, tried)
-    retries = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
+    retries = made(stage, runtime, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
     task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
     await asyncio.wait_for(stalled.wait(), 10)
     task.cancel()
@@ -438,12 +440,12 @@ async def test_retries_that_are_cancelled_leave_no_lane_stalled(executor: Execut
     assert (task.cancelled(), lane.stalled) == (True, 0)
 
 
-def test_retries_at_once_raise_what_the_chain_raises(executor: Executor) -> None:
+def test_retries_at_once_raise_what_the_chain_raises(runtime: Runtime) -> None:
     """Work that blocks nobody is done where it is asked for, once, and counted like any other."""
 
     async def apply() -> tuple[Sequence[RecordLike], PipelineStats]:
         stats = PipelineStats()
-        retries = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+        retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
         with pytest.raises(PayloadStoreError, match="access denied"):
             retries.apply_now(Read(), work(Read()))
         return retries.apply_now(Read(), work(Read())), stats
@@ -462,8 +464,8 @@ async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
             hanging.set()
             release.wait(30)
 
-    with ThreadPoolExecutor(2) as threads:
-        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
+    with running_on(2) as runtime:
+        retries = made(Storing([], tried), runtime, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
         task = asyncio.create_task(retries.apply(stuck, Read(offset=7), work(Read(offset=7))))
         try:
             async with asyncio.timeout(10):
@@ -483,19 +485,20 @@ async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
 async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
     """What asks no store goes on while every thread that may ask it hangs."""
     release = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(release.wait, 30)
+    with running_on(1) as runtime:
+        hanging = runtime.threads.call(release.wait, 30)
         splitting = Storing([], name="chunk", asks=False)
-        retries = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        retries = made(splitting, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         lane = Lane(TopicPartition("raw", 3), 3)
         try:
             await asyncio.wait_for(retries.apply(lane, Read(), work(Read(), asks_store=False)), 10)
+            assert not hanging.done()
         finally:
             release.set()
     assert retries.degraded is None
 
 
-async def test_retries_finish_what_takes_time_on_a_thread(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_finish_what_takes_time_on_a_thread(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes of all results are compared with the limit of the topic there too: there may be very many results."""
     stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
     threads: list[threading.Thread] = []
@@ -506,16 +509,16 @@ async def test_retries_finish_what_takes_time_on_a_thread(executor: Executor, mo
         return finish(chain, work)
 
     monkeypatch.setattr(Chain, "finish", watched)
-    retries = made(Storing([], asks=False), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(Storing([], asks=False), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     assert list(await retries.apply(lane, record, work(record, asks_store=False))) == [record]
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
 
 
-async def test_retries_watch_what_else_may_wait_for_the_store(executor: Executor) -> None:
+async def test_retries_watch_what_else_may_wait_for_the_store(runtime: Runtime) -> None:
     """A dead letter that is large goes to the store as well; where that hangs, it is said, and the lane stalled."""
     lane = Lane(TopicPartition("raw", 3), 3)
-    retries = made(Storing([]), executor, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
+    retries = made(Storing([]), runtime, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
     with retries.watching(lane, Read()):
         async with asyncio.timeout(10):
             while not lane.stalled:  # noqa: ASYNC110  # it is no event
@@ -553,8 +556,8 @@ async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
         assert found is not None
         return record, found
 
-    with ThreadPoolExecutor(8) as threads, caplog.at_level(logging.INFO):
-        retries = Retries(chain, threads, pipeline, stats=PipelineStats(), unstalled=lambda: None)
+    with running_on(8) as runtime, caplog.at_level(logging.INFO):
+        retries = Retries(chain, runtime, pipeline, stats=PipelineStats(), unstalled=lambda: None)
         waiting = [asyncio.create_task(retries.apply(lane, *begun(300_000))) for _ in range(5)]
         async with asyncio.timeout(10):
             while not retries._breaker.open:  # noqa: ASYNC110  # it is no event

@@ -6,7 +6,6 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
+from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.service import Pipeline
 from stores import registry
 from stores.keys import Key, Value
@@ -126,7 +126,10 @@ async def running(
     monkeypatch.setattr(service, "Flow", flow)
     monkeypatch.setattr(service, "plan_pipeline", look)
     settings = settings_of(HEAD + keys + orders)
-    pipeline = Pipeline(settings, settings.pipelines[0], plan=plan, budget=Budget(1), ended=ended.append)
+    runtime = Runtime(Threads(settings.store_threads))
+    pipeline = Pipeline(
+        settings, settings.pipelines[0], plan=plan, budget=Budget(1), ended=ended.append, runtime=runtime
+    )
     await pipeline.on_start()
     try:
         await until(lambda: pipeline.status == "RUNNING")
@@ -296,9 +299,9 @@ async def test_a_restart_that_is_asked_for_during_the_look_at_the_cluster_opens_
 class _WorkingFlow(_FailingFlow):
     """A flow that gives work to the threads of its store."""
 
-    def __init__(self, *rest: Any, executor: Executor, **more: Any) -> None:
-        super().__init__(*rest, executor=executor, **more)
-        self.executor = executor
+    def __init__(self, *rest: Any, runtime: Runtime, **more: Any) -> None:
+        super().__init__(*rest, runtime=runtime, **more)
+        self.runtime = runtime
 
 
 async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,13 +316,13 @@ async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch:
         async with running(monkeypatch, [], _WorkingFlow, keys="store.threads = 2\n") as pipeline:
             before = pipeline.flow
             assert isinstance(before, _WorkingFlow)
-            hanging = [before.executor.submit(hang) for _ in range(2)]
+            hanging = [before.runtime.threads.call(hang) for _ in range(2)]
             for _ in hanging:  # what has not begun is cancelled
                 assert await asyncio.to_thread(begun.acquire, timeout=20)
             await _next_flow(pipeline, pipeline.begin_anew)
             after = pipeline.flow
             assert isinstance(after, _WorkingFlow)
-            assert await asyncio.wait_for(asyncio.wrap_future(after.executor.submit(lambda: "done")), 20) == "done"
+            assert await asyncio.wait_for(after.runtime.threads.call(lambda: "done"), 20) == "done"
             assert not any(each.done() for each in hanging)
     finally:
         over.set()

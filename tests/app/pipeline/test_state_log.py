@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 
 from app.pipeline import state_log, store_log
 from app.pipeline.lane import PlacedRecord
+from app.pipeline.runtime import monotonic
 from app.pipeline.state_log import StateLog, uncommitted_text
 from app.pipeline.store_log import StoreLog
 from tests.app.reports import Pipeline
@@ -27,7 +28,7 @@ def test_changes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pipeline = Pipeline()
     trouble: str | None = None
-    log = StateLog(pipeline, lambda: trouble)
+    log = StateLog(pipeline, lambda: trouble, monotonic)
     for status, now_trouble in (("PAUSED", None), ("RUNNING", "broker b does not answer"), ("RUNNING", None)):
         pipeline.status, trouble = status, now_trouble
         for _ in range(3):
@@ -44,7 +45,7 @@ def test_changes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_flow_that_begins_again_and_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reason is told once in its time, and then how often; another reason at once."""
-    log = StateLog(Pipeline(), lambda: None)
+    log = StateLog(Pipeline(), lambda: None, monotonic)
     for delay_s in (0.5, 1, 2, 4):
         log.begins_again(ValueError("away"), delay_s)
     assert told(caplog) == ["WARNING pipeline p begins again in 0.5 s: away"]
@@ -71,7 +72,7 @@ async def test_a_store_that_fails_now_and_then(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(store_log, "_AGAIN_S", 0.3)
     record = PlacedRecord("raw", 3, 812, 0)
-    log = StoreLog("p", lambda: (record, 5))
+    log = StoreLog("p", lambda: (record, 5), monotonic)
     for _ in range(4):
         log.failed("down", record)
         log.answered()

@@ -53,7 +53,9 @@ class Watched:
     def __init__(self, cluster: Cluster, before: TopicWatcher | None = None) -> None:
         self.lowered: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.termination = Termination("p", lambda: None)
-        self.watcher = TopicWatcher(PLAN, self.termination, cluster.send, self._tell, chunked=False, before=before)
+        self.watcher = TopicWatcher(
+            PLAN, self.termination, cluster.send, self._tell, clock=time.monotonic, chunked=False, before=before
+        )
 
     def _tell(self, topic: str, limit: int) -> None:
         self.lowered.put_nowait((topic, limit))
@@ -137,6 +139,7 @@ def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_aske
         Termination("p", lambda: None),
         Cluster().send,
         lambda *_: None,
+        clock=time.monotonic,
         chunked=False,
         refused=lambda: {"orders": time.monotonic()},
     )
