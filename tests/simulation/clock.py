@@ -1,0 +1,47 @@
+"""The clock of the process: in a history that of its loop. It has to be imported before all modules of the worker.
+
+Those of aiokafka, and of `app/kafka`, ask `time` themselves; some keep the function as a default when they are imported.
+The same is done with what draws at random beside `random`, so that a seed gives one history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+import uuid
+
+__all__ = ["BEGAN_S", "real_s"]
+
+BEGAN_S = 1_800_000_000.0
+"""The time since 1970 when the clock of a loop is at 0."""
+
+real_s = time.perf_counter
+
+_monotonic, _time, _urandom = time.monotonic, time.time, os.urandom
+
+
+def _loop_s() -> float | None:
+    loop = asyncio._get_running_loop()
+    return None if loop is None else getattr(loop, "now_s", None)
+
+
+def monotonic() -> float:
+    now_s = _loop_s()
+    return _monotonic() if now_s is None else now_s
+
+
+def wall() -> float:
+    now_s = _loop_s()
+    return _time() if now_s is None else BEGAN_S + now_s
+
+
+def urandom(size: int) -> bytes:
+    return _urandom(size) if _loop_s() is None else random.randbytes(size)  # noqa: S311  # a simulation
+
+
+time.monotonic = time.perf_counter = monotonic
+time.time = wall
+os.urandom = urandom
+uuid.uuid4 = lambda: uuid.UUID(bytes=urandom(16), version=4)

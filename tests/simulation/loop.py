@@ -1,0 +1,177 @@
+"""An event loop with virtual time, on which the order of what is ready is drawn from a seed.
+
+Nothing waits: when nothing is ready, the clock goes to the next timer. The same seed gives the same order, as long as
+nothing goes by the address of an object: so tasks and futures of this loop are numbered, and hash by their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+__all__ = ["PROCESS", "Process", "SimulatedLoop", "StuckError"]
+
+_STEP_S = 0.000_02  # what a callback takes: time goes on for those who never wait
+
+
+class Process:
+    """What runs in a context with it as `PROCESS`: it can stop between any two callbacks, and go on later, or never.
+
+    Attributes:
+        dead: whether it was killed: nothing of it runs any more, not even what cleans up.
+        frozen: whether it stands still.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = self.frozen = False
+        self._kept: list[asyncio.Handle] = []
+
+    def runs(self, handle: asyncio.Handle) -> bool:
+        """Whether a callback of it may run now; one that may not is kept until the process goes on."""
+        if self.dead or self.frozen:
+            self._kept.append(handle)  # what it holds must not be collected, or coroutines would end
+            return False
+        return True
+
+    def freeze(self) -> None:
+        """Stops it; time goes on."""
+        self.frozen = True
+
+    def thaw(self, loop: SimulatedLoop) -> None:
+        """Lets it go on."""
+        self.frozen = False
+        kept, self._kept = self._kept, []
+        loop.again(kept)
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+"""The process that a callback belongs to."""
+
+
+class StuckError(RuntimeError):
+    """Nothing is ready, no timer runs, and still somebody waits; or too much has happened."""
+
+
+class _Task(asyncio.Task):  # type: ignore[type-arg]
+    def __init__(self, *args: Any, number: int, **options: Any) -> None:
+        self._number = number
+        self.context = options.setdefault("context", contextvars.copy_context())
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Future(asyncio.Future):  # type: ignore[type-arg]
+    def __init__(self, *, loop: SimulatedLoop, number: int) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """One world's event loop.
+
+    Args:
+        chance: draws the order, and how long calls on threads take.
+        shuffles: whether the order of what is ready is drawn; else it is that of asyncio, first come, first served.
+        most_steps: after so many callbacks the history counts as stuck.
+
+    Attributes:
+        now_s: the virtual time.
+        steps: callbacks so far.
+        troubles: contexts that came to the exception handler.
+    """
+
+    def __init__(self, chance: Random, *, shuffles: bool, most_steps: int = 2_000_000) -> None:
+        super().__init__()
+        self.now_s = 1_000.0
+        self.steps = 0
+        self.troubles: list[dict[str, Any]] = []
+        self._draw = chance.random
+        self._shuffles = shuffles
+        self._most_steps = most_steps
+        self._numbers = itertools.count()
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+        self.set_exception_handler(lambda _, context: self.troubles.append(context))
+
+    def _make_task(self, loop: Any, work: Coroutine[Any, Any, Any], **options: Any) -> _Task:
+        return _Task(work, loop=loop, number=next(self._numbers), **options)
+
+    def create_future(self) -> _Future:
+        return _Future(loop=self, number=next(self._numbers))
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002
+        """Calls it on this thread, as soon as chance wills; the calls of one moment end in any order."""
+        future = self.create_future()
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = func(*args)
+            except BaseException as exc:  # noqa: BLE001  # goes to whoever waits
+                if not future.cancelled():
+                    future.set_exception(exc)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+
+        self.call_later(self._draw() * 0.004, call)
+        return future
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        scheduled: Any = self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready:
+            if not scheduled:
+                raise StuckError("nothing is ready and no timer runs")
+            self.now_s = max(self.now_s, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self.now_s:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            ready.append(handle)
+        count = len(ready)
+        if count > 1 and self._shuffles:
+            ready.rotate(-int(self._draw() * count))
+        handle = ready.popleft()
+        self.now_s += _STEP_S
+        self.steps += 1
+        if self.steps > self._most_steps:
+            raise StuckError(f"{self.steps:,} callbacks, and no end")
+        if not handle._cancelled:
+            process = handle._context.get(PROCESS)
+            if process is None or process.runs(handle):
+                handle._run()
+
+    @staticmethod
+    def context_of(task: asyncio.Task[Any]) -> contextvars.Context:
+        """The context in which a task of this loop runs."""
+        assert isinstance(task, _Task)
+        return task.context
+
+    def again(self, handles: list[asyncio.Handle]) -> None:
+        """Puts callbacks back that could not run."""
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    def _process_events(self, event_list: Any) -> None:
+        """There is no selector."""
+
+    def _write_to_self(self) -> None:
+        """There is nobody to wake."""

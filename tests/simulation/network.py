@@ -1,0 +1,245 @@
+"""Connections to simulated brokers, in the place of aiokafka's: requests and responses stay objects.
+
+A connection answers in order, one request at a time, as brokers do. Everything that can go wrong with a request goes
+wrong here: what becomes of it is drawn by `Weather`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextvars
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import aiokafka.client
+import aiokafka.errors as kafka_errors
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.protocol.admin import ApiVersionRequest
+from aiokafka.util import wait_for
+
+import app.kafka.clients
+from tests.simulation.answers import answer
+from tests.simulation.cluster import API_VERSIONS, Broker, Cluster
+
+__all__ = ["NETWORK", "Network", "install"]
+
+NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
+"""The network of the process that runs."""
+
+
+class Network:
+    """The way from one process to the brokers.
+
+    Args:
+        cluster: the brokers.
+        chance: draws how long each way takes.
+        fate: what becomes of a request; see `Weather.fate`.
+        outside: the context of the cluster: what it does goes on when the process is gone.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        chance: Random,
+        fate: Callable[[int, Any], Any],
+        outside: contextvars.Context,
+    ) -> None:
+        self.cluster, self.chance, self.fate, self.outside = cluster, chance, fate, outside
+        self.connections: dict[_Connection, None] = {}
+        self.dead = False
+
+    def kill(self) -> None:
+        """The process is gone: the brokers see its connections end."""
+        self.dead = True
+        for each in [*self.connections]:
+            each.lose()
+
+
+class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
+    """See the module. What aiokafka calls a writer and a reader is missing."""
+
+    def __init__(self, network: Network, host: str, port: int, **options: Any) -> None:
+        super().__init__(host, port, **options)
+        self._network = network
+        self._broker: Broker | None = None
+        self._line: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._open = False
+
+    def __del__(self) -> None:
+        """Nothing is left open."""
+
+    async def connect(self) -> Any:
+        self._closed_fut = self._loop.create_future()
+        network, draw = self._network, self._network.chance.random
+        self._broker = network.cluster.brokers.get(self._port - 9000)
+        await asyncio.sleep(draw() * 0.002)
+        fate = network.fate(self._port - 9000, None)
+        if fate == "silent":
+            await asyncio.sleep(self._request_timeout)
+            raise asyncio.TimeoutError
+        if self._broker is None or not self._broker.up or fate is not None:
+            raise ConnectionRefusedError(111, f"Connect call failed ('{self._host}', {self._port})")
+        self._open = True
+        self._broker.connections[self] = None
+        network.connections[self] = None
+        await self._do_version_lookup()
+
+    def connected(self) -> bool:
+        return self._open
+
+    def send(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002  # as aiokafka's
+        if not self._open:
+            raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self._host}:{self._port}")
+        struct = request.prepare(self._versions)
+        future = self._loop.create_future()
+        self._line.append((struct, future))
+        if len(self._line) == 1:
+            self._go()
+        return wait_for(future, self._request_timeout)
+
+    def _later(self, seconds: float, call: Any, *args: Any) -> None:
+        self._loop.call_later(seconds, call, *args, context=self._network.outside)
+
+    def _go(self) -> None:
+        self._later(self._network.chance.random() * 0.002, self._arrive)
+
+    def _arrive(self) -> None:
+        if not self._open:
+            return
+        struct, _ = self._line[0]
+        assert self._broker is not None
+        if struct.API_KEY == ApiVersionRequest.API_KEY:
+            self._answer(answer(struct, api_versions=[{"api_key": key, "min_version": least, "max_version": most} for key, (least, most) in API_VERSIONS.items()]))
+            return
+        fate = self._network.fate(self._broker.number, struct)
+        if fate is None:
+            self._process(struct, self._reply)
+        elif fate == "silent":
+            pass  # and so is all behind it
+        elif fate == "lost":
+            self.cut("the connection broke before the request")
+        elif fate == "unanswered":
+            self._process(struct, lambda **_: self._later(0.001, self.cut, "the connection broke before the response"))
+        elif fate == "stale":
+            self._process(struct, lambda **_: None)  # processed, and no response ever
+        elif isinstance(fate, float):
+            self._later(fate, self._late, struct)
+        else:
+            code, processed = fate
+            if processed:
+                self._process(struct, lambda **fields: self._reply(**with_error(struct, fields, code)))
+            else:
+                self._reply(**refused(struct, code))
+
+    def _late(self, struct: Any) -> None:
+        if self._open:
+            self._process(struct, self._reply)
+
+    def _process(self, struct: Any, reply: Any) -> None:
+        assert self._broker is not None
+        self._network.cluster.handle(self._broker.number, struct, reply)
+
+    def _reply(self, **fields: Any) -> None:
+        if self._open:
+            self._answer(answer(self._line[0][0], **fields))
+
+    def _answer(self, response: Any) -> None:
+        self._later(self._network.chance.random() * 0.002, self._deliver, response)
+
+    def _deliver(self, response: Any) -> None:
+        if not self._open:
+            return
+        _, future = self._line.popleft()
+        if not future.done():
+            future.set_result(response)
+        if self._line:
+            self._go()
+
+    def lose(self) -> None:
+        """The process is gone; what has arrived is done all the same."""
+        self._open = False
+        if self._broker is not None:
+            self._broker.connections.pop(self, None)
+
+    def cut(self, reason: str) -> None:
+        """The broker, or the network, ends the connection."""
+        if self._open:
+            self.close(CloseReason.CONNECTION_BROKEN, ConnectionResetError(104, reason))
+
+    def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
+        if self._open:
+            self._open = False
+            self._network.connections.pop(self, None)
+            if self._broker is not None:
+                self._broker.connections.pop(self, None)
+            line, self._line = self._line, collections.deque()
+            for _, future in line:
+                if not future.done():
+                    error = kafka_errors.KafkaConnectionError(f"Connection at {self._host}:{self._port} closed")
+                    error.__cause__ = exc
+                    future.set_exception(error)
+            if self._on_close_cb is not None:
+                self._on_close_cb(self, reason)
+                self._on_close_cb = None
+        if self._closed_fut is not None and not self._closed_fut.done():
+            self._closed_fut.set_result(None)
+        return self._closed_fut
+
+
+def refused(struct: Any, code: int) -> dict[str, Any]:
+    """The fields of a response that only has an error."""
+    match struct.API_KEY:
+        case 0:
+            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code, "offset": -1, "timestamp": -1} for row in partitions]} for topic, partitions in struct.topics]
+            return {"topics": rows}
+        case 1:
+            rows = [{"topics": topic, "partitions": [{"partition": row[0], "error_code": code, "highwater_offset": -1, "last_stable_offset": -1, "message_set": b""} for row in partitions]} for topic, partitions in struct.topics]
+            return {"topics": rows}
+        case 2:
+            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code, "timestamp": -1, "offset": -1, "leader_epoch": -1} for row in partitions]} for topic, partitions in struct.topics]
+            return {"topics": rows}
+        case 8:
+            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code} for row in partitions]} for topic, partitions in struct.topics]
+            return {"topics": rows}
+        case 9:
+            return {"error_code": code, "topics": []}
+        case 10:
+            return {"error_code": code, "coordinator_id": -1, "host": "", "port": -1}
+        case 11:
+            return {"error_code": code, "generation_id": -1, "group_protocol": "", "leader_id": "", "member_id": struct.member_id, "members": []}
+        case 14:
+            return {"error_code": code, "member_assignment": b""}
+        case 22:
+            return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+        case 23:
+            rows = [{"topic": topic, "partitions": [{"error_code": code, "partition": row[0], "leader_epoch": -1, "end_offset": -1} for row in partitions]} for topic, partitions in struct.topics]
+            return {"topics": rows}
+        case 24:
+            return {"errors": [{"topic": topic, "partition_errors": [{"partition": number, "error_code": code} for number in numbers]} for topic, numbers in struct.topics]}
+        case 28:
+            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code} for row in partitions]} for topic, partitions in struct.topics]
+            return {"errors": [{**row, "partition_errors": row["partitions"]} for row in rows]}
+        case _:
+            return {"error_code": code}
+
+
+def with_error(struct: Any, fields: dict[str, Any], code: int) -> dict[str, Any]:
+    """The fields of a response whose request was processed, though it says otherwise."""
+    return refused(struct, code) if struct.API_KEY in (0, 8, 13, 22, 24, 25, 26, 28) else fields
+
+
+async def _connect(host: str, port: int, **options: Any) -> Any:
+    connection = _Connection(NETWORK.get(), host, port, **options)
+    await connection.connect()
+    return connection
+
+
+def install() -> None:
+    """Lets all clients of this process connect to the brokers of `NETWORK`."""
+    aiokafka.client.create_conn = _connect
+    app.kafka.clients.create_conn = _connect
+
+
+_ = ApiVersionRequest

@@ -1,0 +1,205 @@
+"""The log of one partition as a broker keeps it: batches, producers, transactions, epochs of leaders."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka.record.default_records import DefaultRecordBatch
+from crc32c import crc32c
+
+__all__ = ["Batch", "PartitionLog", "Produced", "marker"]
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_KEPT_SEQUENCES = 5  # batches of a producer that a broker knows again (KIP-98)
+
+DUPLICATE, OUT_OF_ORDER, FENCED, MALFORMED = 46, 45, 47, 2
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch in a log."""
+
+    data: bytes
+    base: int
+    last: int
+    epoch: int
+    producer_id: int
+    transactional: bool
+    control: bool
+    time_ms: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    batches: list[tuple[int, int, int]] = field(default_factory=list)  # first and last sequence, base offset
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What became of a batch: an error code, or 0 and the base offset."""
+
+    code: int
+    base: int = -1
+
+
+class PartitionLog:
+    """See the module.
+
+    Attributes:
+        batches: in order.
+        start: the first offset that is left.
+        end: behind the last one.
+        epoch: of the leader.
+        node: the leader.
+        ongoing: by producer id, where its open transaction has begun.
+        aborted: producer id, first offset and last stable mark of aborted transactions.
+    """
+
+    def __init__(self, node: int) -> None:
+        self.batches: list[Batch] = []
+        self.start = self.end = 0
+        self.epoch = 0
+        self.node = node
+        self.ongoing: dict[int, int] = {}
+        self.aborted: list[tuple[int, int, int]] = []
+        self._producers: dict[int, _Producer] = {}
+        self._bases: list[int] = []
+        self.waiters: list[Any] = []
+
+    @property
+    def stable(self) -> int:
+        """The last stable offset."""
+        return min(self.ongoing.values(), default=self.end)
+
+    def append(self, data: bytes, limit: int) -> Produced:
+        """Appends a batch of format 2 as a producer has sent it."""
+        if len(data) > limit:
+            return Produced(10)
+        fields = _HEADER.unpack_from(data)
+        _, length, _, magic, crc, attributes, delta, _, latest, producer_id, epoch, sequence, count = fields
+        if magic != 2 or length != len(data) - 12 or crc32c(data[21:]) != crc or delta != count - 1:
+            return Produced(MALFORMED)
+        if producer_id >= 0:
+            producer = self._producers.get(producer_id)
+            if producer is None or epoch > producer.epoch:
+                if sequence != 0 and producer is not None:
+                    return Produced(OUT_OF_ORDER)
+                producer = self._producers[producer_id] = _Producer(epoch)
+            elif epoch < producer.epoch:
+                return Produced(FENCED)
+            for first, last, base in producer.batches:
+                if first == sequence and last == sequence + delta:
+                    return Produced(0, base)
+            if producer.batches and sequence != producer.batches[-1][1] + 1:
+                late = sequence <= producer.batches[-1][1]
+                return Produced(DUPLICATE if late else OUT_OF_ORDER)
+            producer.batches.append((sequence, sequence + delta, self.end))
+            del producer.batches[:-_KEPT_SEQUENCES]
+        transactional = bool(attributes & 0x10)
+        base = self.end
+        if transactional:
+            self.ongoing.setdefault(producer_id, base)
+        stamped = bytearray(data)
+        struct.pack_into(">qii", stamped, 0, base, length, self.epoch)
+        self._add(Batch(bytes(stamped), base, base + delta, self.epoch, producer_id, transactional, False, latest))
+        return Produced(0, base)
+
+    def append_as_is(self, data: bytes, base: int, last: int, time_ms: int) -> None:
+        """Appends what no producer of today writes: an old format, or a batch that compaction has left."""
+        self._add(Batch(data, base, last, self.epoch, -1, False, False, time_ms))
+
+    def _add(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._bases.append(batch.base)
+        self.end = batch.last + 1
+        waiters, self.waiters = self.waiters, []
+        for wake in waiters:
+            wake()
+
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool, time_ms: int) -> None:
+        """Writes the mark of the end of a transaction; the producer's later batches need this epoch."""
+        producer = self._producers.get(producer_id)
+        if producer is None or epoch > producer.epoch:
+            self._producers[producer_id] = _Producer(epoch)
+        first = self.ongoing.pop(producer_id, None)
+        base = self.end
+        data = marker(base, self.epoch, producer_id, epoch, commit=commit, time_ms=time_ms)
+        self._add(Batch(data, base, base, self.epoch, producer_id, True, True, time_ms))
+        if first is not None and not commit:
+            self.aborted.append((producer_id, first, base))
+
+    def read(self, offset: int, until: int, most: int) -> bytes:
+        """The batches from that of `offset` on and below `until`; at least one, if there is one."""
+        at = max(0, bisect_right(self._bases, offset) - 1)
+        pieces, size = [], 0
+        for batch in self.batches[at:]:
+            if batch.base >= until:
+                break
+            if batch.last < offset:
+                continue
+            if pieces and size + len(batch.data) > most:
+                break
+            pieces.append(batch.data)
+            size += len(batch.data)
+        return b"".join(pieces)
+
+    def aborted_from(self, offset: int, until: int) -> list[tuple[int, int]]:
+        """Producer id and first offset of the aborted transactions that have records there."""
+        return [(producer, first) for producer, first, last in self.aborted if last >= offset and first < until]
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """See KIP-320: the greatest epoch that is not above, and where it ends."""
+        if epoch == self.epoch:
+            return self.epoch, self.end
+        found, end = -1, -1
+        for batch in self.batches:
+            if batch.epoch > epoch:
+                return (found, batch.base) if found >= 0 else (-1, -1)
+            found, end = batch.epoch, batch.last + 1
+        return found, end
+
+    def delete_before(self, offset: int) -> None:
+        """What retention does, or who deletes records."""
+        self.start = max(self.start, min(offset, self.end))
+        keep = bisect_left([each.last for each in self.batches], self.start)
+        del self.batches[:keep]
+        del self._bases[:keep]
+
+    def offset_at(self, time_ms: int) -> tuple[int, int]:
+        """Offset and time of the first record that is not older; -1 each if there is none."""
+        for batch in self.batches:
+            if batch.time_ms >= time_ms and not batch.control:
+                return max(batch.base, self.start), batch.time_ms
+        return -1, -1
+
+    def committed(self) -> list[tuple[int, Any]]:
+        """Offset and record of all that a reader of committed records gets, in order."""
+        found = []
+        gone = {}
+        for producer, first, last in self.aborted:
+            gone.setdefault(producer, []).append((first, last))
+        for batch in self.batches:
+            if batch.control:
+                continue
+            if batch.transactional:
+                if batch.base >= self.ongoing.get(batch.producer_id, 2**63):
+                    continue
+                if any(first <= batch.base <= last for first, last in gone.get(batch.producer_id, ())):
+                    continue
+            found += [(record.offset, record) for record in DefaultRecordBatch(batch.data)]
+        return [each for each in found if each[0] >= self.start]
+
+
+def marker(base: int, leader_epoch: int, producer_id: int, epoch: int, *, commit: bool, time_ms: int) -> bytes:
+    """The control batch at the end of a transaction."""
+    key = struct.pack(">hh", 0, int(commit))
+    value = struct.pack(">hi", 0, 0)
+    record = bytes([0, 0, 0, len(key) * 2]) + key + bytes([len(value) * 2]) + value + b"\0"
+    record = bytes([len(record) * 2]) + record
+    rest = struct.pack(">hiqqqhii", 0x30, 0, time_ms, time_ms, producer_id, epoch, -1, 1) + record
+    head = struct.pack(">qiib", base, 4 + 1 + 4 + len(rest), leader_epoch, 2)
+    return head + struct.pack(">I", crc32c(rest)) + rest

@@ -1,0 +1,95 @@
+"""What must hold in each history: at each commit, and in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.groups import Commit
+from tests.simulation.loop import PROCESS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+    from tests.simulation.worker import Worker
+
+__all__ = ["Broken", "Promises"]
+
+
+class Broken(AssertionError):
+    """A promise that a history has broken."""
+
+
+class Promises:
+    """Looks at a world.
+
+    Attributes:
+        broken: the first promise that was found broken while the history went on; None if none was.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.broken: str | None = None
+
+    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:  # noqa: ARG002
+        """Each record below a committed offset is durable."""
+        world = self._world
+        if self.broken is not None or world.scenario.exactly_once:
+            return  # the marks of one transaction come one after the other
+        for (topic, number), commit in offsets.items():
+            if topic != "raw":
+                continue
+            out: set[bytes] = set()
+            for name in ("out", "dead"):
+                for log in world.cluster.topics[name].logs:
+                    out |= {record.key for _, record in log.committed()}
+            written = world.source.written[number]
+            missing = [key for offset, key in written if offset < commit.offset and key not in out]
+            if missing:
+                self.broken = f"{topic}-{number} is committed up to {commit.offset}, and {missing[:5]} are not written"
+
+    def left(self) -> dict[int, tuple[int, int]]:
+        """Committed offset and end of each source partition that is not done."""
+        world = self._world
+        offsets = world.cluster.groups.committed(world.settings.pipelines[0].group_id)
+        found = {}
+        for number in world.source.written:
+            commit = offsets.get(("raw", number))
+            end = world.cluster.log("raw", number).end
+            if end and (commit is None or commit.offset < end):
+                found[number] = (-1 if commit is None else commit.offset, end)
+        return found
+
+    def check_end(self) -> None:
+        """Raises `Broken` for what does not hold in the end, when all workers have stopped."""
+        if self.broken is not None:
+            raise Broken(self.broken)
+        self._check_output()
+        for worker in self._world.workers:
+            if not worker.process.dead:
+                self._check_stopped(worker)
+        if self._world.loop.troubles:
+            raise Broken(f"the event loop reports {self._world.loop.troubles[0]}")
+
+    def _check_output(self) -> None:
+        world = self._world
+        for number, written in world.source.written.items():
+            found = [record.key for _, record in world.cluster.log("out", number).committed()]
+            wanted = [key for _, key in written]
+            first = [*dict.fromkeys(found)]
+            if first != wanted:
+                missing = [each for each in wanted if each not in first]
+                if missing:
+                    raise Broken(f"out-{number}: lost {missing[:5]} of {len(wanted)}")
+                raise Broken(f"out-{number}: the order is {first}, not {wanted}")
+            if world.scenario.exactly_once and found != wanted:
+                twice = [each for each in first if found.count(each) > 1]
+                raise Broken(f"out-{number}: twice {twice[:5]} of {len(wanted)}")
+
+    def _check_stopped(self, worker: Worker) -> None:
+        name = worker.process.name
+        if worker.budget.used:
+            raise Broken(f"{name} holds {worker.budget.used} bytes of the budget in the end")
+        for task in asyncio.all_tasks(self._world.loop):
+            if self._world.loop.context_of(task).get(PROCESS) is worker.process:
+                raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]

@@ -1,0 +1,98 @@
+"""What is drawn before a history begins: the pipeline, the topics, how many workers and records, how bad the storm is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+__all__ = ["Scenario", "drawn"]
+
+
+@dataclass(slots=True)
+class Scenario:
+    """See the module.
+
+    Attributes:
+        exactly_once: the guarantee.
+        tolerance: of errors.
+        offloads: whether some values are large enough for the store.
+        partitions: of the source and the sink.
+        workers: at the start.
+        records: in the source, in the end.
+        storm_s: how long things go wrong.
+        rate: of the requests to which something happens.
+        acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
+        keys: other properties of the pipeline.
+    """
+
+    exactly_once: bool
+    tolerance: str
+    offloads: bool
+    partitions: int
+    workers: int
+    records: int
+    storm_s: float
+    rate: float
+    acts: list[str] = field(default_factory=list)
+    keys: dict[str, Any] = field(default_factory=dict)
+
+    def document(self) -> Mapping[str, Any]:
+        """The configuration of the workers."""
+        table: dict[str, Any] = {
+            "topics": ["raw"],
+            "output.topic": "out",
+            "transforms": ["offload"],
+            "errors.tolerance": self.tolerance,
+            "processing.guarantee": "exactly_once" if self.exactly_once else "at_least_once",
+            "large.message.payload.store.class": "memory",
+            "large.message.threshold.bytes": 1_000,
+            **self.keys,
+        }
+        if self.tolerance == "all":
+            table["errors.deadletterqueue.topic.name"] = "dead"
+        return {
+            "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
+            "in.flight.bytes": 100_000,
+            "task.shutdown.graceful.timeout.ms": 5_000,
+            "pipeline": {"p": table},
+        }
+
+
+def drawn(chance: Random, acts: list[str]) -> Scenario:
+    """A scenario of a seed, with some of these acts."""
+    exactly_once = chance.random() < 0.5
+    keys: dict[str, Any] = {
+        "consumer.session.timeout.ms": 6_000,
+        "consumer.heartbeat.interval.ms": 1_500,
+        "consumer.request.timeout.ms": 7_000,
+        "consumer.max.poll.interval.ms": 20_000,
+        "consumer.auto.offset.reset": "earliest",
+        "consumer.max.poll.records": chance.choice((2, 2_000)),
+        "producer.request.timeout.ms": 4_000,
+        "producer.delivery.timeout.ms": chance.choice((6_000, 15_000)),
+        "producer.batch.size": chance.choice((200, 1_000, 3_900)),
+        "producer.linger.ms": chance.choice((0, 0, 50)),
+        "offset.flush.interval.ms": chance.choice((100, 1_000)),
+        "errors.retry.delay.max.ms": 2_000,
+        "large.message.store.timeout.ms": 3_000,
+    }
+    if exactly_once:
+        keys |= {
+            "producer.transaction.timeout.ms": 8_000,
+            "transaction.boundary.interval.ms": chance.choice((100, 1_000)),
+            "transaction.boundary.type": chance.choice(("poll", "interval")),
+        }
+    return Scenario(
+        exactly_once,
+        chance.choice(("none", "all")),
+        chance.random() < 0.4,
+        partitions=chance.choice((1, 1, 2, 3)),
+        workers=chance.choice((1, 1, 2, 2, 3)),
+        records=chance.choice((3, 8, 20, 40)),
+        storm_s=chance.choice((0.5, 2.0, 5.0)),
+        rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        acts=[each for each in acts if chance.random() < 0.4],
+        keys=keys,
+    )

@@ -1,0 +1,96 @@
+"""What happens to workers, brokers, topics and the store while the storm lasts. One method is one act."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["ACTS", "Storm"]
+
+
+class Storm:
+    """Lets things happen, as chance wills. Each public method but `blow` is an act that a scenario may name.
+
+    Args:
+        world: to which they happen.
+        chance: of the seed.
+        tell: called with what happens.
+    """
+
+    def __init__(self, world: World, chance: Random, tell: Callable[[str], None]) -> None:
+        self._world, self._chance, self._tell = world, chance, tell
+
+    async def blow(self) -> None:
+        """Acts for the time of the scenario."""
+        scenario, loop = self._world.scenario, self._world.loop
+        until_s = loop.time() + scenario.storm_s
+        while loop.time() < until_s:
+            await asyncio.sleep(self._chance.random() * scenario.storm_s / 2)
+            if scenario.acts:
+                self._world.act(self._chance.choice(scenario.acts))
+
+    def kill(self) -> None:
+        """A worker is gone, and another one starts."""
+        alive = self._world.alive
+        if alive:
+            self._chance.choice(alive).kill()
+            self._world.new_worker()
+
+    def stop(self) -> None:
+        """A worker is stopped as Kubernetes does it, and another one starts."""
+        alive = self._world.alive
+        if alive:
+            self._world.loop.create_task(self._chance.choice(alive).stop())
+            self._world.new_worker()
+
+    def join(self) -> None:
+        """One more worker."""
+        if len(self._world.alive) < 3:
+            self._world.new_worker()
+
+    def freeze(self) -> None:
+        """A worker stands still: shorter than its session lasts, or longer, as a zombie."""
+        alive = self._world.alive
+        if alive:
+            self._chance.choice(alive).freeze(self._chance.choice((0.5, 3.0, 12.0)))
+
+    def move_leader(self) -> None:
+        """A partition has another leader."""
+        topic = self._chance.choice([*self._world.cluster.topics.values()])
+        number = self._chance.randrange(len(topic.logs))
+        self._world.cluster.move_leader(topic.logs[number])
+        self._tell(f"{topic.name}-{number} has another leader: broker {topic.logs[number].node}")
+
+    def move_coordinator(self) -> None:
+        """A group, or a transactional id, has another coordinator."""
+        keys = self._world.cluster.coordinated
+        if keys:
+            key = self._chance.choice(keys)
+            self._world.cluster.move_coordinator(key)
+            self._tell(f"{key[1]} has another coordinator")
+
+    def break_broker(self) -> None:
+        """A broker goes down, and comes back."""
+        cluster = self._world.cluster
+        if all(each.up for each in cluster.brokers.values()):
+            broker = self._chance.choice([*cluster.brokers.values()])
+            self._tell(f"broker {broker.number} goes down")
+            cluster.stop(broker)
+            self._world.loop.call_later(self._chance.choice((0.3, 3.0)), setattr, broker, "up", True)
+
+    def break_store(self) -> None:
+        """The store is down, or fails at times; and its check may say that all is well."""
+        store = self._world.store
+        store.down = self._chance.random() < 0.5
+        store.rate = self._chance.choice((0.0, 0.3))
+        store.lying = self._chance.random() < 0.3
+        self._tell(f"store: down {store.down}, fails {store.rate}, lies {store.lying}")
+
+
+ACTS = [name for name in vars(Storm) if not name.startswith("_") and name != "blow"]
+"""The names of all acts, in the order of the class."""

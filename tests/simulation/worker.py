@@ -1,0 +1,132 @@
+"""A worker of a history: a process with one pipeline, which can be stopped, killed, or stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from app.config.settings import Settings
+from app.pipeline.budget import Budget
+from app.pipeline.runtime import Runtime, Threads
+from app.pipeline.service import Pipeline
+from tests.simulation.clock import monotonic, wall
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop
+from tests.simulation.network import NETWORK, Network
+
+__all__ = ["Worker"]
+
+
+class _Threads(Threads):
+    """What runs on threads runs on that of the loop, after a time that is drawn; the calls of one moment end in any order."""
+
+    def __init__(self, loop: SimulatedLoop, chance: Random) -> None:
+        self._loop, self._draw = loop, chance.random
+
+    def compute(self, work: Any, *args: Any) -> Any:
+        return self._loop.run_in_executor(None, work, *args)
+
+    call = compute
+
+    def call_apart(self, work: Any, name: str) -> Any:  # noqa: ARG002
+        return self._loop.run_in_executor(None, work)
+
+    def renew(self) -> None:
+        """No call hangs."""
+
+    def close(self) -> None:
+        """No call hangs."""
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        loop: of the history.
+        number: tells it from the others.
+        network: its way to the brokers.
+        settings: of its file.
+        chance: of the seed.
+        tell: called with what happens to it.
+
+    Attributes:
+        pipeline: once it has started.
+        failed: why it has failed; None if it has not.
+        proven: whether its pipeline has run, so that it may not fail any more.
+        stopping: the task that stops it.
+    """
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        number: int,
+        network: Network,
+        settings: Settings,
+        chance: Random,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._loop, self._settings, self._chance, self._tell = loop, settings, chance, tell
+        self.process = Process(f"worker {number}")
+        self.network = network
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self.process)
+        self.context.run(NETWORK.set, network)
+        self.budget = Budget(settings.in_flight_bytes)
+        self.pipeline: Pipeline | None = None
+        self.failed: str | None = None
+        self.proven = False
+        self.stopping: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Starts it."""
+        self._tell(f"{self.process.name} starts")
+        self._loop.create_task(self._begin(), context=self.context)
+
+    async def _begin(self) -> None:
+        settings = self._settings
+        runtime = Runtime(_Threads(self._loop, self._chance), monotonic, wall)
+        pipeline = Pipeline(
+            settings, settings.pipelines[0], plan=None, budget=self.budget, ended=self._ended, runtime=runtime
+        )
+        self.pipeline = pipeline
+        await pipeline.on_start()
+
+    def _ended(self, pipeline: Pipeline) -> None:
+        self.failed = pipeline.last_error
+        self.proven = pipeline.stats.commits > 0 or pipeline.stats.records_out > 0
+        self._tell(f"{self.process.name} has failed: {pipeline.last_error}")
+
+    def kill(self) -> None:
+        """As `kill -9`: what the brokers and the store have got stays."""
+        self._tell(f"{self.process.name} is killed")
+        self.process.dead = True
+        self.network.kill()
+
+    def freeze(self, seconds: float) -> None:
+        """It stands still, and then goes on as if nothing had happened."""
+        self._tell(f"{self.process.name} stands still for {seconds} s")
+        self.process.freeze()
+        self._loop.call_later(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        if self.process.frozen and not self.process.dead:
+            self._tell(f"{self.process.name} goes on")
+            self.process.thaw(self._loop)
+
+    async def stop(self) -> None:
+        """As SIGTERM: it drains and commits."""
+        if self.pipeline is None:
+            self.kill()
+            return
+        self._tell(f"{self.process.name} is stopped")
+        self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
+        await asyncio.wait([self.stopping])
+        self._tell(f"{self.process.name} has stopped")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and nobody has asked it to stop."""
+        return not self.process.dead and self.stopping is None
