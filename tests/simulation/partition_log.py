@@ -176,14 +176,14 @@ class PartitionLog:
                 return max(batch.base, self.start), batch.time_ms
         return -1, -1
 
-    def committed(self) -> list[tuple[int, Any]]:
-        """Offset and record of all that a reader of committed records gets, in order."""
+    def committed(self, since: int = 0) -> list[tuple[int, Any]]:
+        """Offset and record of all that a reader of committed records gets, in order, from an offset on."""
         found = []
         gone = {}
         for producer, first, last in self.aborted:
             gone.setdefault(producer, []).append((first, last))
         for batch in self.batches:
-            if batch.control:
+            if batch.control or batch.last < since:
                 continue
             if batch.transactional:
                 if batch.base >= self.ongoing.get(batch.producer_id, 2**63):
@@ -191,7 +191,7 @@ class PartitionLog:
                 if any(first <= batch.base <= last for first, last in gone.get(batch.producer_id, ())):
                     continue
             found += [(record.offset, record) for record in DefaultRecordBatch(batch.data)]
-        return [each for each in found if each[0] >= self.start]
+        return [each for each in found if each[0] >= max(self.start, since)]
 
 
 def marker(base: int, leader_epoch: int, producer_id: int, epoch: int, *, commit: bool, time_ms: int) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from tests.simulation.kinds import Kind, drawn_kind
 
 __all__ = ["Scenario", "drawn"]
 
@@ -17,7 +19,9 @@ class Scenario:
     Attributes:
         exactly_once: the guarantee.
         tolerance: of errors.
-        offloads: whether some values are large enough for the store.
+        kind: of the pipeline.
+        makers: which messages there are; see `Messages`.
+        gives_up: whether messages of chunks may be given up by chance.
         partitions: of the source and the sink.
         workers: at the start.
         records: in the source, in the end.
@@ -29,7 +33,9 @@ class Scenario:
 
     exactly_once: bool
     tolerance: str
-    offloads: bool
+    kind: Kind
+    makers: Sequence[str]
+    gives_up: bool
     partitions: int
     workers: int
     records: int
@@ -38,19 +44,27 @@ class Scenario:
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
-    def document(self) -> Mapping[str, Any]:
-        """The configuration of the workers."""
+    @property
+    def drops(self) -> bool:
+        """Whether messages that are given up by chance are dropped."""
+        return bool(self.keys.get("auto.ack.oldest.chunked.message.on.queue.full"))
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether values go as chunks only while the store is down."""
+        return self.keys.get("large.message.strategy") == "auto"
+
+    def document(self, *, tolerant: bool = False) -> Mapping[str, Any]:
+        """The configuration of the workers. `tolerant`: with dead letters, however it was drawn."""
+        tolerance = "all" if tolerant else self.tolerance
         table: dict[str, Any] = {
             "topics": ["raw"],
             "output.topic": "out",
-            "transforms": ["offload"],
-            "errors.tolerance": self.tolerance,
+            "errors.tolerance": tolerance,
             "processing.guarantee": "exactly_once" if self.exactly_once else "at_least_once",
-            "large.message.payload.store.class": "memory",
-            "large.message.threshold.bytes": 1_000,
             **self.keys,
         }
-        if self.tolerance == "all":
+        if tolerance == "all":
             table["errors.deadletterqueue.topic.name"] = "dead"
         return {
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
@@ -76,8 +90,9 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         "producer.linger.ms": chance.choice((0, 0, 50)),
         "offset.flush.interval.ms": chance.choice((100, 1_000)),
         "errors.retry.delay.max.ms": 2_000,
-        "large.message.store.timeout.ms": 3_000,
     }
+    kind, makers, own, gives_up = drawn_kind(chance)
+    keys |= own
     if exactly_once:
         keys |= {
             "producer.transaction.timeout.ms": 8_000,
@@ -86,8 +101,10 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         }
     return Scenario(
         exactly_once,
-        chance.choice(("none", "all")),
-        chance.random() < 0.4,
+        "all" if gives_up else chance.choice(("none", "all")),
+        kind,
+        makers,
+        gives_up,
         partitions=chance.choice((1, 1, 2, 3)),
         workers=chance.choice((1, 1, 2, 2, 3)),
         records=chance.choice((3, 8, 20, 40)),

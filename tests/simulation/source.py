@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from random import Random
 from typing import TYPE_CHECKING
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from tests.simulation.messages import Message, Messages
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -19,16 +20,21 @@ class Source:
     """The legacy producers.
 
     Attributes:
-        written: for each source partition the offset and the key of each record; a key comes once only.
+        written: for each source partition the messages that are whole, in order.
+        began: for each source partition all messages.
     """
 
     def __init__(self, world: World, chance: Random) -> None:
         self._world, self._chance = world, chance
-        self._ids = itertools.count()
-        self.written: dict[int, list[tuple[int, bytes]]] = {each: [] for each in range(world.scenario.partitions)}
+        scenario = world.scenario
+        self._messages = Messages(
+            chance, scenario.kind.transforms, scenario.makers, world.store.payloads, expires=scenario.gives_up
+        )
+        self.written: dict[int, list[Message]] = {each: [] for each in range(scenario.partitions)}
+        self.began: dict[int, dict[Message, None]] = {each: {} for each in range(scenario.partitions)}
 
     async def write(self) -> None:
-        """Writes all records of the scenario, in twice the time of the storm at most."""
+        """Writes all records of the scenario, in about twice the time of the storm at most."""
         chance, scenario = self._chance, self._world.scenario
         left = scenario.records
         while left > 0:
@@ -36,16 +42,28 @@ class Source:
             left -= count
             self._write_batch(chance.randrange(scenario.partitions), count)
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
+        for number in self.written:
+            while self._write_batch(number, chance.choice((1, 5)), last=True):
+                await asyncio.sleep(chance.random() * scenario.storm_s / 10)
 
-    def _write_batch(self, number: int, count: int) -> None:
-        chance, scenario = self._chance, self._world.scenario
+    def _write_batch(self, number: int, count: int, *, last: bool = False) -> bool:
+        """Writes a batch; nothing, and returns False, if only the `last` messages are left, and all are whole."""
+        chance = self._chance
         log = self._world.cluster.log("raw", number)
         builder = DefaultRecordBatchBuilder(2, chance.choice((0, 0, 1, 2, 3)), False, -1, -1, -1, 1 << 30)
+        end = log.end
         for delta in range(count):
-            key = b"p%d-%d" % (number, next(self._ids))
-            large = scenario.offloads and chance.random() < 0.4
-            value = key + b"." * (chance.choice((1_500, 3_000)) if large else chance.choice((0, 10, 200)))
-            builder.append(delta, self._world.cluster.now_ms, key, value, [("n", key)])
-            self.written[number].append((log.end + delta, key))
+            message = self._messages.next(number, last=last)
+            if message is None:
+                count = delta
+                break
+            value, headers = self._messages.part(number, message, end + delta)
+            builder.append(delta, self._world.cluster.now_ms, message.key, value, [*headers])
+            self.began[number][message] = None
+            if len(message.offsets) == message.end + 1:
+                self.written[number].append(message)
+        if not count:
+            return False
         produced = log.append(bytes(builder.build()), 1 << 30)
         assert produced.code == 0
+        return True

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
 
 from stores.memory import MemoryStore
+from stores.store import PayloadInfo
 from transforms.errors import PayloadNotFoundError, PayloadStoreError, PayloadTooLargeError
 
 __all__ = ["SimulatedStore", "StoreWorld"]
@@ -65,9 +64,15 @@ class SimulatedStore(MemoryStore):
             raise PayloadTooLargeError(full_path, len(data), max_bytes)
         return data
 
+    def stat(self, full_path: str) -> PayloadInfo:
+        self.root.split(full_path)
+        self._world.call(f"stat {full_path[-8:]}")
+        data = self._world.payloads.get(full_path)
+        if data is None:
+            raise PayloadNotFoundError(full_path)
+        return PayloadInfo(full_path, len(data), datetime.fromtimestamp(0, UTC))
+
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:  # noqa: ARG002
         if not self._world.lying:
             self._world.call("check")
 
-
-_ = hashlib, UTC, datetime, Mapping, Any

@@ -56,6 +56,7 @@ class Worker:
         failed: why it has failed; None if it has not.
         proven: whether its pipeline has run, so that it may not fail any more.
         stopping: the task that stops it.
+        tolerates: whether its pipeline writes dead letters.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Worker:
         self.failed: str | None = None
         self.proven = False
         self.stopping: asyncio.Task[None] | None = None
+        self.tolerates = True
 
     def begin(self) -> None:
         """Starts it."""

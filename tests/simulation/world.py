@@ -14,6 +14,7 @@ from typing import Any
 from app.config.parsing import parse
 from app.pipeline import service
 from tests.simulation.cluster import Cluster
+from tests.simulation.delivered import Delivered
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
 from tests.simulation.network import Network, install
@@ -42,6 +43,7 @@ class World:
     Attributes:
         told: what has happened, each with the virtual time.
         happened: how many faults and acts there were.
+        tolerates: whether records that can never succeed become dead letters.
     """
 
     def __init__(self, seed: int, muted: frozenset[int] = frozenset()) -> None:
@@ -59,6 +61,8 @@ class World:
         self.cluster = Cluster(self.loop, chance)
         self.workers: list[Worker] = []
         self.source = Source(self, chance)
+        self.delivered = Delivered(self)
+        self.tolerates = self.scenario.tolerance == "all"
         self.promises = Promises(self)
         self._outside = contextvars.Context()
         self._storm = Storm(self, chance, self.tell)
@@ -90,6 +94,7 @@ class World:
         """One more worker starts."""
         network = Network(self.cluster, self.chance, self.weather.fate, self._outside)
         worker = Worker(self.loop, next(self._numbers), network, self.settings, self.chance, self.tell)
+        worker.tolerates = self.tolerates
         self.workers.append(worker)
         worker.begin()
 
@@ -149,7 +154,11 @@ class World:
     async def _until_done(self) -> None:
         until_s, wait_s = self.loop.time() + _CALM_S, 0.2
         while self.promises.left() or self.cluster.transactions.open:
+            if not self.tolerates and any(self._poisoned(each) for each in self.alive):
+                self._tolerate()
             for worker in self.alive:
+                if self._poisoned(worker):
+                    continue
                 if worker.failed is not None and worker.proven:
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
@@ -159,6 +168,20 @@ class World:
                 raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 1.3, 5.0)
+
+
+    def _poisoned(self, worker: Worker) -> bool:
+        """Whether it has ended for a record that can never succeed, as it is to without dead letters."""
+        return worker.failed is not None and not worker.tolerates and self.delivered.poison(worker.failed)
+
+    def _tolerate(self) -> None:
+        """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""
+        self.tell("from now on there are dead letters")
+        self.tolerates = True
+        self.settings = parse(self.scenario.document(tolerant=True))
+        for worker in self.alive:
+            worker.kill()
+            self.new_worker()
 
 
 class _Logs(logging.Handler):

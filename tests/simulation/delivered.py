@@ -1,0 +1,146 @@
+"""What has come of the messages: values in the sink, dead letters; and whether that is as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.messages import Message
+from tests.simulation.reader import Reader
+from transforms.letter import PREFIX
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["Delivered"]
+
+_SHOWN = 5
+
+
+class Delivered:
+    """Looks at the topics that a pipeline writes to.
+
+    Args:
+        world: of the history.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._unwraps = "wrap" in world.scenario.kind.transforms
+        self._readers: dict[int, Reader] = {}
+        self._letters: dict[tuple[int, int], list[Any]] = {}
+        self._next = 0
+
+    def _reader(self, number: int) -> Reader:
+        found = self._readers.get(number)
+        if found is None:
+            world = self._world
+            log = world.cluster.log("out", number)
+            found = self._readers[number] = Reader(log, world.store.payloads, unwraps=self._unwraps)
+        return found
+
+    def _read_letters(self) -> None:
+        for offset, record in self._world.cluster.log("dead", 0).committed(self._next):
+            self._next = offset + 1
+            headers = dict(record.headers)
+            place = int(headers[f"{PREFIX}partition"]), int(headers[f"{PREFIX}offset"])
+            self._letters.setdefault(place, []).append(record)
+
+    def lacking(self, number: int, below: int) -> Sequence[bytes]:
+        """The keys of messages with records below an offset that have come to nothing.
+
+        Raises:
+            UnreadableError: the application cannot read what it gets.
+        """
+        self._read_letters()
+        came = {record.key for record in self._reader(number).go_on()}
+        return [
+            message.key
+            for message in self._world.source.began[number]
+            if message.first < below and not self._settled(number, message, below, came)
+        ]
+
+    def _settled(self, number: int, message: Message, below: int, came: set[bytes | None]) -> bool:
+        if message.fate != "dead" and message.key in came:
+            return True
+        if message.fate == "out":
+            return False
+        if message.fate == "either" and self._world.scenario.drops:
+            return True
+        return self._world.tolerates and all(
+            letters for offset, letters in zip(message.offsets, self._of_parts(number, message), strict=False)
+            if offset < below
+        )
+
+    def _of_parts(self, number: int, message: Message) -> Sequence[Sequence[Any]]:
+        """For each record of a message its dead letters; those of a chunk that came twice count for both."""
+        by_part: dict[Any, list[Any]] = {}
+        for part, offset in zip(message.parts, message.offsets, strict=False):
+            by_part.setdefault(part, []).extend(self._letters.get((number, offset), []))
+        return [by_part[part] for part, _ in zip(message.parts, message.offsets, strict=False)]
+
+    def faults(self, number: int) -> str | None:
+        """What is wrong with a partition when all is done; None for nothing.
+
+        Raises:
+            UnreadableError: the application cannot read what it gets.
+        """
+        self._read_letters()
+        reader = self._reader(number)
+        got = reader.go_on()
+        if reader.pending and not self._world.scenario.falls_back:
+            return f"{reader.pending} messages in the sink lack chunks"
+        written = self._world.source.written[number]
+        return self._wrong_values(written, got) or self._wrong_order(written, got) or self._wrong_letters(number)
+
+    def _wrong_values(self, written: Sequence[Message], got: Sequence[Any]) -> str | None:
+        by_key = {message.key: message for message in written}
+        for record in got:
+            message = by_key.get(record.key)
+            if message is None or message.fate == "dead":
+                return f"{record.key[:20]!r} came out, which should not"
+            if (record.value, tuple(record.headers)) != (message.value, message.headers):
+                return f"{record.key[:20]!r} has another value, or other headers: {record.headers}"
+        return None
+
+    def _wrong_order(self, written: Sequence[Message], got: Sequence[Any]) -> str | None:
+        found = [record.key for record in got]
+        sure = [message.key for message in written if message.fate == "out"]
+        first = [key for key in dict.fromkeys(found) if key in {*sure}]
+        if first != sure:
+            missing = [key for key in sure if key not in first]
+            return f"lost {missing[:_SHOWN]} of {len(sure)}" if missing else f"the order is {first}, not {sure}"
+        if self._world.scenario.exactly_once:
+            once = {message.key for message in written if not message.again}
+            twice = [key for key in dict.fromkeys(found) if key in once and found.count(key) > 1]
+            if twice:
+                return f"twice {twice[:_SHOWN]} of {len(sure)}"
+        return None
+
+    def _wrong_letters(self, number: int) -> str | None:
+        came = {record.key for record in self._reader(number).read}
+        for message in self._world.source.began[number]:
+            letters = self._of_parts(number, message)
+            if message.fate == "out" and any(letters):
+                return f"{message.key[:20]!r} has come out, and is a dead letter too"
+            if message.fate == "either" and (self._world.scenario.drops or message.key in came):
+                continue
+            if message.fate != "out" and not all(letters):
+                return f"{message.key[:20]!r} should be a dead letter, and is none: {[*map(len, letters)]}"
+            once = self._world.scenario.exactly_once and message.fate == "dead" and len(letters) == 1
+            if once and len(letters[0]) > 1:
+                return f"{message.key[:20]!r} is a dead letter {len(letters[0])} times"
+            for each in letters:
+                if any(letter.key != message.key for letter in each):
+                    return f"{message.key[:20]!r} is a dead letter with another key"
+        return None
+
+    def poison(self, text: str) -> bool:
+        """Whether the text names the place of a message that can never come out."""
+        for number, messages in self._world.source.began.items():
+            for message in messages:
+                if message.fate == "dead":
+                    for offset in message.offsets:
+                        if f"topic raw, partition {number}, offset {offset}:" in text:
+                            return True
+        return False

@@ -1,0 +1,233 @@
+"""Messages: what the producers of the source send, record by record, and what must become of each."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from transforms.chunk import Chunk
+from transforms.record import Header
+from transforms.reference import Reference
+from transforms.wrapper import MessageWrapper
+
+__all__ = ["WRAPPED_HEADER", "Message", "Messages"]
+
+WRAPPED_HEADER = 3_000_001
+"""The number of the header `n` in wrappers."""
+MOST_BYTES = 8_000
+"""The longest value that the pipelines take: `large.message.max.bytes` and `chunk.max.message.bytes`."""
+_OPEN = 3  # so many messages of chunks are written at a time in a partition
+
+Fate = Literal["out", "dead", "either"]
+_Part = tuple[bytes | None, tuple[Header, ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message.
+
+    Attributes:
+        key: no other message has it.
+        value: as an application gets it in the end.
+        headers: likewise.
+        fate: it comes out; or each record of it becomes a dead letter; or one of the two, as chance wills.
+        parts: value and headers of its records; several if it is written in chunks.
+        end: the number of the part with which it is whole.
+        offsets: of the records that are written so far.
+        again: whether an application may get it twice, though nothing goes wrong with the worker.
+    """
+
+    key: bytes
+    value: bytes | None
+    headers: tuple[Header, ...]
+    fate: Fate
+    parts: list[_Part]
+    end: int = -1
+    offsets: list[int] = field(default_factory=list)
+    again: bool = False
+
+    @property
+    def first(self) -> int:
+        return self.offsets[0]
+
+    @property
+    def offset(self) -> int:
+        """Of the record with which it is whole."""
+        return self.offsets[self.end]
+
+
+class Messages:
+    """Makes the messages of one history.
+
+    Args:
+        chance: of the seed.
+        transforms: of the pipeline.
+        makers: which messages there are; names of the methods behind `a_`.
+        payloads: of the store, by path.
+        expires: whether messages of chunks may expire, or be given up for others, as chance wills.
+    """
+
+    def __init__(
+        self,
+        chance: Random,
+        transforms: Sequence[str],
+        makers: Sequence[str],
+        payloads: dict[str, bytes],
+        *,
+        expires: bool,
+    ) -> None:
+        self._chance = chance
+        self._wrapped = "unwrap" in transforms
+        self._makers: Sequence[Callable[[bytes], Message]] = [getattr(self, f"a_{name}") for name in makers]
+        self._payloads = payloads
+        self._expires = expires
+        self._ids = itertools.count()
+        self._open: dict[int, list[Message]] = {}
+
+    def next(self, number: int, *, last: bool = False) -> Message | None:
+        """The message of which a partition gets the next record; None if it is the `last` one and all are whole."""
+        waiting = self._open.setdefault(number, [])
+        if waiting and (last or len(waiting) >= _OPEN or self._chance.random() < 0.6):
+            return self._chance.choice(waiting)
+        if last:
+            return None
+        make = self._chance.choice(self._makers)
+        message = make(b"p%d-%d" % (number, next(self._ids)))
+        waiting.append(message)
+        if message.end < 0:
+            message.end = len(message.parts) - 1
+        return message
+
+    def part(self, number: int, message: Message, offset: int) -> _Part:
+        """Value and headers of its next record, which is written at the offset."""
+        at = len(message.offsets)
+        message.offsets.append(offset)
+        if at == len(message.parts) - 1:
+            self._open[number].remove(message)
+        return message.parts[at]
+
+    # --- what there is -------------------------------------------------------------------------------------------------
+
+    def _whole(self, key: bytes, value: bytes | None, fate: Fate = "out", *, own: Sequence[Header] = ()) -> Message:
+        """A message of one record. `own` are headers for the worker, behind those for the application."""
+        headers: tuple[Header, ...] = (("n", key),)
+        return Message(key, value, headers, fate, [self._around(value, (*headers, *own))])
+
+    def _around(self, value: bytes | None, headers: tuple[Header, ...]) -> _Part:
+        """In a wrapper, if the pipeline takes wrappers off; references stay headers of the record."""
+        if not self._wrapped or value is None:
+            return value, headers
+        (name, number), *own = headers
+        assert name == "n"
+        assert number is not None
+        return MessageWrapper({WRAPPED_HEADER: number}, value).serialize(), tuple(own)
+
+    def _bytes(self, key: bytes, size: int) -> bytes:
+        """Bytes that no codec makes shorter."""
+        return key + self._chance.randbytes(size)
+
+    def a_small(self, key: bytes) -> Message:
+        return self._whole(key, key + b"." * self._chance.choice((0, 10, 200)))
+
+    def a_tombstone(self, key: bytes) -> Message:
+        return self._whole(key, None)
+
+    def a_large(self, key: bytes) -> Message:
+        size = self._chance.choice((1_500, 3_000))
+        return self._whole(key, self._bytes(key, size) if self._chance.random() < 0.5 else key + b"." * size)
+
+    def a_too_large(self, key: bytes) -> Message:
+        """A value that the pipeline does not take."""
+        return self._whole(key, self._bytes(key, MOST_BYTES + 1_000), "dead")
+
+    def a_long_key(self, key: bytes) -> Message:
+        """A record that the sink does not take, whatever becomes of its value."""
+        return self._whole(self._bytes(key, 5_000), key, "dead")
+
+    def a_bare_value(self, key: bytes) -> Message:
+        """A value without the wrapper that it must have."""
+        return Message(key, b"\x01" + key, (), "dead", [(b"\x01" + key, ())])
+
+    def a_strange_header(self, key: bytes) -> Message:
+        """A header for which a wrapper has no number."""
+        return self._whole(key, key, "dead", own=(("strange", b""),))
+
+    def a_reference(self, key: bytes) -> Message:
+        value = self._bytes(key, self._chance.choice((10, 1_500, 3_000)))
+        path = f"memory://default/raw/{key.decode()}"
+        self._payloads[path] = value
+        reference = Reference(path)  # as seed 000 has it
+        if self._chance.random() < 0.7:
+            reference = Reference(path, len(value), hashlib.sha256(value).hexdigest())
+        return self._referring(key, value, reference, "out")
+
+    def _referring(self, key: bytes, value: bytes | None, reference: Reference, fate: Fate) -> Message:
+        message = self._whole(key, reference.value(), fate, own=reference.headers())
+        message.value = value
+        return message
+
+    def a_forged_reference(self, key: bytes) -> Message:
+        path = self._chance.choice(("memory://other/raw/1", "file:///etc/passwd", "memory://default/../raw/1"))
+        return self._referring(key, None, Reference(path, self._chance.choice((None, 5))), "dead")
+
+    def a_missing_payload(self, key: bytes) -> Message:
+        path = f"memory://default/raw/{key.decode()}"
+        return self._referring(key, None, Reference(path, self._chance.choice((None, 5))), "dead")
+
+    def a_corrupt_payload(self, key: bytes) -> Message:
+        message = self.a_reference(key)
+        assert message.value is not None
+        path = f"memory://default/raw/{key.decode()}"
+        wrong = Reference(path, len(message.value), hashlib.sha256(key + b"?").hexdigest())
+        if self._chance.random() < 0.5:
+            wrong = Reference(path, len(message.value) - 1, wrong.checksum)
+        return self._referring(key, None, wrong, "dead")
+
+    def a_huge_payload(self, key: bytes) -> Message:
+        path = f"memory://default/raw/{key.decode()}"
+        self._payloads[path] = value = self._bytes(key, MOST_BYTES + 1_000)
+        return self._referring(key, None, Reference(path, self._chance.choice((None, 100, len(value)))), "dead")
+
+    # --- chunks ----------------------------------------------------------------------------------------------------------
+
+    def a_message_of_chunks(self, key: bytes) -> Message:
+        return self._of_chunks(key, (0, 1, 2), "either" if self._expires else "out")
+
+    def a_message_begun_twice(self, key: bytes) -> Message:
+        """Its writer died, and another one wrote it again."""
+        return self._of_chunks(key, (0, 1, 0, 1, 2), "either" if self._expires else "out")
+
+    def a_message_of_twins(self, key: bytes) -> Message:
+        """Its writer was slow, another one wrote it again, and then the first one went on."""
+        message = self._of_chunks(key, (0, 1, 0, 1, 2, 2), "either" if self._expires else "out")
+        message.end = 4
+        return message
+
+    def a_message_sent_twice(self, key: bytes) -> Message:
+        message = self._of_chunks(key, (0, 1, 2, 0, 1, 2), "either" if self._expires else "out")
+        message.end = 2
+        message.again = True  # the worker remembers what it has delivered, but not over a restart
+        return message
+
+    def a_message_with_a_gap(self, key: bytes) -> Message:
+        return self._of_chunks(key, (0, 2), "dead")
+
+    def a_message_without_end(self, key: bytes) -> Message:
+        return self._of_chunks(key, (0, 1), "dead")
+
+    def _of_chunks(self, key: bytes, order: Sequence[int], fate: Fate) -> Message:
+        value = self._bytes(key, self._chance.choice((10, 900, 2_400)))
+        whole, headers = self._around(value, (("n", key),))
+        assert whole is not None
+        size = -(-len(whole) // 3)
+        parts: list[_Part] = []
+        for number in order:
+            piece = whole[number * size : (number + 1) * size]
+            chunk = Chunk(key.decode(), number, 3, len(whole), hashlib.sha256(whole).hexdigest())
+            parts.append((piece, (*headers, *chunk.headers())))
+        return Message(key, value, (("n", key),), fate, parts)
+
