@@ -10,13 +10,13 @@ from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
     from tests.simulation.worker import Worker
+    from tests.simulation.world import World
 
 __all__ = ["Broken", "Promises"]
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
     """A promise that a history has broken."""
 
 
@@ -31,7 +31,7 @@ class Promises:
         self._world = world
         self.broken: str | None = None
 
-    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:  # noqa: ARG002
+    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
         """Each record below a committed offset is durable."""
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():

@@ -1,4 +1,4 @@
-"""The coordinator of transactions, as Kafka's `TransactionCoordinator` has it since 4.0: what is not open is refused."""
+"""The coordinator of transactions, as `TransactionCoordinator` of Kafka 4.0 is: what is not open is refused."""
 
 from __future__ import annotations
 

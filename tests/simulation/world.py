@@ -105,7 +105,7 @@ class World:
         self.cluster.create("dead", 1)
         self.cluster.committed = self.promises.committed
         self.cluster.transactions.ended = self.promises.transaction_committed
-        service.open_store = self._open_store  # type: ignore[assignment]
+        setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
         logs, root = _Logs(self), logging.getLogger()
         root.addHandler(logs)
         try:
