@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from aiokafka.partitioner import murmur2
-
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
 from app.deadletters.owner import Owner, told_context
@@ -22,6 +20,7 @@ from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
+from app.kafka.partitioner import partition_of
 from app.kafka.sender import find_topic
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import Unopened
@@ -264,8 +263,8 @@ class Replay:
             raise KeyMissingError(topic.name)
         partition = found.partition if letter.origin is None else letter.origin[1]
         if partition >= topic.partitions:
-            partition = partition if record.key is None else murmur2(record.key) & 0x7FFFFFFF
-            partition %= topic.partitions
+            count = topic.partitions
+            partition = partition % count if record.key is None else partition_of(record.key, count)
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
         size = size_alone(record)

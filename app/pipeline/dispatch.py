@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from aiokafka import TopicPartition
-
 from app.kafka.clients import ClusterError
 from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery

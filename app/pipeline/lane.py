@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aiokafka import TopicPartition
-
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import TopicPartition
 from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from transforms.letter import Cause
