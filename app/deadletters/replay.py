@@ -9,6 +9,7 @@ Letters may be forged. A letter decides about itself only: none keeps the others
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -253,7 +254,7 @@ class Replay:
         assert name is not None
         topic = await self._describe(name)
         record = letter.replayed()
-        if not topic.takes_timestamp(record.timestamp):  # brokers would refuse the whole batch
+        if not topic.takes_timestamp(record.timestamp, time.time()):  # brokers would refuse the whole batch
             raise RecordUnfitError(
                 topic.name,
                 f"its timestamp is {record.timestamp}, further from now than message.timestamp.before.max.ms or "

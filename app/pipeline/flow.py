@@ -156,13 +156,16 @@ class Flow:
             brokers,
             stats,
             termination,
+            runtime.time,
             lowered=self._lowered_limits.limits,
             refit=self._lowered_limits.refit,
         )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._source)
-        self._letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
+        self._letters = None
+        if plan.dead_letters is not None:
+            self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
         dispatcher = Dispatcher(
             lanes,
             share,

@@ -47,6 +47,8 @@ class Destination:
     brokers: BrokerHealth
     stats: PipelineStats
     termination: Termination
+    clock: Callable[[], float]
+    """Seconds since 1970."""
     lowered: Mapping[str, int] = field(default_factory=dict)
     """The `max.message.bytes` of topics that take less than the plan says, since the flow began."""
     refit: Refit | None = None
@@ -87,6 +89,7 @@ class Output:
         self._durable = durable
         self._partitions = plan.sink.partitions
         self._lowered = destination.lowered
+        self._clock = destination.clock
         self._refit = destination.refit
         self._codec = codec_number(self._settings)
         self.writer: Writer = destination.clients.writer(
@@ -137,7 +140,7 @@ class Output:
         for topic in (self._plan.sink, self._plan.dead_letters):
             if topic is None or topic.name != error.topic or (topic.oldest_ms is None and topic.newest_ms is None):
                 continue
-            if topic.takes_timestamp(error.timestamp):
+            if topic.takes_timestamp(error.timestamp, self._clock()):
                 return ClusterError(
                     f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
                     "this machine it takes: set the clocks of the brokers, and of this machine, right",

@@ -340,6 +340,7 @@ class Pipeline(Service):
         if renewed:
             self.stats.forget_failed()
             self._learned_limits.forget_unfit(renewed)
+        unfit = self._learned_limits.unfit
         self.flow = Flow(
             FlowClients(client, self.settings),
             self.settings,
@@ -351,7 +352,7 @@ class Pipeline(Service):
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
                 recompressed=plan.sink.recompressed,
-                unfit=UnfitStage(self._learned_limits.unfit, plan.sink) if self._learned_limits.unfit else None,
+                unfit=UnfitStage(unfit, plan.sink, self._runtime.time) if unfit else None,
             ),
             found=found,
             store=self._store,

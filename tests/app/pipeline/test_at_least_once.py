@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +44,7 @@ class Bench:
         brokers, self.termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
         (pipeline,), stats = settings.pipelines, PipelineStats()
         clients = FlowClients(settings.client, pipeline)
-        destination = Destination(clients, pipeline, plan, brokers, stats, self.termination)
+        destination = Destination(clients, pipeline, plan, brokers, stats, self.termination, time.time)
         share = Share(Budget(100_000))
         lanes = Lanes(share, None)
         lanes.open(PARTITION, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ def destination_of(
     (pipeline,) = settings.pipelines
     clients = FlowClients(settings.client, pipeline)
     clients._source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs))
-    return Destination(clients, pipeline, plan, brokers, PipelineStats(), termination)
+    return Destination(clients, pipeline, plan, brokers, PipelineStats(), termination, time.time)
 
 
 @asynccontextmanager
