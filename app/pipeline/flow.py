@@ -395,14 +395,14 @@ class Flow:
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
         self.progress.hold()
-        self._discard(revoked)
+        self._discard(sorted(revoked))
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
         if self._leaving:
             return  # what the flow took now, producers too, it would take from the next one
         self._discard([lane.partition for lane in self._lanes])
-        for partition in assigned:
+        for partition in sorted(assigned):
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
@@ -420,7 +420,7 @@ class Flow:
         given_back = f"; gave back {_named(gone)}" if gone else ""
         fields = {
             "partitions": [_name(each) for each in sorted(assigned)],
-            "given_back": [_name(each) for each in gone],
+            "given_back": [_name(each) for each in sorted(gone)],
         }
         told = _named(assigned)
         log.info("pipeline %s reads %s%s", self.settings.name, told, given_back, extra={"fields": fields})

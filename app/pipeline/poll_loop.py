@@ -218,8 +218,8 @@ class PollLoop:
     def _end_pause(self) -> None:
         if self.held:
             return
-        for lane in self._let_go:
-            if self._lanes.holds(lane) and lane not in self._paused:
+        for lane in self._lanes:
+            if lane in self._let_go and lane not in self._paused:
                 self._source.resume(lane.partition)
         self._let_go.clear()
         self._committed = self.holding = False

@@ -126,7 +126,7 @@ class Sink:
         self._unfit = unfit
         self._limit_bytes = limit_bytes
         self._outboxes: dict[int, Outbox[Origins]] = {}
-        self._unsent: set[Outbox[Origins]] = set()
+        self._unsent: dict[Outbox[Origins], None] = {}  # in the order in which they were written
 
     def _outbox(self, partition: int) -> Outbox[Origins]:
         outbox = self._outboxes.get(partition)
@@ -134,7 +134,7 @@ class Sink:
             outbox = self._outboxes[partition] = self._writer.outbox(
                 self.topic, partition, self._origins, limit_bytes=self._limit_bytes
             )
-        self._unsent.add(outbox)
+        self._unsent[outbox] = None
         return outbox
 
     def forward(
@@ -192,7 +192,7 @@ class Sink:
         origins.offsets.append(offset)
         tracker.released = offset + 1
         origins.held += held
-        self._unsent.add(outbox)
+        self._unsent[outbox] = None
 
     def flush(self) -> None:
         """Sends the records, as soon as those before them are durable; does not wait."""
