@@ -40,6 +40,8 @@ class Delivered:
         return found
 
     def _read_letters(self) -> None:
+        if self._world.scenario.exactly_once:  # the transactions of other partitions may end later
+            self._next, self._letters = 0, {}
         for offset, record in self._world.cluster.log("dead", 0).committed(self._next):
             self._next = offset + 1
             headers = dict(record.headers)
@@ -68,7 +70,8 @@ class Delivered:
         if message.fate == "either" and self._world.scenario.drops:
             return True
         return self._world.tolerates and all(
-            letters for offset, letters in zip(message.offsets, self._of_parts(number, message), strict=False)
+            letters
+            for offset, letters in zip(message.offsets, self._of_parts(number, message), strict=False)
             if offset < below
         )
 

@@ -110,7 +110,7 @@ class Messages:
             self._open[number].remove(message)
         return message.parts[at]
 
-    # --- what there is -------------------------------------------------------------------------------------------------
+    # --- what there is -----------------------------------------------------------------------------------------------
 
     def _whole(self, key: bytes, value: bytes | None, fate: Fate = "out", *, own: Sequence[Header] = ()) -> Message:
         """A message of one record. `own` are headers for the worker, behind those for the application."""
@@ -192,7 +192,7 @@ class Messages:
         self._payloads[path] = value = self._bytes(key, MOST_BYTES + 1_000)
         return self._referring(key, None, Reference(path, self._chance.choice((None, 100, len(value)))), "dead")
 
-    # --- chunks ----------------------------------------------------------------------------------------------------------
+    # --- chunks ------------------------------------------------------------------------------------------------------
 
     def a_message_of_chunks(self, key: bytes) -> Message:
         return self._of_chunks(key, (0, 1, 2), "either" if self._expires else "out")
@@ -230,4 +230,3 @@ class Messages:
             chunk = Chunk(key.decode(), number, 3, len(whole), hashlib.sha256(whole).hexdigest())
             parts.append((piece, (*headers, *chunk.headers())))
         return Message(key, value, (("n", key),), fate, parts)
-

@@ -11,13 +11,13 @@ from tests.simulation.loop import PROCESS
 from tests.simulation.reader import UnreadableError
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
     from tests.simulation.worker import Worker
+    from tests.simulation.world import World
 
 __all__ = ["Broken", "Promises"]
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
     """A promise that a history has broken."""
 
 
@@ -32,21 +32,31 @@ class Promises:
         self._world = world
         self.broken: str | None = None
 
-    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:  # noqa: ARG002
+    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
         """Each record below a committed offset is durable."""
-        world = self._world
-        if self.broken is not None or world.scenario.exactly_once:
-            return  # the marks of one transaction come one after the other
-        for (topic, number), commit in offsets.items():
-            if topic != "raw":
-                continue
-            try:
-                lacking = world.delivered.lacking(number, commit.offset)
-            except UnreadableError as exc:
-                self.broken = f"out-{number}: {exc}"
-                return
-            if lacking:
-                self.broken = f"{topic}-{number} is committed up to {commit.offset}, and {lacking[:5]} are not written"
+        if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
+            for (topic, number), commit in offsets.items():
+                if topic == "raw":
+                    self._check_durable(number, commit.offset)
+
+    def transaction_committed(self, transactional_id: str) -> None:
+        """So it is when a transaction has ended, for the partition whose transaction it was."""
+        number = int(transactional_id.rpartition(":")[2])
+        offsets = self._world.cluster.groups.committed(self._world.settings.pipelines[0].group_id)
+        commit = offsets.get(("raw", number))
+        if commit is not None:
+            self._check_durable(number, commit.offset)
+
+    def _check_durable(self, number: int, end: int) -> None:
+        if self.broken is not None:
+            return
+        try:
+            lacking = self._world.delivered.lacking(number, end)
+        except UnreadableError as exc:
+            self.broken = f"out-{number}: {exc}"
+            return
+        if lacking:
+            self.broken = f"raw-{number} is committed up to {end}, and {lacking[:5]} are not written"
 
     def left(self) -> dict[int, tuple[int, int]]:
         """Committed offset and end of each source partition that is not done."""

@@ -49,7 +49,10 @@ class Reader:
         Raises:
             UnreadableError: chunks do not make a message, or a reference leads nowhere.
         """
+        stable = self._log.stable
         for offset, record in self._log.committed(self._next):
+            if offset >= stable:
+                break
             self._next = offset + 1
             self._take(record)
         return self.read

@@ -43,7 +43,7 @@ class Source:
             self._write_batch(chance.randrange(scenario.partitions), count)
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
         for number in self.written:
-            while self._write_batch(number, chance.choice((1, 5)), last=True):
+            while self._write_batch(number, chance.choice((1, 5)), last=True):  # noqa: ASYNC110  # producers wait as they like
                 await asyncio.sleep(chance.random() * scenario.storm_s / 10)
 
     def _write_batch(self, number: int, count: int, *, last: bool = False) -> bool:

@@ -72,7 +72,6 @@ class SimulatedStore(MemoryStore):
             raise PayloadNotFoundError(full_path)
         return PayloadInfo(full_path, len(data), datetime.fromtimestamp(0, UTC))
 
-    def check(self, *, writing: bool = True, topic: str | None = None) -> None:  # noqa: ARG002
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         if not self._world.lying:
             self._world.call("check")
-

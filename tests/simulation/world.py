@@ -109,7 +109,8 @@ class World:
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
         self.cluster.create("dead", 1)
         self.cluster.committed = self.promises.committed
-        service.open_store = self._open_store  # type: ignore[assignment]
+        self.cluster.transactions.ended = self.promises.transaction_committed
+        setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
         logs, root = _Logs(self), logging.getLogger()
         root.addHandler(logs)
         try:
@@ -134,7 +135,7 @@ class World:
         self._calm()
         await self._until_done()
         for worker in self.alive:
-            await worker.stop()
+            worker.stop()
         stopping = [each.stopping for each in self.workers if each.stopping is not None and not each.process.dead]
         if stopping:
             await asyncio.wait(stopping)
@@ -168,7 +169,6 @@ class World:
                 raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 1.3, 5.0)
-
 
     def _poisoned(self, worker: Worker) -> bool:
         """Whether it has ended for a record that can never succeed, as it is to without dead letters."""
