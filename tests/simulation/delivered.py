@@ -26,7 +26,7 @@ class Delivered:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._unwraps = "wrap" in world.scenario.kind.transforms
+        self._unwraps = "wrap" in world.scenario.work.kind.transforms
         self._readers: dict[int, Reader] = {}
         self._letters: dict[tuple[int, int], list[Any]] = {}
         self._next = 0

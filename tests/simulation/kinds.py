@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.simulation.messages import MOST_BYTES, WRAPPED_HEADER
+__all__ = ["KINDS", "MOST_BYTES", "THRESHOLD_BYTES", "WRAPPED_HEADER", "Kind", "Work", "drawn_work"]
 
-__all__ = ["KINDS", "Kind", "drawn_kind"]
+WRAPPED_HEADER = 3_000_001
+"""The number of the header `n` in wrappers."""
+THRESHOLD_BYTES = 1_000
+"""Values over it go to the store."""
+MOST_BYTES = 8_000
+"""The longest value that the pipelines take: `large.message.max.bytes` and `chunk.max.message.bytes`."""
 
 _PLAIN = ("small", "small", "large", "tombstone")
 _REFERENCES = ("reference", "reference", "reference")
@@ -79,8 +84,27 @@ KINDS: Sequence[Kind] = (
 )
 
 
-def drawn_kind(chance: Random) -> tuple[Kind, Sequence[str], dict[str, Any], bool]:
-    """A kind, which messages it gets, its properties, and whether messages of chunks may be given up by chance."""
+@dataclass(slots=True)
+class Work:
+    """What a pipeline is to do.
+
+    Attributes:
+        kind: of the pipeline.
+        makers: which messages there are; see `Messages`.
+        keys: properties of the pipeline.
+        gives_up: whether messages of chunks may be given up by chance.
+        runs_out: whether the patience for one record with the store is bounded, so that any may be given up.
+    """
+
+    kind: Kind
+    makers: Sequence[str]
+    keys: dict[str, Any]
+    gives_up: bool
+    runs_out: bool
+
+
+def drawn_work(chance: Random) -> Work:
+    """One of the kinds, with messages."""
     kind = chance.choice(KINDS)
     makers = [*kind.good] * chance.choice((1, 3))
     if chance.random() < 0.3:
@@ -90,7 +114,7 @@ def drawn_kind(chance: Random) -> tuple[Kind, Sequence[str], dict[str, Any], boo
         keys |= {"large.message.payload.store.class": "memory", "large.message.max.bytes": MOST_BYTES}
         keys["large.message.store.timeout.ms"] = 3_000
     if "offload" in kind.transforms and keys.get("large.message.strategy") != "chunk":
-        keys["large.message.threshold.bytes"] = 1_000
+        keys["large.message.threshold.bytes"] = THRESHOLD_BYTES
     if kind.splits or kind.assembles:
         keys["chunk.max.message.bytes"] = MOST_BYTES
     if kind.splits:
@@ -104,4 +128,7 @@ def drawn_kind(chance: Random) -> tuple[Kind, Sequence[str], dict[str, Any], boo
         if few:
             keys["max.pending.chunked.message"] = chance.choice((1, 2))
         gives_up = short or few
-    return kind, makers, keys, gives_up
+    runs_out = kind.stores and not any(each.startswith("message") for each in makers) and chance.random() < 0.25
+    if runs_out:
+        keys["errors.retry.timeout"] = chance.choice((0, 1_000, 3_000))
+    return Work(kind, makers, keys, gives_up, runs_out)

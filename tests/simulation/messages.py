@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from tests.simulation.kinds import MOST_BYTES, THRESHOLD_BYTES, WRAPPED_HEADER, Work
+from tests.simulation.store import StoreWorld, path_of
 from transforms.chunk import Chunk
 from transforms.record import Header
 from transforms.reference import Reference
 from transforms.wrapper import MessageWrapper
 
-__all__ = ["WRAPPED_HEADER", "Message", "Messages"]
+__all__ = ["Message", "Messages"]
 
-WRAPPED_HEADER = 3_000_001
-"""The number of the header `n` in wrappers."""
-MOST_BYTES = 8_000
-"""The longest value that the pipelines take: `large.message.max.bytes` and `chunk.max.message.bytes`."""
 _OPEN = 3  # so many messages of chunks are written at a time in a partition
 
 Fate = Literal["out", "dead", "either"]
@@ -65,26 +63,17 @@ class Messages:
 
     Args:
         chance: of the seed.
-        transforms: of the pipeline.
-        makers: which messages there are; names of the methods behind `a_`.
-        payloads: of the store, by path.
-        expires: whether messages of chunks may expire, or be given up for others, as chance wills.
+        work: of the pipeline. Its makers are the names of methods, behind `a_`.
+        store: has the payloads of the references.
     """
 
-    def __init__(
-        self,
-        chance: Random,
-        transforms: Sequence[str],
-        makers: Sequence[str],
-        payloads: dict[str, bytes],
-        *,
-        expires: bool,
-    ) -> None:
+    def __init__(self, chance: Random, work: Work, store: StoreWorld) -> None:
         self._chance = chance
-        self._wrapped = "unwrap" in transforms
-        self._makers: Sequence[Callable[[bytes], Message]] = [getattr(self, f"a_{name}") for name in makers]
-        self._payloads = payloads
-        self._expires = expires
+        self._work = work
+        self._wrapped = "unwrap" in work.kind.transforms
+        self._makers: Sequence[Callable[[bytes], Message]] = [getattr(self, f"a_{name}") for name in work.makers]
+        self._store, self._payloads = store, store.payloads
+        self._expires = work.gives_up
         self._ids = itertools.count()
         self._open: dict[int, list[Message]] = {}
 
@@ -97,6 +86,7 @@ class Messages:
             return None
         make = self._chance.choice(self._makers)
         message = make(b"p%d-%d" % (number, next(self._ids)))
+        self._may_run_out(message)
         waiting.append(message)
         if message.end < 0:
             message.end = len(message.parts) - 1
@@ -109,6 +99,18 @@ class Messages:
         if at == len(message.parts) - 1:
             self._open[number].remove(message)
         return message.parts[at]
+
+    def _may_run_out(self, message: Message) -> None:
+        """Lets the store have trouble with this message alone; but any one may be given up then."""
+        transforms, value = self._work.kind.transforms, message.value or b""
+        path = f"memory://default/raw/{message.key.decode(errors='replace')}"
+        offloads = "offload" in transforms and len(value) > THRESHOLD_BYTES
+        if not self._work.runs_out or message.fate != "out" or not (path in self._payloads or offloads):
+            return
+        message.fate = "either"
+        if self._chance.random() < 0.15 and "large.message.strategy" not in self._work.kind.keys:
+            self._store.cursed.add(path_of(value) if offloads else path)
+            message.fate = "dead"
 
     # --- what there is -----------------------------------------------------------------------------------------------
 

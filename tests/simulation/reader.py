@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.simulation.messages import WRAPPED_HEADER
+from tests.simulation.kinds import WRAPPED_HEADER
 from tests.simulation.partition_log import PartitionLog
 from transforms.assembly import Assembled, Assembler, Limits
 from transforms.chunk import is_chunk

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.simulation.kinds import Kind, drawn_kind
+from tests.simulation.kinds import Work, drawn_work
 
 __all__ = ["Scenario", "drawn"]
 
@@ -19,28 +19,26 @@ class Scenario:
     Attributes:
         exactly_once: the guarantee.
         tolerance: of errors.
-        kind: of the pipeline.
-        makers: which messages there are; see `Messages`.
-        gives_up: whether messages of chunks may be given up by chance.
+        work: of the pipeline.
         partitions: of the source and the sink.
         workers: at the start.
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        store_threads: how many calls of the store go on at a time.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
     """
 
     exactly_once: bool
     tolerance: str
-    kind: Kind
-    makers: Sequence[str]
-    gives_up: bool
+    work: Work
     partitions: int
     workers: int
     records: int
     storm_s: float
     rate: float
+    store_threads: int = 8
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -69,6 +67,7 @@ class Scenario:
         return {
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
             "in.flight.bytes": 100_000,
+            "store.threads": self.store_threads,
             "task.shutdown.graceful.timeout.ms": 5_000,
             "pipeline": {"p": table},
         }
@@ -91,8 +90,8 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         "offset.flush.interval.ms": chance.choice((100, 1_000)),
         "errors.retry.delay.max.ms": 2_000,
     }
-    kind, makers, own, gives_up = drawn_kind(chance)
-    keys |= own
+    work = drawn_work(chance)
+    keys |= work.keys
     if exactly_once:
         keys |= {
             "producer.transaction.timeout.ms": 8_000,
@@ -101,15 +100,14 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         }
     return Scenario(
         exactly_once,
-        "all" if gives_up else chance.choice(("none", "all")),
-        kind,
-        makers,
-        gives_up,
+        "all" if work.gives_up or work.runs_out else chance.choice(("none", "all")),
+        work,
         partitions=chance.choice((1, 1, 2, 3)),
         workers=chance.choice((1, 1, 2, 2, 3)),
         records=chance.choice((3, 8, 20, 40)),
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        store_threads=chance.choice((1, 2, 8)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )

@@ -27,9 +27,7 @@ class Source:
     def __init__(self, world: World, chance: Random) -> None:
         self._world, self._chance = world, chance
         scenario = world.scenario
-        self._messages = Messages(
-            chance, scenario.kind.transforms, scenario.makers, world.store.payloads, expires=scenario.gives_up
-        )
+        self._messages = Messages(chance, scenario.work, world.store)
         self.written: dict[int, list[Message]] = {each: [] for each in range(scenario.partitions)}
         self.began: dict[int, dict[Message, None]] = {each: {} for each in range(scenario.partitions)}
 

@@ -57,7 +57,7 @@ class World:
         self.settings = parse(self.scenario.document())
         self.loop = SimulatedLoop(chance, shuffles=chance.random() < 0.5)
         self.weather = Weather(chance, self.scenario.rate, self.happens)
-        self.store = StoreWorld(chance, self.tell)
+        self.store = StoreWorld(self.loop, chance, self.tell)
         self.cluster = Cluster(self.loop, chance)
         self.workers: list[Worker] = []
         self.source = Source(self, chance)
@@ -93,10 +93,13 @@ class World:
     def new_worker(self) -> None:
         """One more worker starts."""
         network = Network(self.cluster, self.chance, self.weather.fate, self._outside)
-        worker = Worker(self.loop, next(self._numbers), network, self.settings, self.chance, self.tell)
+        worker = Worker(self.loop, next(self._numbers), network, self.settings, self.chance, self.tell, self._hangs)
         worker.tolerates = self.tolerates
         self.workers.append(worker)
         worker.begin()
+
+    def _hangs(self) -> bool:
+        return self.store.hangs
 
     def run(self) -> None:
         """Runs it, to the end.
@@ -119,6 +122,8 @@ class World:
             raise Broken(f"stuck: {exc}") from exc
         finally:
             root.removeHandler(logs)
+            for worker in self.workers:
+                worker.threads.give_up()
             _ended.append(self)
 
     def _open_store(self, config: Mapping[str, Any]) -> SimulatedStore:
@@ -144,7 +149,7 @@ class World:
     def _calm(self) -> None:
         self.tell("calm")
         self.weather.calm = True
-        self.store.down, self.store.rate, self.store.lying = False, 0.0, False
+        self.store.calm()
         for broker in self.cluster.brokers.values():
             broker.up = True
         for worker in self.workers:
