@@ -24,7 +24,6 @@ class Storm:
 
     def __init__(self, world: World, chance: Random, tell: Callable[[str], None]) -> None:
         self._world, self._chance, self._tell = world, chance, tell
-        self._stops: list[asyncio.Task[None]] = []
 
     async def blow(self) -> None:
         """Acts for the time of the scenario."""
@@ -46,7 +45,7 @@ class Storm:
         """A worker is stopped as Kubernetes does it, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._stops.append(self._world.loop.create_task(self._chance.choice(alive).stop()))
+            self._chance.choice(alive).stop()
             self._world.new_worker()
 
     def join(self) -> None:

@@ -116,15 +116,14 @@ class Worker:
             self._tell(f"{self.process.name} goes on")
             self.process.thaw(self._loop)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """As SIGTERM: it drains and commits."""
         if self.pipeline is None:
             self.kill()
             return
         self._tell(f"{self.process.name} is stopped")
         self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
-        await asyncio.wait([self.stopping])
-        self._tell(f"{self.process.name} has stopped")
+        self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
 
     @property
     def alive(self) -> bool:
