@@ -8,17 +8,19 @@ import itertools
 import logging
 import random
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
 from app.config.parsing import parse
 from app.pipeline import service
 from tests.simulation.cluster import Cluster
+from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
 from tests.simulation.network import Network, install
 from tests.simulation.promises import Broken, Promises
-from tests.simulation.scenario import drawn
+from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
@@ -37,49 +39,49 @@ class World:
 
     Args:
         seed: from which all is drawn.
-        muted: the numbers of faults and acts that do not happen, so that a history becomes shorter.
+        cuts: what is left out.
 
     Attributes:
         told: what has happened, each with the virtual time.
-        happened: how many faults and acts there were.
+        happened: the names of the faults and acts that there were, in order.
     """
 
-    def __init__(self, seed: int, muted: frozenset[int] = frozenset()) -> None:
+    def __init__(self, seed: int, cuts: Cuts = Cuts()) -> None:  # noqa: B008  # frozen
         self.seed = seed
-        self.chance = chance = Random(seed)
         random.seed(seed)
         self.told: list[str] = []
-        self._muted = muted
-        self.happened = 0
+        self._only = cuts.only
+        self.happened: list[str] = []
+        chance = self.stream("scenario")
         self.scenario = drawn(chance, ACTS)
+        cut(self.scenario, cuts)
         self.settings = parse(self.scenario.document())
-        self.loop = SimulatedLoop(chance, shuffles=chance.random() < 0.5)
-        self.weather = Weather(chance, self.scenario.rate, self.happens)
-        self.store = StoreWorld(chance, self.tell)
-        self.cluster = Cluster(self.loop, chance)
+        self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
+        self.weather = Weather(self.stream, self.scenario.rate, self.happens)
+        self.store = StoreWorld(self.stream("store"), self.tell, self.happens)
+        self.cluster = Cluster(self.loop, self.stream("cluster"))
         self.workers: list[Worker] = []
-        self.source = Source(self, chance)
+        self.source = Source(self, self.stream("source"))
         self.promises = Promises(self)
         self._outside = contextvars.Context()
-        self._storm = Storm(self, chance, self.tell)
+        self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
+
+    def stream(self, name: str) -> Random:
+        """A random stream of its own: what is left out of one part of a history changes no other part's draws."""
+        return Random(f"{self.seed} {name}")
 
     def tell(self, text: str) -> None:
         """Notes what happens."""
         self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
 
-    def happens(self, text: str) -> bool:
-        """Counts a fault or an act, and notes it; False if it is muted."""
-        self.happened += 1
-        if self.happened in self._muted:
+    def happens(self, name: str, text: str) -> bool:
+        """Notes a fault or an act; False if it is left out. Its name is the same in each history of the seed."""
+        if self._only is not None and name not in self._only:
             return False
-        self.tell(f"({self.happened}) {text}")
+        self.happened.append(name)
+        self.tell(f"({name}) {text}")
         return True
-
-    def act(self, name: str) -> None:
-        """Lets an act of the storm happen, unless it is muted."""
-        if self.happens(name):
-            getattr(self._storm, name)()
 
     @property
     def alive(self) -> list[Worker]:
@@ -88,8 +90,10 @@ class World:
 
     def new_worker(self) -> None:
         """One more worker starts."""
-        network = Network(self.cluster, self.chance, self.weather.fate, self._outside)
-        worker = Worker(self.loop, next(self._numbers), network, self.settings, self.chance, self.tell)
+        number = next(self._numbers)
+        chance = self.stream(f"worker {number}")
+        network = Network(self.cluster, chance, partial(self.weather.fate, number), self._outside)
+        worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
         self.workers.append(worker)
         worker.begin()
 
@@ -178,9 +182,9 @@ class _Logs(logging.Handler):
             self._world.tell(f"[{record.name}] {record.getMessage()}")
 
 
-def run(seed: int, muted: frozenset[int] = frozenset()) -> tuple[World, str | None]:
+def run(seed: int, cuts: Cuts = Cuts()) -> tuple[World, str | None]:  # noqa: B008  # frozen
     """Runs the history of a seed; its world, and what it has broken, or None."""
-    world = World(seed, muted)
+    world = World(seed, cuts)
     try:
         world.run()
     except Broken as exc:
