@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from tests.simulation.story import request_name
+
 __all__ = ["Weather"]
 
 # Retriable errors that brokers give, by request. Those with True come though the request was processed.
@@ -74,7 +76,7 @@ class Weather:
         fate = self._drawn(chance, chance.choice(self._kinds), key)
         if fate is None:
             return None
-        text = f"worker {worker}, broker {node}, {_name(request)}: {_words(fate)}"
+        text = f"worker {worker}, broker {node}, {request_name(request)}: {_words(fate)}"
         return fate if self._happens(f"{worker}.{key}.{number}", text) else None
 
     @staticmethod
@@ -89,12 +91,6 @@ class Weather:
             errors = _ERRORS.get(key)
             return None if errors is None else chance.choice(errors)
         return kind
-
-
-def _name(request: Any) -> str:
-    if request is None:
-        return "connect"
-    return type(request).__name__.removesuffix(f"_v{request.API_VERSION}")
 
 
 def _words(fate: Any) -> str:

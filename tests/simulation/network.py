@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -39,6 +39,7 @@ class Network:
         cluster: the brokers.
         chance: draws how long each way takes.
         fate: what becomes of a request; see `Weather.fate`.
+        seen: called with each request that a broker has processed, and the fields of its response; None for nobody.
         outside: the context of the cluster: what it does goes on when the process is gone.
     """
 
@@ -48,8 +49,9 @@ class Network:
         chance: Random,
         fate: Callable[[int, Any], Any],
         outside: contextvars.Context,
+        seen: Callable[[int, Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.cluster, self.chance, self.fate, self.outside = cluster, chance, fate, outside
+        self.cluster, self.chance, self.fate, self.outside, self.seen = cluster, chance, fate, outside, seen
         self.connections: dict[_Connection, None] = {}
         self.dead = False
 
@@ -143,7 +145,16 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
 
     def _process(self, struct: Any, reply: Any) -> None:
         assert self._broker is not None
-        self._network.cluster.handle(self._broker.number, struct, reply)
+        number, seen = self._broker.number, self._network.seen
+        if seen is None:
+            self._network.cluster.handle(number, struct, reply)
+            return
+
+        def tell(**fields: Any) -> None:
+            seen(number, struct, fields)
+            reply(**fields)
+
+        self._network.cluster.handle(number, struct, tell)
 
     def _reply(self, **fields: Any) -> None:
         if self._open:

@@ -7,6 +7,8 @@ import contextvars
 import itertools
 import logging
 import random
+import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from random import Random
@@ -24,10 +26,14 @@ from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
+from tests.simulation.story import codes, exchange, request_name
 from tests.simulation.worker import Worker
 
-__all__ = ["World", "run"]
+__all__ = ["Broken", "World"]
 
+# What differs from one fault to the next of a kind.
+_PLACE = re.compile(r"worker \d+, broker \d+, |\d+\.\d+ s |(?<=put |get )[\w-]+ ")
+_VARIES = re.compile(r"\d+(?:[.,]\d+)*")
 _CALM_S = 300.0  # after this time without faults, all must be done
 
 # Nothing of them is collected: the coroutines of what was killed would go on to clean up.
@@ -40,14 +46,28 @@ class World:
     Args:
         seed: from which all is drawn.
         cuts: what is left out.
+        tallies: whether all that happens is counted.
+        aloud: whether the requests that matter are told too.
 
     Attributes:
         told: what has happened, each with the virtual time.
         happened: the names of the faults and acts that there were, in order.
+        requests: when each request came, from which worker, to which broker, of which API.
+        tally: how often each thing happened.
     """
 
-    def __init__(self, seed: int, cuts: Cuts = Cuts()) -> None:  # noqa: B008  # frozen
+    def __init__(
+        self,
+        seed: int,
+        cuts: Cuts = Cuts(),  # noqa: B008  # frozen
+        *,
+        tallies: bool = False,
+        aloud: bool = False,
+    ) -> None:
         self.seed = seed
+        self.requests: list[tuple[float, int, int, int]] = []
+        self.tally: Counter[str] = Counter()
+        self.tallies, self._aloud = tallies, aloud
         random.seed(seed)
         self.told: list[str] = []
         self._only = cuts.only
@@ -81,7 +101,22 @@ class World:
             return False
         self.happened.append(name)
         self.tell(f"({name}) {text}")
+        if self.tallies:
+            self.tally[f"happened: {_PLACE.sub('', text)}"] += 1
         return True
+
+    def _fate(self, worker: int, node: int, request: Any) -> Any:
+        self.requests.append((self.loop.now_s, worker, node, -1 if request is None else request.API_KEY))
+        return self.weather.fate(worker, node, request)
+
+    def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
+        if self.tallies:
+            self.tally[f"request: {request_name(request)}"] += 1
+            for code in codes(fields):
+                self.tally[f"answer of {request_name(request)}: error {code}"] += 1
+        text = exchange(request, fields) if self._aloud else None
+        if text is not None:
+            self.tell(f"worker {worker} -> broker {node}: {text}")
 
     @property
     def alive(self) -> list[Worker]:
@@ -92,7 +127,8 @@ class World:
         """One more worker starts."""
         number = next(self._numbers)
         chance = self.stream(f"worker {number}")
-        network = Network(self.cluster, chance, partial(self.weather.fate, number), self._outside)
+        seen = partial(self._seen, number) if self._aloud or self.tallies else None
+        network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
         worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
         self.workers.append(worker)
         worker.begin()
@@ -178,18 +214,10 @@ class _Logs(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None and promises.broken is None:
             text = logging.Formatter().formatException(record.exc_info)
             promises.broken = f"the log of {record.name} has: {record.getMessage()}\n{text}"
+        if self._world.tallies:
+            self._world.tally[f"log: {_VARIES.sub('#', record.getMessage())}"] += 1
         if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
             self._world.tell(f"[{record.name}] {record.getMessage()}")
-
-
-def run(seed: int, cuts: Cuts = Cuts()) -> tuple[World, str | None]:  # noqa: B008  # frozen
-    """Runs the history of a seed; its world, and what it has broken, or None."""
-    world = World(seed, cuts)
-    try:
-        world.run()
-    except Broken as exc:
-        return world, str(exc)
-    return world, None
 
 
 install()
