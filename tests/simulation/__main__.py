@@ -22,7 +22,9 @@ _KINDS = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs them; the exit status."""
     given = _parser().parse_args(arguments)
-    from tests.simulation.clock import real_s
+    from tests.simulation.clock import real_s, take_the_place_of_time
+
+    take_the_place_of_time()  # before anything else of the project, or of aiokafka, is imported
     from tests.simulation.cuts import Cuts
     from tests.simulation.processes import Detail, outcomes
     from tests.simulation.report import Report, explain, told
@@ -50,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report()
     digests = []
     try:
-        for outcome in outcomes(((seed, cuts) for seed in seeds), given.processes, Detail(tally=given.tally)):
+        jobs = ((seed, cuts) for seed in seeds)
+        for outcome in outcomes(jobs, given.processes, Detail(tally=given.tally), given.chunk):
             report.add(outcome)
             digests.append(f"{outcome.seed} {outcome.digest}")
     except KeyboardInterrupt:
@@ -74,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at a time (%(default)s: the cores)"
     )
+    options.add_argument("--chunk", type=int, default=50, help="histories of one process (%(default)s)")
     options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
     options.add_argument("--only", metavar="NAMES", help="the only faults and acts that happen, or none")
     options.add_argument("--workers", type=int, help="at the start, at most")

@@ -24,7 +24,7 @@ from tests.simulation.answers import answer
 from tests.simulation.cluster import API_VERSIONS, Broker, Cluster
 from tests.simulation.refusals import refused, with_error
 
-__all__ = ["NETWORK", "Network", "install"]
+__all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
@@ -209,7 +209,7 @@ async def _connect(host: str, port: int, **options: Any) -> Any:
     return connection
 
 
-def install() -> None:
+def take_the_place_of_connections() -> None:
     """Lets all clients of this process connect to the brokers of `NETWORK`."""
     aiokafka.client.create_conn = _connect
     setattr(app.kafka.clients, "create_conn", _connect)  # noqa: B010  # which it imports, and does not offer

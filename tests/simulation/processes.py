@@ -25,7 +25,6 @@ from tests.simulation.world import Broken, World
 
 __all__ = ["Detail", "outcomes", "played"]
 
-CHUNK = 50
 _MOST_CPU_S = 60.0  # a callback that never ends is no step of the loop
 
 
@@ -102,7 +101,7 @@ class _Child:
 
 
 def outcomes(
-    jobs: Iterable[tuple[int, Cuts]], processes: int, detail: Detail = Detail(), chunk: int = CHUNK
+    jobs: Iterable[tuple[int, Cuts]], processes: int, detail: Detail = Detail(), chunk: int = 1
 ) -> Iterator[Outcome]:
     """Runs histories, so many at a time; what came of each, those of a process together.
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from app.config.parsing import parse
 from app.pipeline import service
+from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
-from tests.simulation.network import Network, install
+from tests.simulation.network import Network, take_the_place_of_connections
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
@@ -139,6 +140,8 @@ class World:
         Raises:
             Broken: a promise was not kept.
         """
+        assert installed(), "a history runs in the processes of tests.simulation.processes alone"
+        take_the_place_of_connections()
         scenario = self.scenario
         self.cluster.create("raw", scenario.partitions)
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
@@ -218,6 +221,3 @@ class _Logs(logging.Handler):
             self._world.tally[f"log: {_VARIES.sub('#', record.getMessage())}"] += 1
         if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
             self._world.tell(f"[{record.name}] {record.getMessage()}")
-
-
-install()
