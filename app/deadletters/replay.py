@@ -9,11 +9,10 @@ Letters may be forged. A letter decides about itself only: none keeps the others
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-
-from aiokafka.partitioner import murmur2
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
@@ -22,6 +21,7 @@ from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
+from app.kafka.partitioner import partition_of
 from app.kafka.sender import find_topic
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import Unopened
@@ -254,7 +254,7 @@ class Replay:
         assert name is not None
         topic = await self._describe(name)
         record = letter.replayed()
-        if not topic.takes_timestamp(record.timestamp):  # brokers would refuse the whole batch
+        if not topic.takes_timestamp(record.timestamp, time.time()):  # brokers would refuse the whole batch
             raise RecordUnfitError(
                 topic.name,
                 f"its timestamp is {record.timestamp}, further from now than message.timestamp.before.max.ms or "
@@ -264,8 +264,8 @@ class Replay:
             raise KeyMissingError(topic.name)
         partition = found.partition if letter.origin is None else letter.origin[1]
         if partition >= topic.partitions:
-            partition = partition if record.key is None else murmur2(record.key) & 0x7FFFFFFF
-            partition %= topic.partitions
+            count = topic.partitions
+            partition = partition % count if record.key is None else partition_of(record.key, count)
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
         size = size_alone(record)

@@ -6,16 +6,22 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
 from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
 from app.kafka.leader_epochs import Cut, LeaderEpochs
@@ -24,7 +30,28 @@ from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 from app.kafka.static_member import StaticMember
 
-__all__ = ["GroupConsumer"]
+__all__ = ["GroupConsumer", "Rebalances"]
+
+
+class Rebalances(Protocol):
+    """Hears of the rebalances of a group, which wait for it."""
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """The partitions are about to be given to other members, or to this one again."""
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """These are the partitions of this member now."""
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, listener: Rebalances) -> None:
+        self._listener = listener
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        await self._listener.on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        await self._listener.on_partitions_assigned(assigned)
 
 
 class GroupConsumer(ConsumerControls):
@@ -64,9 +91,9 @@ class GroupConsumer(ConsumerControls):
         self._polling: asyncio.Timeout | None = None
         self._interrupted = False
 
-    async def start(self, listener: ConsumerRebalanceListener) -> None:
-        """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
-        self.consumer.subscribe(self._topics, listener=listener)
+    async def start(self, listener: Rebalances) -> None:
+        """Joins the group; `listener` hears of each rebalance, the first one too."""
+        self.consumer.subscribe(self._topics, listener=_Listener(listener))
         await self.consumer.start()
         self.commit_as_member()
         FetchedBatches(self, self._read_ahead, self._epochs.read)
@@ -248,9 +275,17 @@ class GroupConsumer(ConsumerControls):
         return bool(await self.commits([TopicPartition(topic, number) for number in numbers]))
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Commits offsets, each with its metadata, unless the group has moved on."""
+        """Commits offsets, each with its metadata.
+
+        Raises:
+            GroupMovedOnError: the group takes none of this member any more.
+            KafkaError: the cluster did not take them.
+        """
         with self._waiting("takes no offsets"):
-            await self.consumer.commit(offsets)
+            try:
+                await self.consumer.commit(offsets)
+            except (CommitFailedError, IllegalStateError) as exc:
+                raise GroupMovedOnError(clients.describe(exc)) from exc
 
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> None:
         """Takes back a poll: its records are read again."""

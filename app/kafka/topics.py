@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -107,16 +106,17 @@ class Topic:
                 "--partition", f"found {number}, topic {self.name} has partitions 0 to {self.partitions - 1}"
             )
 
-    def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
+    def takes_timestamp(self, timestamp_ms: int, now_s: float, margin_ms: int = 0) -> bool:
         """Whether brokers take a record with this timestamp now, if their clocks agree with ours.
 
         Args:
             timestamp_ms: of the record.
+            now_s: the time here, in seconds since 1970.
             margin_ms: subtracted from the topic's limits; below 0 it extends them.
         """
         if timestamp_ms == _NO_TIMESTAMP:
             return True
-        ahead_ms = timestamp_ms - int(time.time() * 1000)
+        ahead_ms = timestamp_ms - int(now_s * 1000)
         return (self.newest_ms is None or ahead_ms + margin_ms <= self.newest_ms) and (
             self.oldest_ms is None or margin_ms - ahead_ms <= self.oldest_ms
         )

@@ -14,9 +14,8 @@ import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from aiokafka import TopicPartition
-
 from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery

@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
-from aiokafka.structs import OffsetAndMetadata
-
-from app.kafka.clients import describe, translated
-from app.kafka.consumer import GroupConsumer
+from app.kafka.clients import translated
+from app.kafka.errors import GroupMovedOnError, KafkaError
+from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import Share
+from app.pipeline.clients import Source
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
@@ -31,18 +29,18 @@ class AtLeastOnce(Output):
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, consumer: GroupConsumer) -> None:
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: Source) -> None:
         super().__init__(destination, share, self.due)
         needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
         self.offsets = CommittedOffsets(lanes, self._settings, self._termination, needed_for, self._fetch)
         self._lanes = lanes
-        self._consumer = consumer
+        self._source = source
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        return await self._consumer.commits([lane.partition for lane in lanes])
+        return await self._source.commits([lane.partition for lane in lanes])
 
     async def start(self) -> None:
         await super().start()
@@ -74,11 +72,9 @@ class AtLeastOnce(Output):
         if not commits:
             return
         try:
-            await self._consumer.commit(commits)
-        except (CommitFailedError, IllegalStateError) as exc:
-            log.info(
-                "pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, describe(exc)
-            )
+            await self._source.commit(commits)
+        except GroupMovedOnError as exc:
+            log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
             return
         self._stats.commits += 1
         for partition, commit in commits.items():

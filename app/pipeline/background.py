@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from aiokafka.errors import KafkaError
-
+from app.kafka.errors import KafkaError
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 

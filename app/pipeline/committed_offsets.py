@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
-from aiokafka.structs import OffsetAndMetadata
-
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError, translated
+from app.kafka.errors import KafkaError
+from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.termination import Termination

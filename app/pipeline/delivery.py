@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from aiokafka import TopicPartition
-
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import TopicPartition
 from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Lane, Slot
 from transforms.record import RecordLike
@@ -25,7 +24,7 @@ class Delivery(Protocol):
     offsets: CommittedOffsets
 
     async def start(self) -> None:
-        """Reaches the cluster; raises aiokafka's errors."""
+        """Reaches the cluster; raises `KafkaError`."""
 
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
         """Puts one record behind the others of its sink partition; `flush` sends them on.

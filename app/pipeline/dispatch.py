@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from aiokafka import TopicPartition
-
 from app.kafka.clients import ClusterError
 from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery
@@ -106,8 +105,7 @@ class Dispatcher:
         """Asks the store for the size that the work lacks; see `Lane.measuring`. The record is not admitted yet."""
         task = asyncio.get_running_loop().create_task(self._retries.measure(lane, record, work))
         lane.measuring = record.offset, task
-        lane.tasks.add(task)
-        task.add_done_callback(lane.tasks.discard)
+        lane.keep(task)
         # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
         task.add_done_callback(heard)
         task.add_done_callback(lambda _: self._share.budget.wake())
@@ -131,8 +129,7 @@ class Dispatcher:
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = self._termination.begin(work)
-        lane.tasks.add(task)
-        task.add_done_callback(lane.tasks.discard)
+        lane.keep(task)
 
     def give_up(self, event: Discarded) -> None:
         """Lets the error policy decide on the chunks of a message that will not be whole, at the end of their lane."""

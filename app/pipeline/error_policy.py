@@ -161,10 +161,9 @@ class ErrorPolicy:
         assert self._letters is not None
         topic = self._letters.topic
         # A record that a topic has refused may have a wrong timestamp, with which its letter would be refused too.
-        unfit = isinstance(cause.error, RecordUnfitError)
-        if unfit or not all(topic.takes_timestamp(each.timestamp, CLOCKS_APART_MS) for each in letters):
-            now_ms = int(self._runtime.time() * 1000)
-            letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
+        unfit, now_s = isinstance(cause.error, RecordUnfitError), self._runtime.time()
+        if unfit or not all(topic.takes_timestamp(each.timestamp, now_s, CLOCKS_APART_MS) for each in letters):
+            letters = [Record(letter.key, letter.value, letter.headers, int(now_s * 1000)) for letter in letters]
         self._share.give_work(slot.finish(letters, dead=True))
 
     def drops(self, event: Discarded) -> bool:

@@ -6,16 +6,14 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
-from aiokafka.structs import OffsetAndMetadata
-
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
-from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import KafkaError
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import Share
+from app.pipeline.clients import Source
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
@@ -44,13 +42,13 @@ class ExactlyOnce:
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, consumer: GroupConsumer) -> None:
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: Source) -> None:
         settings, termination = destination.settings, destination.termination
         self.offsets = CommittedOffsets(lanes, settings, termination, NeededFor.READING, self._take_over)
         self._destination = destination
         self._share = share
         self._lanes = lanes
-        self._consumer = consumer
+        self._source = source
         self._bounds = Bounds()
         self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
         self._of: dict[TopicPartition, Transaction] = {}
@@ -65,10 +63,10 @@ class ExactlyOnce:
             await self.assign(lanes)
         except KafkaError as exc:
             raise translated(exc, "starting a transactional producer") from exc
-        commits = await self._consumer.commits([lane.partition for lane in lanes], stable=True)
+        commits = await self._source.commits([lane.partition for lane in lanes], stable=True)
         # The client may have begun to read where the group was before.
         for partition, commit in commits.items():
-            self._consumer.seek(partition, commit.offset)
+            self._source.seek(partition, commit.offset)
         return commits
 
     async def assign(self, lanes: Sequence[Lane]) -> None:
@@ -102,10 +100,9 @@ class ExactlyOnce:
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
         made = Transaction(
-            self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._consumer.caught_up
+            self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._source.caught_up
         )
         try:
-            self._consumer.carry_epochs(made.client)
             async with slots:
                 await made.start()
         except BaseException:
@@ -159,7 +156,7 @@ class ExactlyOnce:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """See `Delivery.stop`; open transactions are aborted. Raises nothing of aiokafka's."""
+        """See `Delivery.stop`; open transactions are aborted. Raises no `KafkaError`."""
         stopping = list(self._of.values())
         self._of.clear()
         await self._stop(stopping)

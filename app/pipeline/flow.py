@@ -4,7 +4,7 @@ Reads batches from the source partitions, lets records pass or puts them through
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
 begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
 
-A record goes from `GroupConsumer` through the `PollLoop` to `Admission`. If it passes, the `Delivery` writes it. If
+A record goes from the `Source` through the `PollLoop` to `Admission`. If it passes, the `Delivery` writes it. If
 not, `Dispatcher` applies the transforms (with `Retries` and `ErrorPolicy`), and then the `Delivery` writes the result.
 The `Delivery` commits what is durable.
 """
@@ -17,19 +17,18 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import cast
 
-from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError
-
 from app.cluster.preflight import Plan
-from app.config.settings import ClientSettings, PipelineSettings
+from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, codec_number, describe, translated
-from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import KafkaError
+from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
+from app.pipeline.clients import Clients
 from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
@@ -68,13 +67,13 @@ _KEEPING_WRITTEN = (
 )
 
 
-class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+class Flow:
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered meanwhile. `found` is the
-    plan without the limits that refusals taught; None if `plan` has none of them. `joined` is called when the group has
-    assigned partitions, or none. `renewed` are the source topics that were created anew since the last flow began.
-    `before` is that flow: how far it had come, and since when what was wrong is wrong.
+    `clients` opens its clients. `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered
+    meanwhile. `found` is the plan without the limits that refusals taught; None if `plan` has none of them. `joined` is
+    called when the group has assigned partitions, or none. `renewed` are the source topics that were created anew since
+    the last flow began. `before` is that flow: how far it had come, and since when what was wrong is wrong.
 
     Attributes:
         progress: how far the flow has come in each partition.
@@ -90,7 +89,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def __init__(
         self,
-        client: ClientSettings,
+        clients: Clients,
         settings: PipelineSettings,
         plan: Plan,
         make_chain: Callable[[int], Chain],
@@ -125,11 +124,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         former = None if before is None else before.brokers
         self.brokers: BrokerHealth = _brokers(settings, stats, former, clock)
         brokers = self.brokers
-        self._consumer = GroupConsumer(client, settings, brokers, share)
+        self._source = clients.source(brokers, share)
         self.topic_watcher: TopicWatcher = TopicWatcher(
             found or plan,
             termination,
-            self._consumer.send,
+            self._source.send,
             self._follow,
             clock=clock,
             chunked=settings.chunks.expects_chunks,
@@ -151,19 +150,22 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             followed=self._followed,
         )
         destination = Destination(
-            client,
+            clients,
             settings,
             plan,
             brokers,
             stats,
             termination,
+            runtime.time,
             lowered=self._lowered_limits.limits,
             refit=self._lowered_limits.refit,
         )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
-        self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
-        self._letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
+        self._delivery: Delivery = make_delivery(destination, share, lanes, self._source)
+        self._letters = None
+        if plan.dead_letters is not None:
+            self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
         dispatcher = Dispatcher(
             lanes,
             share,
@@ -192,11 +194,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
         self.progress: Progress = Progress(
-            lanes, self._consumer, self._admission, None if before is None else before.progress
+            lanes, self._source, self._admission, None if before is None else before.progress
         )
-        self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
+        self._offset_reset = OffsetReset(self._source, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
-            self._consumer,
+            self._source,
             lanes,
             share,
             admission=self._admission,
@@ -223,7 +225,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def trouble(self) -> str | None:
         """What brokers or the group do not do, and since when; None if all is well."""
-        parts = self.brokers, self.topic_watcher, self._consumer
+        parts = self.brokers, self.topic_watcher, self._source
         return "; ".join(filter(None, (each.trouble for each in parts))) or None
 
     @property
@@ -280,7 +282,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _wake(self) -> None:
         self._changed.set()
-        self._consumer.interrupt()
+        self._source.interrupt()
 
     def _follow(self, topic: str, limit_bytes: int) -> None:
         self._lowered_limits.follow(topic, limit_bytes)
@@ -328,7 +330,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 task.cancel()
             async with contextlib.AsyncExitStack() as ending:  # if one raises, the others are called too
                 ending.callback(self._share.close)
-                ending.push_async_callback(self._quietly, "consumer", self._consumer.stop)
+                ending.push_async_callback(self._quietly, "consumer", self._source.stop)
                 ending.push_async_callback(self._quietly, "producer", self._delivery.stop)
                 await self._delivery.offsets.close()
                 self.progress.hold()
@@ -348,12 +350,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _watch_membership(self) -> None:
         """Ends the flow if another worker is in its place."""
-        await self._consumer.replaced()
+        await self._source.replaced()
         self._termination.fail(self._replaced())
 
     async def _raise_if_replaced(self, error: BaseException) -> None:
         """After an error: the next flow would join again, and so put the other worker out."""
-        if not isinstance(error, RecordError) and await self._consumer.is_replaced():
+        if not isinstance(error, RecordError) and await self._source.is_replaced():
             raise self._replaced() from error
 
     def _replaced(self) -> ClusterError:
@@ -369,7 +371,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._joining.begin()
         telling = asyncio.get_running_loop().call_later(_TOLD_AFTER_S, self._tell_of_join)
         try:
-            await self._termination.unless_ended(self._consumer.start(self))
+            await self._termination.unless_ended(self._source.start(self))
         finally:
             telling.cancel()
             self._joining.end()
@@ -393,14 +395,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
         self.progress.hold()
-        self._discard(revoked)
+        self._discard(sorted(revoked))
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
         if self._leaving:
             return  # what the flow took now, producers too, it would take from the next one
         self._discard([lane.partition for lane in self._lanes])
-        for partition in assigned:
+        for partition in sorted(assigned):
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
@@ -418,7 +420,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         given_back = f"; gave back {_named(gone)}" if gone else ""
         fields = {
             "partitions": [_name(each) for each in sorted(assigned)],
-            "given_back": [_name(each) for each in gone],
+            "given_back": [_name(each) for each in sorted(gone)],
         }
         told = _named(assigned)
         log.info("pipeline %s reads %s%s", self.settings.name, told, given_back, extra={"fields": fields})

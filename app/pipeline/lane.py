@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aiokafka import TopicPartition
-
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import TopicPartition
 from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from transforms.letter import Cause
@@ -130,7 +129,7 @@ class Lane:
     committed: int | None = None
     tracker: OffsetTracker | None = None
     slots: deque[Slot] = field(default_factory=deque)
-    tasks: set[asyncio.Task[None] | asyncio.Task[Work]] = field(default_factory=set)
+    tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = field(default_factory=dict)
     waiting: int = 0
     read: bool = False
     read_to: int = 0
@@ -185,6 +184,11 @@ class Lane:
     def busy(self) -> bool:
         """True while a record of the partition is neither durable nor dropped."""
         return bool(self.slots) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
+
+    def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
+        """Lets a task end with the lane, if it has not ended before."""
+        self.tasks[task] = None
+        task.add_done_callback(self.tasks.pop)
 
     def discard(self) -> None:
         """Forgets the records; another worker, or this one later, reads them again from the committed offset."""

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from aiokafka import TopicPartition
-
 from app.config.chunking import ChunkSettings
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import TopicPartition
 from app.pipeline.lane import Lane, PlacedRecord
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from aiokafka import TopicPartition
-
+from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
 from app.pipeline.lane_assembler import LaneAssembler

@@ -12,11 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from aiokafka import TopicPartition
-
 from app.cluster.preflight import Plan
 from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.clients import ClusterError
+from app.kafka.structs import TopicPartition
 from app.kafka.topics import Topic
 from app.pipeline.offset_tracker import OffsetTracker
 from transforms.errors import RecordUnfitError

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
-from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
-
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
-from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import GroupMovedOnError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.leader_epochs import Cut
+from app.kafka.structs import TopicPartition
+from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
@@ -38,14 +37,14 @@ class OffsetReset:
 
     def __init__(
         self,
-        consumer: GroupConsumer,
+        source: Source,
         settings: PipelineSettings,
         lanes: Lanes,
         *,
         stats: PipelineStats,
         renewed: Collection[str],
     ) -> None:
-        self._consumer = consumer
+        self._source = source
         self._name = settings.name
         self._reset = settings.consumer["consumer.auto.offset.reset"] or "earliest"
         self._lanes = lanes
@@ -76,7 +75,7 @@ class OffsetReset:
         """
         for partition in sorted(self._fresh):
             lane = self._lanes.get(partition)
-            first, _ = await self._consumer.bounds(partition)
+            first, _ = await self._source.bounds(partition)
             if lane is None or not await self._begin(lane, first):
                 return  # the group moves on; the partitions that it assigns then begin anew
             log.warning(
@@ -103,7 +102,7 @@ class OffsetReset:
             await self._find_first(error.args[0])
             return
         for partition, offset in error.args[0].items():
-            cut = self._consumer.cut(partition)
+            cut = self._source.cut(partition)
             if cut is not None:
                 await self._go_back(partition, offset, cut)
             elif self._reset == "none":
@@ -113,13 +112,13 @@ class OffsetReset:
 
     async def _find_first(self, partition: TopicPartition) -> None:
         lane = self._lanes.get(partition)
-        first, end = await self._consumer.bounds(partition)
-        committed = await self._consumer.commits([partition])
+        first, end = await self._source.bounds(partition)
+        committed = await self._source.commits([partition])
         if lane is None or not self._lanes.holds(lane):
             return  # the group has moved on; the new owner of the partition looks for itself
         if committed:
             return  # by another owner, after the poll that found none; the next poll finds it
-        if self._consumer.position(partition) is not None:
+        if self._source.position(partition) is not None:
             return  # found meanwhile: a transaction that held the offset has ended
         # The offset is committed before the first record is written: if the worker is killed, the next start knows that
         # the group has begun, and was allowed to.
@@ -137,7 +136,7 @@ class OffsetReset:
     async def _group_knows(self, topic: str) -> bool:
         # Asked once: the offsets that this flow itself commits at its first look do not count.
         if topic not in self._known:
-            self._known[topic] = await self._consumer.known(topic)
+            self._known[topic] = await self._source.known(topic)
         return self._known[topic]
 
     async def _go_back(self, partition: TopicPartition, offset: int, cut: Cut) -> None:
@@ -153,11 +152,11 @@ class OffsetReset:
             return
         # The flow ends. The next one is not told of a log that was cut where nothing was committed yet.
         read = {
-            lane.partition: self._consumer.position(lane.partition) for lane in self._lanes if lane.tracker is not None
+            lane.partition: self._source.position(lane.partition) for lane in self._lanes if lane.tracker is not None
         }
-        await self._consumer.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
+        await self._source.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
         for lane in self._lanes:
-            elsewhere = self._consumer.cut(lane.partition)
+            elsewhere = self._source.cut(lane.partition)
             if lane.tracker is not None and elsewhere is not None:
                 await self._begin_at_cut(lane.partition, elsewhere.read, elsewhere)
         raise ClusterError(told, retriable=True)
@@ -165,7 +164,7 @@ class OffsetReset:
     async def _begin_at_cut(self, partition: TopicPartition, offset: int, cut: Cut) -> bool:
         """Tells what is gone, and commits where the log parts; True if the flow ends, with what it has read of it."""
         lane = self._lanes.get(partition)
-        first, _ = await self._consumer.bounds(partition)
+        first, _ = await self._source.bounds(partition)
         if lane is None or not self._lanes.holds(lane):
             return False
         begin, tracker = max(first, cut.offset), lane.tracker
@@ -188,7 +187,7 @@ class OffsetReset:
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)
-        first, end = await self._consumer.bounds(partition)
+        first, end = await self._source.bounds(partition)
         if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
@@ -198,7 +197,7 @@ class OffsetReset:
         elif offset < first:
             # What is in flight was before that, and stays valid. Another flow would begin here too, and later.
             known = "is the next one"
-            begins = self._consumer.begin(partition, first)
+            begins = self._source.begin(partition, first)
         else:
             raise ClusterError(
                 f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
@@ -236,11 +235,11 @@ class OffsetReset:
 
     async def _commit_first(self, partition: TopicPartition, offset: int) -> bool:
         """Reads from an offset, and commits it; False if the partition is not this worker's any more."""
-        if not self._consumer.begin(partition, offset):
+        if not self._source.begin(partition, offset):
             return False
         try:
-            await self._consumer.commit({partition: (offset, "")})
-        except (CommitFailedError, IllegalStateError):
+            await self._source.commit({partition: (offset, "")})
+        except GroupMovedOnError:
             return False
         return True
 

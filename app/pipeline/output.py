@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
-from aiokafka.partitioner import murmur2
-
 from app.cluster.preflight import Plan
-from app.config.settings import ClientSettings, PipelineSettings
-from app.kafka import clients
+from app.config.settings import PipelineSettings
 from app.kafka.batches.bounds import Bounds
-from app.kafka.batches.producer import Batches, RecordRefusedError
+from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.clients import ClusterError, batch_settings, translated
-from app.kafka.produce_requests import join_once
-from app.kafka.producer import ProducerControls
+from app.kafka.clients import ClusterError, codec_number, translated
+from app.kafka.errors import KafkaError
+from app.kafka.partitioner import partition_of
 from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
 from app.pipeline.budget import Part, Share
+from app.pipeline.clients import Clients, Writer
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
@@ -45,12 +41,14 @@ its bytes as a batch of one.
 class Destination:
     """Where the outputs of a flow write, and the parts of the flow that hear of it."""
 
-    client: ClientSettings
+    clients: Clients
     settings: PipelineSettings
     plan: Plan
     brokers: BrokerHealth
     stats: PipelineStats
     termination: Termination
+    clock: Callable[[], float]
+    """Seconds since 1970."""
     lowered: Mapping[str, int] = field(default_factory=dict)
     """The `max.message.bytes` of topics that take less than the plan says, since the flow began."""
     refit: Refit | None = None
@@ -68,7 +66,7 @@ class Output:
         bounds: limit the batches on their way, if several outputs share them; None for its own.
 
     Attributes:
-        producer: of aiokafka.
+        writer: what it writes with.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -91,28 +89,24 @@ class Output:
         self._durable = durable
         self._partitions = plan.sink.partitions
         self._lowered = destination.lowered
+        self._clock = destination.clock
         self._refit = destination.refit
-        self._codec = clients.codec_number(self._settings)
-        self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
-        self._batches = Batches(
-            self.producer,
-            batch_settings(self._settings),
+        self._codec = codec_number(self._settings)
+        self.writer: Writer = destination.clients.writer(
+            destination.brokers,
             numbers=self._stats.batches,
-            halts=True,
             failed=self._failed,
-            bounds=bounds,
             limits=destination.lowered,
             refit=self._refitted,
+            bounds=bounds,
+            transactional_id=transactional_id,
         )
-        destination.brokers.watch(self.producer.client, self._batches.hold)
-        join_once(self.producer.client)
-        ProducerControls(self.producer).hear_failures()
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
 
     def _make_sink(self, topic: Topic) -> Sink:
         return Sink(
-            self._batches,
+            self.writer,
             topic.name,
             self._share,
             acknowledged=self._acknowledged,
@@ -146,7 +140,7 @@ class Output:
         for topic in (self._plan.sink, self._plan.dead_letters):
             if topic is None or topic.name != error.topic or (topic.oldest_ms is None and topic.newest_ms is None):
                 continue
-            if topic.takes_timestamp(error.timestamp):
+            if topic.takes_timestamp(error.timestamp, self._clock()):
                 return ClusterError(
                     f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
                     "this machine it takes: set the clocks of the brokers, and of this machine, right",
@@ -160,8 +154,8 @@ class Output:
         self._durable()
 
     async def start(self) -> None:
-        """Reaches the cluster; raises aiokafka's errors."""
-        await self.producer.start()
+        """Reaches the cluster; raises `KafkaError`."""
+        await self.writer.start()
 
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
@@ -196,7 +190,7 @@ class Output:
                 # Any partition would do; the same one for a source partition keeps the order of its records.
                 partition = lane.partition.partition % self._partitions
             else:
-                partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
+                partition = partition_of(record.key, self._partitions)
         codec = codec if self._codec is None else self._codec
         self._sink.append(partition, record, lane.tracked(offset), offset, held, codec)
 
@@ -232,38 +226,37 @@ class Output:
             self._dead_letters.flush()
 
     def press(self) -> None:
-        self._batches.press()
+        self.writer.press()
 
     @property
     def failure(self) -> BaseException | None:
         """The error of the first write that has failed, after which nothing is written; None if none has."""
-        return self._batches.failure
+        return self.writer.failure
 
     @property
     def failed(self) -> bool:
         """True if a write has failed."""
-        return self._batches.failure is not None
+        return self.writer.failure is not None
 
     async def finished(self) -> None:
         """Sends what has been written, and waits until all of it is durable, or a write has failed."""
-        await self._batches.flush()
+        await self.writer.flush()
 
     async def settled(self) -> None:
-        await self._batches.settled()
+        await self.writer.settled()
 
     def drop(self) -> None:
         """Forgets the batches that wait; what is on its way already may still be written."""
-        for origins in self._batches.drop():
+        for origins in self.writer.drop():
             self._share.give(origins.held)
 
     def discard(self) -> None:
         """Stops sending; what was not sent is forgotten."""
-        self._batches.discard()
+        self.writer.discard()
 
     async def stop(self) -> None:
         """Forgets what was not sent, and stops the producer without waiting for batches that it still holds.
 
         An old batch must not be sent once the next flow has begun. Drained flows hold none.
         """
-        self.discard()
-        await ProducerControls(self.producer).abandon()
+        await self.writer.stop()

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
+from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
@@ -46,7 +46,7 @@ class PausedPartitions:
     """Pauses partitions of one flow, and resumes them. Belongs to one event loop.
 
     Args:
-        consumer: reads the partitions.
+        source: reads the partitions.
         lanes: of the flow.
         share: of the flow.
         admission: holds what was read.
@@ -55,13 +55,13 @@ class PausedPartitions:
 
     def __init__(
         self,
-        consumer: GroupConsumer,
+        source: Source,
         lanes: Lanes,
         share: Share,
         admission: Admission,
         clock: Callable[[], float],
     ) -> None:
-        self._consumer = consumer
+        self._source = source
         self._lanes = lanes
         self._share = share
         self._admission = admission
@@ -127,7 +127,7 @@ class PausedPartitions:
 
     def _let_go(self, lane: Lane) -> int:
         before = self._share.ahead
-        self._consumer.pause(lane.partition, self._admission.let_go(lane))
+        self._source.pause(lane.partition, self._admission.let_go(lane))
         return before - self._share.ahead
 
     def _resume(self, now_s: float, *, stuck: bool) -> None:
@@ -153,6 +153,6 @@ class PausedPartitions:
         """Resumes a partition; returns how many bytes are expected of it."""
         size = self._paused.pop(lane).size
         self._expected.append((now_s, size))
-        self._resumed[lane] = self._consumer.position(lane.partition)
-        self._consumer.resume(lane.partition)
+        self._resumed[lane] = self._source.position(lane.partition)
+        self._source.resume(lane.partition)
         return size

@@ -7,13 +7,12 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
-from aiokafka import TopicPartition
-from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
-
-from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
+from app.pipeline.clients import Source
 from app.pipeline.delivery import Delivery
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
@@ -52,7 +51,7 @@ class PollLoop:
 
     def __init__(
         self,
-        consumer: GroupConsumer,
+        source: Source,
         lanes: Lanes,
         share: Share,
         *,
@@ -64,11 +63,11 @@ class PollLoop:
         look_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._consumer = consumer
+        self._source = source
         self._lanes = lanes
         self._share = share
         self._admission = admission
-        self._paused = PausedPartitions(consumer, lanes, share, admission, clock)
+        self._paused = PausedPartitions(source, lanes, share, admission, clock)
         self._delivery = delivery
         self._offset_reset = offset_reset
         self._termination = termination
@@ -122,7 +121,7 @@ class PollLoop:
             case Mode.READ_OTHERS:
                 await self._poll_others()
             case Mode.GO_ON:
-                await self._consumer.keep_membership()
+                await self._source.keep_membership()
         self._termination.raise_error()  # what is admitted now could pass a record that is not written
         if self._delivery.offsets.may_admit:
             self._admission.admit()
@@ -149,11 +148,11 @@ class PollLoop:
         """
         offsets = self._delivery.offsets
         # During a rebalance what was polled and not admitted is forgotten, though the position is behind it.
-        if not (offsets.may_read and offsets.may_admit) or self._offset_reset.fresh or self._consumer.rebalancing:
+        if not (offsets.may_read and offsets.may_admit) or self._offset_reset.fresh or self._source.rebalancing:
             return
         for lane in self._lanes:
             if not self._admission.holds(lane):
-                lane.read_to = self._consumer.position(lane.partition) or 0
+                lane.read_to = self._source.position(lane.partition) or 0
 
     async def _renew(self) -> None:
         await self._termination.unless_ended(self._offset_reset.renew())
@@ -179,7 +178,7 @@ class PollLoop:
     async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
         """Reads some partitions, or all if none are named; True if there was something."""
         try:
-            polled = await self._consumer.poll(partitions, timeout_ms)
+            polled = await self._source.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             # Else a look-up that has begun before could bring back what was delivered of a log that is lost.
             if self._delivery.offsets.may_admit:
@@ -191,13 +190,13 @@ class PollLoop:
         # No coroutine: a rebalance between the poll and the admission would leave records of lost partitions.
         if not self._delivery.offsets.may_read:
             # A rebalance during the poll: this was read before it was known from where on.
-            self._consumer.unread(polled)
+            self._source.unread(polled)
             return False
         self._admission.add(polled)
         for partition in polled:
             lane = self._lanes.get(partition)
             if lane is not None:
-                lane.read_to = self._consumer.position(partition) or 0
+                lane.read_to = self._source.position(partition) or 0
         return bool(polled)
 
     # --- a pause -----------------------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ class PollLoop:
         self._let_go &= {*self._lanes}
         for lane in self._lanes:
             if lane not in self._let_go:
-                self._consumer.pause(lane.partition, self._admission.let_go(lane))
+                self._source.pause(lane.partition, self._admission.let_go(lane))
                 self._let_go.add(lane)
                 self._committed = False
         self._delivery.press()  # nothing comes in that could fill batches
@@ -219,9 +218,9 @@ class PollLoop:
     def _end_pause(self) -> None:
         if self.held:
             return
-        for lane in self._let_go:
-            if self._lanes.holds(lane) and lane not in self._paused:
-                self._consumer.resume(lane.partition)
+        for lane in self._lanes:
+            if lane in self._let_go and lane not in self._paused:
+                self._source.resume(lane.partition)
         self._let_go.clear()
         self._committed = self.holding = False
 
@@ -231,14 +230,14 @@ class PollLoop:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
         self._delivery.press()  # nothing comes in that could fill batches
         await self._share.freed(_POLL_MS / 1000)
-        await self._consumer.keep_membership()
+        await self._source.keep_membership()
 
     async def _await_offsets(self) -> None:
         await self._delivery.offsets.known_within(_POLL_MS / 1000)
-        await self._consumer.keep_membership()
+        await self._source.keep_membership()
 
     async def _await_change(self) -> None:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._consumer.keep_membership()
+        await self._source.keep_membership()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
-
-from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import KafkaError
+from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
+from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
@@ -28,16 +27,14 @@ class Progress:
 
     Args:
         lanes: of the flow.
-        consumer: of the flow.
+        source: of the flow.
         admission: of the flow.
         before: the progress of the flow before it; None for the first one.
     """
 
-    def __init__(
-        self, lanes: Lanes, consumer: GroupConsumer, admission: Admission, before: Progress | None = None
-    ) -> None:
+    def __init__(self, lanes: Lanes, source: Source, admission: Admission, before: Progress | None = None) -> None:
         self._lanes = lanes
-        self._consumer = consumer
+        self._source = source
         self._admission = admission
         self._live = False
         self._positions: Mapping[TopicPartition, Position] = {} if before is None else before.positions()
@@ -57,7 +54,7 @@ class Progress:
         """For each assigned partition, how far the flow has come in it."""
         if not self._live:
             return self._positions
-        ends = self._consumer.ends()
+        ends = self._source.ends()
         return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
 
     @property
@@ -88,4 +85,4 @@ class Progress:
         first = None
         with contextlib.suppress(KafkaError):  # a batch that cannot be read ends the flow elsewhere
             first = self._admission.first(lane)
-        return self._consumer.position(lane.partition) if first is None else first
+        return self._source.position(lane.partition) if first is None else first

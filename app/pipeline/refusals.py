@@ -64,23 +64,27 @@ class UnfitStage(_Refusal):
     Each refusal lets the pipeline begin again. So this stage fails other records beforehand: those with a timestamp
     that the sink would refuse.
 
-    `refused` has the reasons, by topic, partition and offset.
+    `refused` has the reasons, by topic, partition and offset. `clock` are seconds since 1970.
     """
 
     name = "sink"
 
-    def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic) -> None:
+    def __init__(
+        self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic, clock: Callable[[], float]
+    ) -> None:
         self._refused = refused
         self._sink = sink
+        self._clock = clock
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         # The header of a batch does not have the least timestamp.
         if self._refused or self._sink.oldest_ms is not None:
             return True
-        return not self._sink.takes_timestamp(batch.latest_timestamp, -CLOCKS_APART_MS)
+        return not self._sink.takes_timestamp(batch.latest_timestamp, self._clock(), -CLOCKS_APART_MS)
 
     def wants(self, record: RecordLike) -> bool:
-        return _place(record) in self._refused or not self._sink.takes_timestamp(record.timestamp, -CLOCKS_APART_MS)
+        taken = self._sink.takes_timestamp(record.timestamp, self._clock(), -CLOCKS_APART_MS)
+        return not taken or _place(record) in self._refused
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
         error = self._refused.get(_place(record))

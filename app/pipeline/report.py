@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from aiokafka import TopicPartition
-
 from app.config.settings import PipelineSettings
+from app.kafka.structs import TopicPartition
 from app.pipeline.stats import PipelineStats
 from transforms.control_record import TargetState
 from transforms.errors import WideloadError

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
-from aiokafka import TopicPartition
 from faust import Service
 
 from app.cluster import capacity
@@ -18,6 +17,8 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import renewed, without_secrets
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
+from app.kafka.flow_clients import FlowClients
+from app.kafka.structs import TopicPartition
 from app.pipeline import background
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
@@ -339,8 +340,9 @@ class Pipeline(Service):
         if renewed:
             self.stats.forget_failed()
             self._learned_limits.forget_unfit(renewed)
+        unfit = self._learned_limits.unfit
         self.flow = Flow(
-            client,
+            FlowClients(client, self.settings),
             self.settings,
             plan,
             lambda limit_bytes: build(
@@ -350,7 +352,7 @@ class Pipeline(Service):
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
                 recompressed=plan.sink.recompressed,
-                unfit=UnfitStage(self._learned_limits.unfit, plan.sink) if self._learned_limits.unfit else None,
+                unfit=UnfitStage(unfit, plan.sink, self._runtime.time) if unfit else None,
             ),
             found=found,
             store=self._store,

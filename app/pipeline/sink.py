@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka.structs import RecordMetadata
-
 from app.kafka.batches.outbox import Outbox
-from app.kafka.batches.producer import Batches
+from app.kafka.structs import RecordMetadata
 from app.pipeline.budget import Part, Share
+from app.pipeline.clients import Writer
 from app.pipeline.offset_tracker import OffsetTracker, Span
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike, SourceRecord
@@ -93,7 +92,7 @@ class Origins:
         self._acknowledged(records, size)
 
     def failed(self, error: BaseException) -> None:
-        """See `Load.failed`: `Batches` ends the flow, which gives back all that it holds."""
+        """See `Load.failed`: the writer ends the flow, which gives back all that it holds."""
         if isinstance(error, RecordUnfitError) and self._unfit is not None:
             self._unfit(*self.first, error)
 
@@ -102,7 +101,7 @@ class Sink:
     """Writes records to one topic, in the order of `append`, partition by partition.
 
     Args:
-        batches: sends the records; `halts`, so that no batch passes one that has failed.
+        writer: sends the records.
         topic: the topic.
         share: gets the bytes of a batch back when it is durable.
         acknowledged: called with the records and bytes of each batch that became durable.
@@ -112,7 +111,7 @@ class Sink:
 
     def __init__(
         self,
-        batches: Batches,
+        writer: Writer,
         topic: str,
         share: Share | Part,
         *,
@@ -121,21 +120,21 @@ class Sink:
         limit_bytes: int | None = None,
     ) -> None:
         self.topic = topic
-        self._batches = batches
+        self._writer = writer
         self._share = share
         self._acknowledged = acknowledged
         self._unfit = unfit
         self._limit_bytes = limit_bytes
         self._outboxes: dict[int, Outbox[Origins]] = {}
-        self._unsent: set[Outbox[Origins]] = set()
+        self._unsent: dict[Outbox[Origins], None] = {}  # in the order in which they were written
 
     def _outbox(self, partition: int) -> Outbox[Origins]:
         outbox = self._outboxes.get(partition)
         if outbox is None:
-            outbox = self._outboxes[partition] = self._batches.outbox(
+            outbox = self._outboxes[partition] = self._writer.outbox(
                 self.topic, partition, self._origins, limit_bytes=self._limit_bytes
             )
-        self._unsent.add(outbox)
+        self._unsent[outbox] = None
         return outbox
 
     def forward(
@@ -193,7 +192,7 @@ class Sink:
         origins.offsets.append(offset)
         tracker.released = offset + 1
         origins.held += held
-        self._unsent.add(outbox)
+        self._unsent[outbox] = None
 
     def flush(self) -> None:
         """Sends the records, as soon as those before them are durable; does not wait."""

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from aiokafka import TopicPartition
-
 from app.cluster.preflight import Plan
+from app.kafka.structs import TopicPartition
 from app.pipeline.report import PipelineReport
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store

@@ -15,11 +15,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from aiokafka.errors import KafkaError
-
 from app.cluster.preflight import Plan
 from app.kafka.broker_health import ago
 from app.kafka.clients import ClusterError
+from app.kafka.errors import KafkaError
 from app.kafka.topics import (
     CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,

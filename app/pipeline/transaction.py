@@ -12,18 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
-from aiokafka.structs import OffsetAndMetadata
-
 from app.config.guarantee import TIMEOUT
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
-from app.kafka.producer import ProducerControls
+from app.kafka.errors import IllegalOperation, KafkaError, KafkaTimeoutError
 from app.kafka.source_batch import SourceBatch
-from app.kafka.transaction_requests import TransactionRequests
-from app.kafka.transactional_start import start_transactional
+from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
@@ -33,8 +27,6 @@ from transforms.identifiers import transactional_id
 from transforms.record import RecordLike
 
 __all__ = ["State", "Transaction"]
-
-_ABORT_S = 3.0
 
 
 class State(Enum):
@@ -93,14 +85,10 @@ class Transaction:
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
         self._lanes = lanes
-        self._brokers = destination.brokers
         self._stats = destination.stats
         self._termination = destination.termination
         self._part = Part(share)
         self.output = Output(destination, self._part, self.due, transactional_id=self.id, bounds=bounds)
-        self._producer: AIOKafkaProducer = self.output.producer
-        self._controls = ProducerControls(self._producer)
-        TransactionRequests(self._producer, settings.group_id)
         self._pace = pace
         self._caught_up = caught_up
         self._asked = settings.guarantee.boundary != "poll"
@@ -121,12 +109,7 @@ class Transaction:
         Raises:
             KafkaError: the cluster does not let it.
         """
-        await start_transactional(self._producer, self.id)
-
-    @property
-    def client(self) -> AIOKafkaClient:
-        """The client that sends the requests of the transactions."""
-        return self._producer.client
+        await self.output.start()
 
     @property
     def idle(self) -> bool:
@@ -224,7 +207,7 @@ class Transaction:
         )
 
     def _begin(self) -> None:
-        self._controls.begin_transaction()
+        self.output.writer.begin()
         self._state = State.OPEN
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._settings.guarantee.interval_ms / 1000, self.end)
@@ -275,10 +258,7 @@ class Transaction:
             return False
         lane = self.lane
         commit = self._lanes.to_commit(lane)
-        if commit is not None:
-            offsets = {lane.partition: OffsetAndMetadata(*commit)}
-            await self._producer.send_offsets_to_transaction(offsets, self._settings.group_id)
-        await self._producer.commit_transaction()
+        await self.output.writer.commit({} if commit is None else {lane.partition: commit})
         self._stats.transactions += 1
         if commit is not None:
             self._stats.commits += 1
@@ -324,14 +304,9 @@ class Transaction:
         self._part.close()
 
     async def stop(self) -> None:
-        """Stops the producer; aborts what is open, so that readers need not wait for it. Raises aiokafka's errors."""
+        """Stops the producer; aborts what is open, so that readers need not wait for it. Raises `KafkaError`."""
         self.discard()
-        self._brokers.forget(self._producer.client)
-        try:
-            fenced = isinstance(self.output.failure, (ProducerFenced, InvalidProducerEpoch))
-            await self._controls.release_transaction(_ABORT_S, abort=not fenced)
-        finally:
-            await self.output.stop()
+        await self.output.stop()
 
 
 def _held(slot: Slot) -> int:

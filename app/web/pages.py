@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aiokafka import TopicPartition
-
 from app.config.settings import PipelineSettings
 from app.pipeline.report import PipelineReport, Steering, Target, lag_of
 from app.web.metrics import Metrics
@@ -108,7 +106,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
                     "position": position,
                     "committed": committed,
                     "end": end,
-                    **_transaction(settings, partition),
+                    **_transaction(settings, partition.topic, partition.partition),
                     "lag": lag_of(position, committed, end),
                     "paused": partition in paused,
                 }
@@ -143,10 +141,10 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
     }
 
 
-def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[str, str]:
+def _transaction(settings: PipelineSettings, topic: str, number: int) -> dict[str, str]:
     if not settings.guarantee.exactly_once:
         return {}
-    return {"transactional_id": transactional_id(settings.name, partition.topic, partition.partition)}
+    return {"transactional_id": transactional_id(settings.name, topic, number)}
 
 
 def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int, steering: Steering) -> None:

@@ -15,8 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from aiokafka.partitioner import murmur2
-
+from app.kafka.partitioner import partition_of
 from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
@@ -492,7 +491,7 @@ class _Copy:
         partitions = len(self._sink.ends)
         if record.key is None:  # all of them to one partition, so that they stay in order
             return self._range.partition % partitions
-        return int(murmur2(record.key) & 0x7FFFFFFF) % partitions
+        return partition_of(record.key, partitions)
 
     def _where(self, offset: int) -> str:
         return f"topic {self._range.topic} partition {self._range.partition} offset {offset}"

@@ -14,6 +14,7 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import admin
+from app.kafka.flow_clients import FlowClients
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -91,7 +92,7 @@ class Line:
         store = open_store(self.pipeline.store) if self.pipeline.store else None
         with running_on(2) as runtime:
             flow = Flow(
-                self.settings.client,
+                FlowClients(self.settings.client, self.pipeline),
                 self.pipeline,
                 plan,
                 lambda limit: build(self.pipeline, store, limit, stats),

@@ -12,7 +12,6 @@ import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
-    CommitFailedError,
     GroupCoordinatorNotAvailableError,
     KafkaError,
     NoOffsetForPartitionError,
@@ -23,6 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import GroupMovedOnError
 from app.kafka.group_queries import DescribeGroups
 from app.kafka.watched_client import Send, watch_requests
 from app.pipeline.budget import Budget, Share
@@ -117,7 +117,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
         (mine,) = [each for each in everything if second.seek(each, 0)]
         await second.commit({mine: (9, "")})
         let.set()
-        with pytest.raises(CommitFailedError):
+        with pytest.raises(GroupMovedOnError):
             await committing
         assert first.trouble is None
         found = await asyncio.to_thread(committed, broker, topic, topic)

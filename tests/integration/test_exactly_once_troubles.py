@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -111,7 +111,7 @@ async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatc
     monkeypatch.setattr(ExactlyOnce, "assign", late)
     monkeypatch.setattr(AIOKafkaConsumer, "getmany", noted)
     async with line.life() as life:
-        life.flow._consumer._membership_s = 0.0  # a poll is due each time
+        cast(Any, life.flow._source)._membership_s = 0.0  # a poll is due each time
         await life.until(lambda: bool(told))
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
@@ -222,7 +222,7 @@ async def test_transaction_that_has_failed(
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
         (each,) = started
-        each.output.producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
+        cast(Any, each.output.writer)._producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
         if more:
             await line.send(records(1, start=5))
         else:

@@ -22,6 +22,7 @@ from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError
+from app.kafka.flow_clients import FlowClients
 from app.pipeline import topic_watcher
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Result
@@ -70,7 +71,7 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
         tracker = OffsetTracker(0)
         async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
             batches = Batches(producer, halts=True, failed=fail)
-            sink = Sink(batches, topic, Share(Budget(1_000)), acknowledged=lambda records, size: None)
+            sink = Sink(cast(Any, batches), topic, Share(Budget(1_000)), acknowledged=lambda records, size: None)
             for offset, key in enumerate((None, b"behind")):
                 sink.append(0, Written(key), tracker, offset, 1)
                 sink.flush()
@@ -149,7 +150,7 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
         plan = await plan_pipeline(settings.client, pipeline)
         with running_on(2) as runtime:
             flow = Flow(
-                settings.client,
+                FlowClients(settings.client, pipeline),
                 pipeline,
                 plan,
                 lambda limit: Chain(stages, sink, limit),

@@ -1,4 +1,4 @@
-"""python -m tests.simulation [SEED ...]"""
+"""Runs histories: `python -m tests.simulation FIRST COUNT`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if __name__ == "__main__":
             steps += world.loop.steps
             if broken:
                 print(seed, world.scenario)
-                if count < 3: print("\n".join(world.told))
+                if count < 3:
+                    print("\n".join(world.told))
                 print(seed, broken)
             elif count < 3:
                 print("\n".join(world.told[-80:]))

@@ -1,6 +1,6 @@
 """The clock of the process: in a history that of its loop. It has to be imported before all modules of the worker.
 
-Those of aiokafka, and of `app/kafka`, ask `time` themselves; some keep the function as a default when they are imported.
+aiokafka and `app/kafka` ask `time` themselves; some keep its function as a default when they are imported.
 The same is done with what draws at random beside `random`, so that a seed gives one history.
 """
 
@@ -38,7 +38,7 @@ def wall() -> float:
 
 
 def urandom(size: int) -> bytes:
-    return _urandom(size) if _loop_s() is None else random.randbytes(size)  # noqa: S311  # a simulation
+    return _urandom(size) if _loop_s() is None else random.randbytes(size)  # a simulation
 
 
 time.monotonic = time.perf_counter = monotonic

@@ -138,7 +138,7 @@ class Cluster:
         """Answers a request by `reply`, now or later, with the fields of the response."""
         handlers[request.API_KEY](self, node, request, reply)
 
-    def _metadata(self, node: int, request: Any, reply: Reply) -> None:  # noqa: ARG002
+    def _metadata(self, node: int, request: Any, reply: Reply) -> None:
         flexible = request.FLEXIBLE_VERSION
         wanted = request.topics
         names = [*self.topics] if wanted is None else [each[2] if flexible else each for each in wanted]
@@ -149,7 +149,10 @@ class Cluster:
             if topic is None:
                 row |= {"error_code": UNKNOWN_TOPIC, "partitions": []}
             else:
-                row |= {"id_low": topic.id, "partitions": [self._partition_row(*each) for each in enumerate(topic.logs)]}
+                row |= {
+                    "id_low": topic.id,
+                    "partitions": [self._partition_row(*each) for each in enumerate(topic.logs)],
+                }
                 row["error_code"] = 0
             rows.append(row)
         brokers = [
@@ -192,9 +195,7 @@ class Cluster:
                     octets = bytes(data)
                     producer_id, epoch = _stamp(octets)
                     if request.transactional_id is not None:
-                        code = self.transactions.allows(
-                            request.transactional_id, producer_id, epoch, (topic, number)
-                        )
+                        code = self.transactions.allows(request.transactional_id, producer_id, epoch, (topic, number))
                     if code == 0:
                         produced = log.append(octets, int(self.topics[topic].config["max.message.bytes"]))
                         code, base = produced.code, produced.base
@@ -286,8 +287,11 @@ class Cluster:
 
     # --- coordinators -------------------------------------------------------------------------------------------------
 
-    def _find_coordinator(self, node: int, request: Any, reply: Reply) -> None:  # noqa: ARG002
-        key = (getattr(request, "coordinator_type", 0), getattr(request, "coordinator_key", None) or request.consumer_group)
+    def _find_coordinator(self, node: int, request: Any, reply: Reply) -> None:
+        key = (
+            getattr(request, "coordinator_type", 0),
+            getattr(request, "coordinator_key", None) or request.consumer_group,
+        )
         if key not in self._coordinators:
             self._coordinators[key] = self._chance.choice([each.number for each in self.brokers.values() if each.up])
         number = self._coordinators[key]
@@ -341,9 +345,13 @@ class Cluster:
 
     def _fetch_offsets(self, node: int, request: Any, reply: Reply) -> None:
         names = request.SCHEMA.names
-        group = request.group if "group" in names else request.group_id if "group_id" in names else request.consumer_group
+        group = (
+            request.group if "group" in names else request.group_id if "group_id" in names else request.consumer_group
+        )
         code = self._coordinates(node, 0, group)
-        places = None if request.topics is None else [(each[0], number) for each in request.topics for number in each[1]]
+        places = (
+            None if request.topics is None else [(each[0], number) for each in request.topics for number in each[1]]
+        )
         if code:
             reply(error_code=code, topics=[])
             return
@@ -405,7 +413,7 @@ class Cluster:
 
     # --- configuration ------------------------------------------------------------------------------------------------
 
-    def _describe_configs(self, node: int, request: Any, reply: Reply) -> None:  # noqa: ARG002
+    def _describe_configs(self, node: int, request: Any, reply: Reply) -> None:
         rows = []
         for kind, name, keys in request.resources:
             row: dict[str, Any] = {"resource_type": kind, "resource_name": name, "error_code": 0, "config_entries": []}
@@ -415,18 +423,16 @@ class Cluster:
                 config = {} if topic is None else topic.config
                 row["error_code"] = 0 if topic is not None else UNKNOWN_TOPIC
             row["config_entries"] = [
-                {"config_names": key, "config_value": value}
-                for key, value in config.items()
-                if not keys or key in keys
+                {"config_names": key, "config_value": value} for key, value in config.items() if not keys or key in keys
             ]
             rows.append(row)
         reply(resources=rows)
 
-    def _describe_cluster(self, node: int, request: Any, reply: Reply) -> None:  # noqa: ARG002
+    def _describe_cluster(self, node: int, request: Any, reply: Reply) -> None:
         brokers = [{"node_id": each.number, "host": "broker", "port": each.port} for each in self.brokers.values()]
         reply(controller_id=1, brokers=brokers)
 
-    def _create_topics(self, node: int, request: Any, reply: Reply) -> None:  # noqa: ARG002
+    def _create_topics(self, node: int, request: Any, reply: Reply) -> None:
         rows = []
         for name, partitions, _, _, config in request.create_topic_requests:
             exists = name in self.topics

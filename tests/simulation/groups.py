@@ -1,4 +1,4 @@
-"""The coordinator of groups: members, generations, offsets. The classic protocol, as Kafka's `GroupCoordinator` has it."""
+"""The coordinator of groups: members, generations, offsets; the classic protocol, as Kafka's `GroupCoordinator`."""
 
 from __future__ import annotations
 
@@ -310,7 +310,9 @@ class Groups:
 
     def take(self, name: str, offsets: Mapping[Place, Commit]) -> Mapping[Place, int]:
         """Applies a commit; the code of each of its offsets."""
-        codes = {place: METADATA_TOO_LARGE * (len(each.metadata) > self._most_metadata) for place, each in offsets.items()}
+        codes = {
+            place: METADATA_TOO_LARGE * (len(each.metadata) > self._most_metadata) for place, each in offsets.items()
+        }
         self.group(name).offsets.update({place: each for place, each in offsets.items() if not codes[place]})
         return codes
 

@@ -112,10 +112,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         """Calls it on this thread, as soon as chance wills; the calls of one moment end in any order."""
         future = self.create_future()
 
@@ -164,7 +166,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def context_of(task: asyncio.Task[Any]) -> contextvars.Context:
         """The context in which a task of this loop runs."""
         assert isinstance(task, _Task)
-        return task.context
+        found: contextvars.Context = task.context
+        return found
 
     def again(self, handles: list[asyncio.Handle]) -> None:
         """Puts callbacks back that could not run."""

@@ -22,11 +22,14 @@ from aiokafka.util import wait_for
 import app.kafka.clients
 from tests.simulation.answers import answer
 from tests.simulation.cluster import API_VERSIONS, Broker, Cluster
+from tests.simulation.refusals import refused, with_error
 
 __all__ = ["NETWORK", "Network", "install"]
 
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
+
+_VERSIONS = [{"api_key": key, "min_version": least, "max_version": most} for key, (least, most) in API_VERSIONS.items()]
 
 
 class Network:
@@ -66,6 +69,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._broker: Broker | None = None
         self._line: collections.deque[tuple[Any, Any]] = collections.deque()
         self._open = False
+        self._on_close_cb: Callable[..., None] | None
 
     def __del__(self) -> None:
         """Nothing is left open."""
@@ -78,7 +82,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         fate = network.fate(self._port - 9000, None)
         if fate == "silent":
             await asyncio.sleep(self._request_timeout)
-            raise asyncio.TimeoutError
+            raise TimeoutError
         if self._broker is None or not self._broker.up or fate is not None:
             raise ConnectionRefusedError(111, f"Connect call failed ('{self._host}', {self._port})")
         self._open = True
@@ -89,7 +93,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
     def connected(self) -> bool:
         return self._open
 
-    def send(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002  # as aiokafka's
+    def send(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
         if not self._open:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self._host}:{self._port}")
         struct = request.prepare(self._versions)
@@ -111,7 +115,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         struct, _ = self._line[0]
         assert self._broker is not None
         if struct.API_KEY == ApiVersionRequest.API_KEY:
-            self._answer(answer(struct, api_versions=[{"api_key": key, "min_version": least, "max_version": most} for key, (least, most) in API_VERSIONS.items()]))
+            self._answer(answer(struct, api_versions=_VERSIONS))
             return
         fate = self._network.fate(self._broker.number, struct)
         if fate is None:
@@ -188,48 +192,6 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         return self._closed_fut
 
 
-def refused(struct: Any, code: int) -> dict[str, Any]:
-    """The fields of a response that only has an error."""
-    match struct.API_KEY:
-        case 0:
-            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code, "offset": -1, "timestamp": -1} for row in partitions]} for topic, partitions in struct.topics]
-            return {"topics": rows}
-        case 1:
-            rows = [{"topics": topic, "partitions": [{"partition": row[0], "error_code": code, "highwater_offset": -1, "last_stable_offset": -1, "message_set": b""} for row in partitions]} for topic, partitions in struct.topics]
-            return {"topics": rows}
-        case 2:
-            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code, "timestamp": -1, "offset": -1, "leader_epoch": -1} for row in partitions]} for topic, partitions in struct.topics]
-            return {"topics": rows}
-        case 8:
-            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code} for row in partitions]} for topic, partitions in struct.topics]
-            return {"topics": rows}
-        case 9:
-            return {"error_code": code, "topics": []}
-        case 10:
-            return {"error_code": code, "coordinator_id": -1, "host": "", "port": -1}
-        case 11:
-            return {"error_code": code, "generation_id": -1, "group_protocol": "", "leader_id": "", "member_id": struct.member_id, "members": []}
-        case 14:
-            return {"error_code": code, "member_assignment": b""}
-        case 22:
-            return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
-        case 23:
-            rows = [{"topic": topic, "partitions": [{"error_code": code, "partition": row[0], "leader_epoch": -1, "end_offset": -1} for row in partitions]} for topic, partitions in struct.topics]
-            return {"topics": rows}
-        case 24:
-            return {"errors": [{"topic": topic, "partition_errors": [{"partition": number, "error_code": code} for number in numbers]} for topic, numbers in struct.topics]}
-        case 28:
-            rows = [{"topic": topic, "partitions": [{"partition": row[0], "error_code": code} for row in partitions]} for topic, partitions in struct.topics]
-            return {"errors": [{**row, "partition_errors": row["partitions"]} for row in rows]}
-        case _:
-            return {"error_code": code}
-
-
-def with_error(struct: Any, fields: dict[str, Any], code: int) -> dict[str, Any]:
-    """The fields of a response whose request was processed, though it says otherwise."""
-    return refused(struct, code) if struct.API_KEY in (0, 8, 13, 22, 24, 25, 26, 28) else fields
-
-
 async def _connect(host: str, port: int, **options: Any) -> Any:
     connection = _Connection(NETWORK.get(), host, port, **options)
     await connection.connect()
@@ -239,7 +201,4 @@ async def _connect(host: str, port: int, **options: Any) -> Any:
 def install() -> None:
     """Lets all clients of this process connect to the brokers of `NETWORK`."""
     aiokafka.client.create_conn = _connect
-    app.kafka.clients.create_conn = _connect
-
-
-_ = ApiVersionRequest
+    setattr(app.kafka.clients, "create_conn", _connect)  # noqa: B010  # which it imports, and does not offer

@@ -75,7 +75,7 @@ class PartitionLog:
         """The last stable offset."""
         return min(self.ongoing.values(), default=self.end)
 
-    def append(self, data: bytes, limit: int) -> Produced:
+    def append(self, data: bytes, limit: int) -> Produced:  # noqa: C901, PLR0911  # the checks of a broker, in order
         """Appends a batch of format 2 as a producer has sent it."""
         if len(data) > limit:
             return Produced(10)
@@ -135,7 +135,8 @@ class PartitionLog:
     def read(self, offset: int, until: int, most: int) -> bytes:
         """The batches from that of `offset` on and below `until`; at least one, if there is one."""
         at = max(0, bisect_right(self._bases, offset) - 1)
-        pieces, size = [], 0
+        pieces: list[bytes] = []
+        size = 0
         for batch in self.batches[at:]:
             if batch.base >= until:
                 break
@@ -179,7 +180,7 @@ class PartitionLog:
     def committed(self) -> list[tuple[int, Any]]:
         """Offset and record of all that a reader of committed records gets, in order."""
         found = []
-        gone = {}
+        gone: dict[int, list[tuple[int, int]]] = {}
         for producer, first, last in self.aborted:
             gone.setdefault(producer, []).append((first, last))
         for batch in self.batches:

@@ -11,13 +11,13 @@ from tests.simulation.loop import PROCESS
 from transforms.record import Record
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
     from tests.simulation.worker import Worker
+    from tests.simulation.world import World
 
 __all__ = ["Broken", "Promises"]
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818  # it is no error of the simulation
     """A promise that a history has broken."""
 
 
@@ -32,22 +32,32 @@ class Promises:
         self._world = world
         self.broken: str | None = None
 
-    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:  # noqa: ARG002
+    def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
         """Each record below a committed offset is durable."""
-        world = self._world
-        if self.broken is not None or world.scenario.exactly_once:
-            return  # the marks of one transaction come one after the other
-        for (topic, number), commit in offsets.items():
-            if topic != "raw":
-                continue
-            out: set[bytes] = set()
-            for name in ("out", "dead"):
-                for log in world.cluster.topics[name].logs:
-                    out |= {record.key for _, record in log.committed()}
-            written = world.source.written[number]
-            missing = [key for offset, key in written if offset < commit.offset and key not in out]
-            if missing:
-                self.broken = f"{topic}-{number} is committed up to {commit.offset}, and {missing[:5]} are not written"
+        if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
+            for (topic, number), commit in offsets.items():
+                if topic == "raw":
+                    self._check_durable(number, commit.offset)
+
+    def transaction_committed(self, transactional_id: str) -> None:
+        """So it is when a transaction has ended, for the partition whose transaction it was."""
+        number = int(transactional_id.rpartition(":")[2])
+        offsets = self._world.cluster.groups.committed(self._world.settings.pipelines[0].group_id)
+        commit = offsets.get(("raw", number))
+        if commit is not None:
+            self._check_durable(number, commit.offset)
+
+    def _check_durable(self, number: int, end: int) -> None:
+        if self.broken is not None:
+            return
+        out: set[bytes] = set()
+        for name in ("out", "dead"):
+            for log in self._world.cluster.topics[name].logs:
+                out |= {record.key for _, record in log.committed()}
+        written = self._world.source.written[number]
+        missing = [key for offset, key in written if offset < end and key not in out]
+        if missing:
+            self.broken = f"raw-{number} is committed up to {end}, and {missing[:5]} are not written"
 
     def left(self) -> dict[int, tuple[int, int]]:
         """Committed offset and end of each source partition that is not done."""

@@ -1,4 +1,4 @@
-"""What is drawn before a history begins: the pipeline, the topics, how many workers and records, how bad the storm is."""
+"""What is drawn before a history begins: pipeline, topics, how many workers and records, how bad the storm is."""
 
 from __future__ import annotations
 

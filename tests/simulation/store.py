@@ -65,7 +65,7 @@ class SimulatedStore(MemoryStore):
             raise PayloadTooLargeError(full_path, len(data), max_bytes)
         return data
 
-    def check(self, *, writing: bool = True, topic: str | None = None) -> None:  # noqa: ARG002
+    def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         if not self._world.lying:
             self._world.call("check")
 

@@ -45,7 +45,7 @@ class Storm:
         """A worker is stopped as Kubernetes does it, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._world.loop.create_task(self._chance.choice(alive).stop())
+            self._chance.choice(alive).stop()
             self._world.new_worker()
 
     def join(self) -> None:

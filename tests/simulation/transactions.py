@@ -1,4 +1,4 @@
-"""The coordinator of transactions, as Kafka's `TransactionCoordinator` has it since 4.0: what is not open is refused."""
+"""The coordinator of transactions, as `TransactionCoordinator` of Kafka 4.0 is: what is not open is refused."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ class Transactions:
         delay_s: draws how long the marks of an end take.
         mark: writes the mark into a partition: place, producer id, epoch, whether it commits.
         end_offsets: ends the offsets of a group: name, producer id, whether it commits.
+
+    Attributes:
+        ended: called with the id of each transaction that has been committed, with all its marks.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Transactions:
         self._later, self._delay_s, self._mark, self._end_offsets = later, delay_s, mark, end_offsets
         self._of: dict[str, _Transaction] = {}
         self._next_id = 1000
+        self.ended: Callable[[str], None] = lambda _: None
 
     def begin_producer(self, transactional_id: str | None, timeout_ms: int) -> tuple[int, int, int]:
         """InitProducerId: code, producer id, epoch."""
@@ -125,6 +129,8 @@ class Transactions:
             left.remove(target)
             if not left:
                 found.state = found.after
+                if commit:
+                    self.ended(found.id)
 
         for each in [*left]:
             self._later(self._delay_s(), mark, each)

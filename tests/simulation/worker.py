@@ -20,17 +20,17 @@ __all__ = ["Worker"]
 
 
 class _Threads(Threads):
-    """What runs on threads runs on that of the loop, after a time that is drawn; the calls of one moment end in any order."""
+    """Runs all on the thread of the loop, after a time that is drawn; the calls of one moment end in any order."""
 
     def __init__(self, loop: SimulatedLoop, chance: Random) -> None:
         self._loop, self._draw = loop, chance.random
 
-    def compute(self, work: Any, *args: Any) -> Any:
+    def compute(self, work: Any, *args: Any) -> Any:  # type: ignore[override]
         return self._loop.run_in_executor(None, work, *args)
 
-    call = compute
+    call = compute  # type: ignore[assignment]
 
-    def call_apart(self, work: Any, name: str) -> Any:  # noqa: ARG002
+    def call_apart(self, work: Any, name: str) -> Any:
         return self._loop.run_in_executor(None, work)
 
     def renew(self) -> None:
@@ -82,7 +82,7 @@ class Worker:
     def begin(self) -> None:
         """Starts it."""
         self._tell(f"{self.process.name} starts")
-        self._loop.create_task(self._begin(), context=self.context)
+        self._beginning = self._loop.create_task(self._begin(), context=self.context)
 
     async def _begin(self) -> None:
         settings = self._settings
@@ -116,15 +116,14 @@ class Worker:
             self._tell(f"{self.process.name} goes on")
             self.process.thaw(self._loop)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """As SIGTERM: it drains and commits."""
         if self.pipeline is None:
             self.kill()
             return
         self._tell(f"{self.process.name} is stopped")
         self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
-        await asyncio.wait([self.stopping])
-        self._tell(f"{self.process.name} has stopped")
+        self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
 
     @property
     def alive(self) -> bool:

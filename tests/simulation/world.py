@@ -104,7 +104,8 @@ class World:
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
         self.cluster.create("dead", 1)
         self.cluster.committed = self.promises.committed
-        service.open_store = self._open_store  # type: ignore[assignment]
+        self.cluster.transactions.ended = self.promises.transaction_committed
+        setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
         logs, root = _Logs(self), logging.getLogger()
         root.addHandler(logs)
         try:
@@ -129,7 +130,7 @@ class World:
         self._calm()
         await self._until_done()
         for worker in self.alive:
-            await worker.stop()
+            worker.stop()
         stopping = [each.stopping for each in self.workers if each.stopping is not None and not each.process.dead]
         if stopping:
             await asyncio.wait(stopping)

@@ -162,7 +162,7 @@ class Batches:
         self._too_large = too_large
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
-        self._deadlines: set[asyncio.Timeout] = set()
+        self._deadlines: dict[asyncio.Timeout, None] = {}
         self._held_until_s = 0.0
 
     def outbox(
@@ -339,7 +339,7 @@ class Batches:
         timeout_s = self._settings.delivery_timeout_s
         turn = self._bounds.turn() if batch.wire_bytes > _LARGE_BATCH_BYTES else nullcontext()
         timeout = asyncio.timeout_at(max(began_s, self._held_until_s) + timeout_s)
-        self._deadlines.add(timeout)
+        self._deadlines[timeout] = None
         try:
             async with timeout, turn:
                 future = await self._producer.send_batch(batch.builder, place.topic, partition=place.partition)
@@ -351,7 +351,7 @@ class Batches:
             told = f"a batch was not acknowledged within the {timeout_s:g} s of delivery.timeout.ms"
             raise KafkaTimeoutError(f"topic {place.topic}, partition {place.partition}: {told}") from exc
         finally:
-            self._deadlines.discard(timeout)
+            del self._deadlines[timeout]
 
     async def _build(self, place: TopicPartition, builder: Builder) -> None:
         stamp = self._controls.next_stamp(place)

@@ -88,7 +88,7 @@ def replaying(*, skip_unreadable: bool) -> Replay:
         skip_unreadable=skip_unreadable,
     )
     topic = SimpleNamespace(
-        name="raw", partitions=1, max_message_bytes=1_000_000, cleanup_policy="delete", takes_timestamp=lambda _: True
+        name="raw", partitions=1, max_message_bytes=1_000_000, cleanup_policy="delete", takes_timestamp=lambda *_: True
     )
     replay._topics["raw"] = cast(Any, topic)
     return replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from aiokafka.errors import CorruptRecordException
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.kafka.broker_health import BrokerHealth
+from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
@@ -40,8 +42,9 @@ class Bench:
         settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **store}}})
         plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
         brokers, self.termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
-        stats = PipelineStats()
-        destination = Destination(settings.client, settings.pipelines[0], plan, brokers, stats, self.termination)
+        (pipeline,), stats = settings.pipelines, PipelineStats()
+        clients = FlowClients(settings.client, pipeline)
+        destination = Destination(clients, pipeline, plan, brokers, stats, self.termination, time.time)
         share = Share(Budget(100_000))
         lanes = Lanes(share, None)
         lanes.open(PARTITION, 0)

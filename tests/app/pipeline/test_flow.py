@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from app.cluster.preflight import Plan
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
+from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget
@@ -59,7 +61,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     plan = Plan(pipeline.name, (topics[0],), topics[1], None)
     with running_on(1) as runtime:
         yield Flow(
-            settings.client,
+            FlowClients(settings.client, pipeline),
             pipeline,
             dataclasses.replace(plan, sink=dataclasses.replace(plan.sink, max_message_bytes=3_999)),
             lambda limit_bytes: Chain([], pipeline.output_topic, limit_bytes),
@@ -84,7 +86,7 @@ async def test_a_limit_that_a_refusal_taught_is_not_raised_by_the_next_look(flow
 async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll waits until the slowest member has joined again, for minutes; who asks for the end gets it sooner."""
     waiting = Waiting()
-    monkeypatch.setattr(flow._consumer.consumer, "getmany", waiting)
+    monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", waiting)
     running = asyncio.create_task(flow.run())
     await asyncio.wait_for(waiting.begun.wait(), 20)
     flow.stop()
@@ -116,7 +118,7 @@ async def test_a_flow_asks_its_store_whether_it_is_up(flow: Flow) -> None:
 async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the next flow begins at once, or the pipeline says why it has failed."""
     waiting = Waiting()
-    monkeypatch.setattr(flow._consumer.consumer, "getmany", waiting)
+    monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", waiting)
     running = asyncio.create_task(flow.run())
     await asyncio.wait_for(waiting.begun.wait(), 20)
     flow._termination.fail(ClusterError("a write has failed", retriable=True))
@@ -149,7 +151,7 @@ async def test_a_task_that_ends_by_itself_ends_the_flow(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, owner: type[object], task: str, error: Exception | None
 ) -> None:
     """In silence nobody would see any more what it looks for: partitions, brokers, another member, commits."""
-    monkeypatch.setattr(flow._consumer.consumer, "getmany", Waiting())
+    monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", Waiting())
     monkeypatch.setattr(owner, task, Ends(error))
     with pytest.raises(WideloadError, match=f"unexpected IndexError: {error}" if error else None) as caught:
         await asyncio.wait_for(flow.run(), 20)
@@ -159,7 +161,7 @@ async def test_a_task_that_ends_by_itself_ends_the_flow(
 
 async def test_a_producer_that_cannot_be_stopped_keeps_no_consumer(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that goes on would stay in the group, with its partitions, which nobody reads."""
-    stop_producer, stop_consumer = flow._delivery.stop, flow._consumer.stop
+    stop_producer, stop_consumer = flow._delivery.stop, flow._source.stop
     stopped: list[str] = []
 
     async def fails() -> None:
@@ -171,7 +173,7 @@ async def test_a_producer_that_cannot_be_stopped_keeps_no_consumer(flow: Flow, m
         stopped.append("consumer")
 
     monkeypatch.setattr(flow._delivery, "stop", fails)
-    monkeypatch.setattr(flow._consumer, "stop", stops)
+    monkeypatch.setattr(flow._source, "stop", stops)
     flow.stop()
     with pytest.raises(IndexError, match="a defect"):
         await asyncio.wait_for(flow.run(), 20)

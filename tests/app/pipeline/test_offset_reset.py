@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.clients import ClusterError
+from app.kafka.errors import GroupMovedOnError
 from app.kafka.leader_epochs import Cut
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lanes import Lanes
@@ -71,7 +72,7 @@ class Consumer:
 
     async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
         if self.refuses:
-            raise CommitFailedError("the group has moved on")
+            raise GroupMovedOnError("the group has moved on")
         self.committed |= {partition: offset for partition, (offset, _) in offsets.items()}
 
 

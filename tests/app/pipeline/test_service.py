@@ -14,9 +14,9 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
-from app.config.settings import ClientSettings
 from app.kafka.batches import RecordRefusedError
 from app.kafka.clients import ClusterError, security_arguments
+from app.kafka.flow_clients import FlowClients
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.pipeline import service
@@ -70,9 +70,9 @@ class _RefusedFlow(_FailingFlow):
     sent: ClassVar[list[bool]] = []
 
     def __init__(
-        self, client: object, settings: object, plan: Plan, make_chain: Callable[[int], Chain], **more: Any
+        self, clients: object, settings: object, plan: Plan, make_chain: Callable[[int], Chain], **more: Any
     ) -> None:
-        super().__init__(client, settings, plan, make_chain, **more)
+        super().__init__(clients, settings, plan, make_chain, **more)
         self.sent.append(make_chain(plan.sink.max_message_bytes).passes(_REFUSED))
 
 
@@ -82,8 +82,8 @@ class _LimitedFlow(_FailingFlow):
     error: ClassVar[Exception] = LimitError(RecordRefusedError("orders", 0, 4_000))
     limits: ClassVar[list[tuple[int, int]]] = []
 
-    def __init__(self, client: object, settings: object, plan: Plan, *rest: Any, found: Plan, **more: Any) -> None:
-        super().__init__(client, settings, plan, *rest, **more)
+    def __init__(self, clients: object, settings: object, plan: Plan, *rest: Any, found: Plan, **more: Any) -> None:
+        super().__init__(clients, settings, plan, *rest, **more)
         self.limits.append((plan.sink.max_message_bytes, found.sink.max_message_bytes))
 
 
@@ -92,9 +92,9 @@ class _SecureFlow(_FailingFlow):
 
     contexts: ClassVar[list[tuple[ssl.SSLContext, ssl.SSLContext]]] = []
 
-    def __init__(self, client: ClientSettings, *rest: Any, **more: Any) -> None:
-        super().__init__(client, *rest, **more)
-        first, second = (security_arguments(client)["ssl_context"] for _ in range(2))
+    def __init__(self, clients: FlowClients, *rest: Any, **more: Any) -> None:
+        super().__init__(clients, *rest, **more)
+        first, second = (security_arguments(clients._client)["ssl_context"] for _ in range(2))
         self.contexts.append((first, second))
 
 
@@ -314,14 +314,12 @@ async def test_a_restart_has_threads_though_calls_of_the_store_hang(monkeypatch:
 
     try:
         async with running(monkeypatch, [], _WorkingFlow, keys="store.threads = 2\n") as pipeline:
-            before = pipeline.flow
-            assert isinstance(before, _WorkingFlow)
+            before: Any = pipeline.flow
             hanging = [before.runtime.threads.call(hang) for _ in range(2)]
             for _ in hanging:  # what has not begun is cancelled
                 assert await asyncio.to_thread(begun.acquire, timeout=20)
             await _next_flow(pipeline, pipeline.begin_anew)
-            after = pipeline.flow
-            assert isinstance(after, _WorkingFlow)
+            after: Any = pipeline.flow
             assert await asyncio.wait_for(after.runtime.threads.call(lambda: "done"), 20) == "done"
             assert not any(each.done() for each in hanging)
     finally:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kafka.batches.batch import Batch, Builder
+from app.kafka.batches.outbox import Outbox
 from app.pipeline.budget import Budget, Share
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import Origins
+from app.pipeline.sink import Origins, Sink
 from transforms.record import Record
 
 DONE = RecordMetadata("t", 0, TopicPartition("t", 0), 0, -1, 0, 0)
@@ -81,3 +85,30 @@ def test_chunks_that_take_the_place_of_a_record() -> None:
         tracker.released = 8
         part.load.delivered(DONE, 1, 1)
     assert tracker.safe() == 8
+
+
+async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> None:
+    """Of many at once too: else two runs of a simulation with one seed would differ."""
+    sent: list[int] = []
+    tracker = OffsetTracker(0)
+
+    def outbox(topic: str, partition: int, make_load: Callable[[], Origins], **_: object) -> Outbox[Origins]:
+        def builder(codec: int) -> Builder:
+            return Builder(1_000, codec, transactional=False)
+
+        return Outbox(
+            TopicPartition(topic, partition),
+            builder,
+            make_load,
+            lambda made: sent.append(made.partition.partition),
+            codec=0,
+            transactional=False,
+        )
+
+    sink = Sink(cast(Any, SimpleNamespace(outbox=outbox)), "t", Share(Budget(1)), acknowledged=lambda *_: None)
+    wanted = [number * 7 % 100 for number in range(100)]
+    for _ in range(2):
+        for offset, partition in enumerate(wanted):
+            sink.append(partition, Record(b"k", b"v", (), 1), tracker, offset, 1)
+        sink.flush()
+    assert sent == [*wanted, *wanted]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
 
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.kafka.batches.bounds import Bounds
 from app.kafka.broker_health import BrokerHealth
+from app.kafka.flow_clients import FlowClients
+from app.kafka.flow_producer import FlowProducer
 from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
 from app.pipeline import transaction as module
@@ -38,14 +42,19 @@ def without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerControls, "begin_transaction", lambda _: None)
 
 
-def destination_of(boundary: str = "poll") -> Destination:
-    """Where a pipeline writes."""
+def destination_of(
+    boundary: str = "poll", carry_epochs: Callable[[AIOKafkaClient], None] = lambda _: None
+) -> Destination:
+    """Where a pipeline writes, whose consumer lets clients carry epochs so."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
     guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
     settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
     plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
     brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
-    return Destination(settings.client, settings.pipelines[0], plan, brokers, PipelineStats(), termination)
+    (pipeline,) = settings.pipelines
+    clients = FlowClients(settings.client, pipeline)
+    clients._source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs))
+    return Destination(clients, pipeline, plan, brokers, PipelineStats(), termination, time.time)
 
 
 @asynccontextmanager
@@ -145,17 +154,17 @@ async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPa
     carried: list[object] = []
     started: list[object] = []
 
-    async def start(transaction: Transaction) -> None:
-        assert transaction.client in carried
-        started.append(transaction.client)
+    async def start(producer: FlowProducer) -> None:
+        assert producer.client in carried
+        started.append(producer.client)
 
-    monkeypatch.setattr(Transaction, "start", start)
-    consumer: Any = SimpleNamespace(carry_epochs=carried.append, caught_up=lambda _: True)
+    monkeypatch.setattr(FlowProducer, "start", start)
+    source: Any = SimpleNamespace(caught_up=lambda _: True)
     share = Share(Budget(100_000))
     lanes = Lanes(share, None)
     for number in range(2):
         lanes.open(TopicPartition("raw", number), 0)
-    delivery = ExactlyOnce(destination_of(), share, lanes, consumer)
+    delivery = ExactlyOnce(destination_of(carry_epochs=carried.append), share, lanes, source)
     try:
         await delivery.assign([*lanes])
         assert len(started) == 2

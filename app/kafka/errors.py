@@ -1,0 +1,32 @@
+"""The errors of Kafka's clients that others must tell apart; for people, `app.kafka.clients` has the words."""
+
+from __future__ import annotations
+
+from aiokafka.errors import (
+    IllegalOperation,
+    InvalidProducerEpoch,
+    KafkaError,
+    KafkaTimeoutError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    ProducerFenced,
+)
+
+from transforms.errors import WideloadError
+
+__all__ = [
+    "FENCED",
+    "GroupMovedOnError",
+    "IllegalOperation",
+    "KafkaError",
+    "KafkaTimeoutError",
+    "NoOffsetForPartitionError",
+    "OffsetOutOfRangeError",
+]
+
+FENCED = (ProducerFenced, InvalidProducerEpoch)
+"""Another producer has the `transactional.id` now."""
+
+
+class GroupMovedOnError(WideloadError):
+    """The group takes no offsets of this member any more, as its partitions are given out again."""
