@@ -104,6 +104,8 @@ class Delivered:
                 return f"{record.key[:20]!r} came out, which should not"
             if (record.value, tuple(record.headers)) != (message.value, message.headers):
                 return f"{record.key[:20]!r} has another value, or other headers: {record.headers}"
+            if len(message.parts) == 1 and record.timestamp != message.timestamp:
+                return f"{record.key[:20]!r} has another timestamp: {record.timestamp}, not {message.timestamp}"
         return None
 
     def _wrong_order(self, written: Sequence[Message], got: Sequence[Any]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Literal
 from tests.simulation.kinds import MOST_BYTES, THRESHOLD_BYTES, WRAPPED_HEADER, Work
 from tests.simulation.store import StoreWorld, path_of
 from transforms.chunk import Chunk
-from transforms.record import Header
+from transforms.record import Header, Record
 from transforms.reference import Reference
 from transforms.wrapper import MessageWrapper
 
@@ -35,8 +35,11 @@ class Message:
         fate: it comes out; or each record of it becomes a dead letter; or one of the two, as chance wills.
         parts: value and headers of its records; several if it is written in chunks.
         end: the number of the part with which it is whole.
-        offsets: of the records that are written so far.
+        sent: how many of its records there are so far.
+        offsets: of those that a reader of committed records gets.
+        timestamp: of its first record.
         again: whether an application may get it twice, though nothing goes wrong with the worker.
+        simple: whether it is one record that comes out as it is without headers too, and that may be missing.
     """
 
     key: bytes
@@ -45,8 +48,19 @@ class Message:
     fate: Fate
     parts: list[_Part]
     end: int = -1
+    sent: int = 0
     offsets: list[int] = field(default_factory=list)
+    timestamp: int = -1
     again: bool = False
+    simple: bool = False
+
+    def note(self, offset: int, record: Record) -> None:
+        """One of its records stands at an offset, as it is."""
+        if not self.offsets:
+            self.timestamp = record.timestamp
+            if self.simple:
+                self.headers = tuple(record.headers)
+        self.offsets.append(offset)
 
     @property
     def first(self) -> int:
@@ -76,29 +90,36 @@ class Messages:
         self._expires = work.gives_up
         self._ids = itertools.count()
         self._open: dict[int, list[Message]] = {}
+        self.by_key: dict[bytes | None, Message] = {}
 
-    def next(self, number: int, *, last: bool = False) -> Message | None:
-        """The message of which a partition gets the next record; None if it is the `last` one and all are whole."""
+    def record(self, number: int, now_ms: int) -> Record:
+        """The next record of a partition: of a new message, or of one that is not whole."""
         waiting = self._open.setdefault(number, [])
-        if waiting and (last or len(waiting) >= _OPEN or self._chance.random() < 0.6):
-            return self._chance.choice(waiting)
-        if last:
-            return None
-        make = self._chance.choice(self._makers)
-        message = make(b"p%d-%d" % (number, next(self._ids)))
-        self._may_run_out(message)
-        waiting.append(message)
+        if waiting and (len(waiting) >= _OPEN or self._chance.random() < 0.6):
+            return self._next(waiting, self._chance.choice(waiting), now_ms)
+        message = self._chance.choice(self._makers)(b"p%d-%d" % (number, next(self._ids)))
         if message.end < 0:
             message.end = len(message.parts) - 1
-        return message
+        message.simple = message.simple and not self._wrapped
+        self._may_run_out(message)
+        self.by_key[message.key] = message
+        waiting.append(message)
+        return self._next(waiting, message, now_ms)
 
-    def part(self, number: int, message: Message, offset: int) -> _Part:
-        """Value and headers of its next record, which is written at the offset."""
-        at = len(message.offsets)
-        message.offsets.append(offset)
-        if at == len(message.parts) - 1:
-            self._open[number].remove(message)
-        return message.parts[at]
+    def rest(self, number: int, now_ms: int, most: int) -> list[Record]:
+        """As many records of a partition, or fewer, of messages that are not whole."""
+        waiting = self._open.get(number, [])
+        found: list[Record] = []
+        while waiting and len(found) < most:
+            found.append(self._next(waiting, self._chance.choice(waiting), now_ms))
+        return found
+
+    def _next(self, waiting: list[Message], message: Message, now_ms: int) -> Record:
+        value, headers = message.parts[message.sent]
+        message.sent += 1
+        if message.sent == len(message.parts):
+            waiting.remove(message)
+        return Record(message.key, value, headers, now_ms)
 
     def _may_run_out(self, message: Message) -> None:
         """Lets the store have trouble with this message alone; but any one may be given up then."""
@@ -117,7 +138,9 @@ class Messages:
     def _whole(self, key: bytes, value: bytes | None, fate: Fate = "out", *, own: Sequence[Header] = ()) -> Message:
         """A message of one record. `own` are headers for the worker, behind those for the application."""
         headers: tuple[Header, ...] = (("n", key),)
-        return Message(key, value, headers, fate, [self._around(value, (*headers, *own))])
+        message = Message(key, value, headers, fate, [self._around(value, (*headers, *own))])
+        message.simple = fate == "out" and not own
+        return message
 
     def _around(self, value: bytes | None, headers: tuple[Header, ...]) -> _Part:
         """In a wrapper, if the pipeline takes wrappers off; references stay headers of the record."""

@@ -91,6 +91,17 @@ class Promises:
             if fault is not None:
                 raise Broken(f"out-{number}: {fault}")
 
+            self._check_damaged(number)
+
+    def _check_damaged(self, number: int) -> None:
+        """Each batch that no reader can decode is a dead letter."""
+        world = self._world
+        values = [record.value for log in world.cluster.topics["dead"].logs for _, record in log.committed()]
+        for base, data in world.source.damaged[number]:
+            count = values.count(data)
+            if not count or (count > 1 and world.scenario.exactly_once):
+                raise Broken(f"raw-{number}: the batch from {base} on cannot be decoded, and has {count} dead letters")
+
     def _check_stopped(self, worker: Worker) -> None:
         name = worker.process.name
         if worker.budget.used:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from tests.simulation.cuts import Cuts
 from tests.simulation.kinds import Work, drawn_work
 
-__all__ = ["Scenario", "drawn"]
+__all__ = ["Scenario", "cut", "drawn"]
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Scenario:
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
         store_threads: how many calls of the store go on at a time.
+        odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
     """
@@ -39,6 +41,7 @@ class Scenario:
     storm_s: float
     rate: float
     store_threads: int = 8
+    odd: float = 0.0
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -108,6 +111,15 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
         store_threads=chance.choice((1, 2, 8)),
+        odd=chance.choice((0.0, 0.2, 0.5)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )
+
+
+def cut(scenario: Scenario, cuts: Cuts) -> None:
+    """Makes a scenario smaller."""
+    if cuts.workers is not None:
+        scenario.workers = min(scenario.workers, cuts.workers)
+    if cuts.records is not None:
+        scenario.records = min(scenario.records, cuts.records)

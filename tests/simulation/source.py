@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
 from tests.simulation.messages import Message, Messages
+from tests.simulation.upstream import KINDS, Upstream
+from transforms.record import Record
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["Source"]
 
+_KEEPING = {"plain", "small", "broker_time", "compacted", "mark"}  # whatever a record has, and each one
+
 
 class Source:
     """The legacy producers.
 
     Attributes:
-        written: for each source partition the messages that are whole, in order.
+        written: for each source partition the messages that are whole, in the order in which they are.
         began: for each source partition all messages.
+        damaged: for each source partition the first offset and the bytes of each batch that no reader can decode.
     """
 
     def __init__(self, world: World, chance: Random) -> None:
         self._world, self._chance = world, chance
-        scenario = world.scenario
-        self._messages = Messages(chance, scenario.work, world.store)
-        self.written: dict[int, list[Message]] = {each: [] for each in range(scenario.partitions)}
-        self.began: dict[int, dict[Message, None]] = {each: {} for each in range(scenario.partitions)}
+        self._messages = Messages(chance, world.scenario.work, world.store)
+        self.written: dict[int, list[Message]] = {each: [] for each in range(world.scenario.partitions)}
+        self.began: dict[int, dict[Message, None]] = {each: {} for each in self.written}
+        self.damaged: dict[int, list[tuple[int, bytes]]] = {each: [] for each in self.written}
+        upstream = Upstream(world, chance, self._note, self._note_damage)
+        names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
+        if world.scenario.tolerance == "none" and "damage" in names:
+            names.remove("damage")
+        self._kinds = {each: getattr(upstream, each) for each in names}
+
+    def _note(self, number: int, offset: int, record: Record) -> None:
+        message = self._messages.by_key[record.key]
+        message.note(offset, record)
+        self.began[number][message] = None
+        if len(message.offsets) == message.end + 1:
+            bisect.insort(self.written[number], message, key=attrgetter("offset"))
+
+    def _note_damage(self, number: int, base: int, data: bytes) -> None:
+        self.damaged[number].append((base, data))
 
     async def write(self) -> None:
         """Writes all records of the scenario, in about twice the time of the storm at most."""
@@ -38,30 +58,16 @@ class Source:
         while left > 0:
             count = min(left, chance.choice((1, 1, 2, 5, 10)))
             left -= count
-            self._write_batch(chance.randrange(scenario.partitions), count)
+            number = chance.randrange(scenario.partitions)
+            self._write(number, [self._messages.record(number, self._world.cluster.now_ms) for _ in range(count)])
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
         for number in self.written:
-            while self._write_batch(number, chance.choice((1, 5)), last=True):  # noqa: ASYNC110  # producers wait as they like
+            while rest := self._messages.rest(number, self._world.cluster.now_ms, chance.choice((1, 5))):
+                self._write(number, rest)
                 await asyncio.sleep(chance.random() * scenario.storm_s / 10)
 
-    def _write_batch(self, number: int, count: int, *, last: bool = False) -> bool:
-        """Writes a batch; nothing, and returns False, if only the `last` messages are left, and all are whole."""
-        chance = self._chance
-        log = self._world.cluster.log("raw", number)
-        builder = DefaultRecordBatchBuilder(2, chance.choice((0, 0, 1, 2, 3)), False, -1, -1, -1, 1 << 30)
-        end = log.end
-        for delta in range(count):
-            message = self._messages.next(number, last=last)
-            if message is None:
-                count = delta
-                break
-            value, headers = self._messages.part(number, message, end + delta)
-            builder.append(delta, self._world.cluster.now_ms, message.key, value, [*headers])
-            self.began[number][message] = None
-            if len(message.offsets) == message.end + 1:
-                self.written[number].append(message)
-        if not count:
-            return False
-        produced = log.append(bytes(builder.build()), 1 << 30)
-        assert produced.code == 0
-        return True
+    def _write(self, number: int, records: list[Record]) -> None:
+        simple = all(self._messages.by_key[each.key].simple for each in records)
+        kind = self._chance.choice([each for each in self._kinds if simple or each in _KEEPING])
+        self._world.tell(f"raw-{number} gets {len(records)} records: {kind}")
+        self._kinds[kind](number, records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
+import itertools
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -38,7 +39,9 @@ class StoreWorld:
         hanging: calls that stand still until the store is `calmed`.
     """
 
-    def __init__(self, loop: SimulatedLoop, chance: Random, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, chance: Random, tell: Callable[[str], None], happens: Callable[[str, str], bool]
+    ) -> None:
         self.payloads: dict[str, bytes] = {}
         self.down = self.lying = False
         self.rate = 0.0
@@ -48,6 +51,8 @@ class StoreWorld:
         self._loop = loop
         self._chance = chance
         self._tell = tell
+        self._happens = happens
+        self._numbers = itertools.count()
         self._outside = contextvars.Context()
 
     @property
@@ -55,9 +60,8 @@ class StoreWorld:
         """Whether calls may take time now, and need threads of their own."""
         return (self.down or self.rate > 0) and self.ways != ("fails",)
 
-    def worsen(self) -> None:
+    def worsen(self, chance: Random) -> None:
         """From now on it is down, or fails at times, in some of the ways there are; and its check may lie."""
-        chance = self._chance
         self.down = chance.random() < 0.5
         self.rate = chance.choice((0.0, 0.3))
         self.lying = chance.random() < 0.3
@@ -79,12 +83,11 @@ class StoreWorld:
         """
         if path in self.cursed:
             raise PayloadStoreError(f"the simulated store does not give this payload: {what}", retriable=True)
-        if not (self.down or (self.rate and self._chance.random() < self.rate)):
+        way = self._way(what)
+        if way is None:
             if effect is not None:
                 effect()
             return
-        way = self._chance.choice(self.ways)
-        self._tell(f"store: {what} {way.replace('_', ' ')}")
         if way in {"is_slow", "hangs", "fails_late"}:
             self._wait(self._chance.random() * (6.0 if way == "hangs" else 1.0))
         elif way == "hangs_for_ever":
@@ -97,6 +100,15 @@ class StoreWorld:
             raise PayloadStoreAccessError(f"the simulated store refuses: {what}", retriable=False)
         if way not in {"is_slow", "hangs"}:
             raise PayloadStoreError(f"the simulated store does not answer: {what}", retriable=True)
+
+    def _way(self, what: str) -> str | None:
+        """What becomes of a call; None for nothing."""
+        if not (self.down or self.rate):
+            return None
+        number, rate = next(self._numbers), 1 if self.down else self.rate
+        drawn, way = self._chance.random(), self._chance.choice(self.ways)
+        told = f"store: {what} {way.replace('_', ' ')}"
+        return way if drawn < rate and self._happens(f"store.{number}", told) else None
 
     def _wait(self, seconds: float) -> None:
         call = CALL.get()

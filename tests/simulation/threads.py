@@ -41,7 +41,7 @@ class SteppedCall:
         self._loop, self._work, self._ended = loop, work, ended
         self.context, self._inside = contextvars.copy_context(), contextvars.copy_context()
         self._here, self._there = threading.Semaphore(0), threading.Semaphore(0)
-        self._seconds: float | None = None
+        self._waits: list[float] = []  # for how long it wants to stand still
         self._given_up = False
         self._result: Any = None
         self._error: BaseException | None = None
@@ -49,23 +49,22 @@ class SteppedCall:
 
     def step(self) -> None:
         """Lets it go on, on its own thread; returns when it waits, or has ended."""
-        self._seconds = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
         else:
             self._there.release()
         self._here.acquire()
-        if self._seconds is None:
+        if not self._waits:
             self._thread.join()
             if not self._given_up:
                 self._ended(self._result, self._error)
-        elif self._seconds < math.inf:
-            self._loop.call_later(self._seconds, self.step)
+        elif (seconds := self._waits.pop()) < math.inf:
+            self._loop.call_later(seconds, self.step)
 
     def wait(self, seconds: float) -> None:
         """Called by the work: stands still for a time, or until somebody calls `step`."""
-        self._seconds = seconds
+        self._waits.append(seconds)
         self._here.release()
         self._there.acquire()
         if self._given_up:
