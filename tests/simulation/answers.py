@@ -62,12 +62,12 @@ def _made(kind: Any) -> _Make:
     if isinstance(kind, Schema):
         names = [name for name, _ in _fields(kind)]
         usual = {name: _FILLED[name] for name in names if name in _FILLED}
-        inner = [(name, _maker(each)) for name, each in _fields(kind) if isinstance(each, (Schema, Array))]
+        nested = [(name, _maker(each)) for name, each in _fields(kind) if isinstance(each, (Schema, Array))]
         picked = operator.itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
 
         def row(given: Any) -> Any:
             filled = {**usual, **given}
-            for name, make in inner:
+            for name, make in nested:
                 filled[name] = make(filled[name])
             return picked(filled)
 

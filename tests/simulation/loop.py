@@ -172,7 +172,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ready, timers, draw, shuffles = self._ready, self._timers, self._draw, self._shuffles
         most_steps, process_of = self._most_steps, PROCESS
         while not self._stopping:
-            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not ready:
                 if not timers:
@@ -187,7 +187,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if self.steps > most_steps:
                 raise StuckError(f"{self.steps:,} callbacks, and no end")
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 process = handle._context.get(process_of)  # type: ignore[attr-defined]
                 if process is None or process.runs(handle):
                     handle._run()
