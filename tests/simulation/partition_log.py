@@ -128,9 +128,9 @@ class PartitionLog:
         first = self.ongoing.pop(producer_id, None)
         base = self.end
         data = marker(base, self.epoch, producer_id, epoch, commit=commit, time_ms=time_ms)
-        self._add(Batch(data, base, base, self.epoch, producer_id, True, True, time_ms))
         if first is not None and not commit:
             self.aborted.append((producer_id, first, base))
+        self._add(Batch(data, base, base, self.epoch, producer_id, True, True, time_ms))
 
     def read(self, offset: int, until: int, most: int) -> bytes:
         """The batches from that of `offset` on and below `until`; at least one, if there is one."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
+from transforms.record import Record
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -84,7 +85,8 @@ class Promises:
     def _check_output(self) -> None:
         world = self._world
         for number, written in world.source.written.items():
-            found = [record.key for _, record in world.cluster.log("out", number).committed()]
+            rows = [record for _, record in world.cluster.log("out", number).committed()]
+            found = [record.key for record in rows]
             wanted = [key for _, key in written]
             first = [*dict.fromkeys(found)]
             if first != wanted:
@@ -92,9 +94,34 @@ class Promises:
                 if missing:
                     raise Broken(f"out-{number}: lost {missing[:5]} of {len(wanted)}")
                 raise Broken(f"out-{number}: the order is {first}, not {wanted}")
+            self._check_records(number, [Record(row.key, row.value, row.headers, row.timestamp) for row in rows])
             if world.scenario.exactly_once and found != wanted:
                 twice = [each for each in first if found.count(each) > 1]
                 raise Broken(f"out-{number}: twice {twice[:5]} of {len(wanted)}")
+
+            self._check_damaged(number)
+
+    def _check_records(self, number: int, found: list[Record]) -> None:
+        """Each is whole: what the source has, or a reference to it."""
+        world = self._world
+        for record in found:
+            wanted = world.source.records[record.key or b""]
+            headers, value = [*record.headers], record.value
+            if ("large-message", b"true") in headers:
+                value = world.store.payloads.get((value or b"").decode())
+                headers = [each for each in headers if not each[0].startswith("large-message")]
+            whole = Record(record.key, value, tuple(headers), record.timestamp)
+            if whole != wanted:
+                raise Broken(f"out-{number}: {whole} is not {wanted}")
+
+    def _check_damaged(self, number: int) -> None:
+        """Each batch that no reader can decode is a dead letter."""
+        world = self._world
+        values = [record.value for log in world.cluster.topics["dead"].logs for _, record in log.committed()]
+        for base, data in world.source.damaged[number]:
+            count = values.count(data)
+            if not count or (count > 1 and world.scenario.exactly_once):
+                raise Broken(f"raw-{number}: the batch from {base} on cannot be decoded, and has {count} dead letters")
 
     def _check_stopped(self, worker: Worker) -> None:
         name = worker.process.name

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-__all__ = ["Scenario", "drawn"]
+from tests.simulation.cuts import Cuts
+
+__all__ = ["Scenario", "cut", "drawn"]
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class Scenario:
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
     """
@@ -35,6 +38,7 @@ class Scenario:
     records: int
     storm_s: float
     rate: float
+    odd: float = 0.0
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -93,6 +97,15 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         records=chance.choice((3, 8, 20, 40)),
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        odd=chance.choice((0.0, 0.2, 0.5)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )
+
+
+def cut(scenario: Scenario, cuts: Cuts) -> None:
+    """Makes a scenario smaller."""
+    if cuts.workers is not None:
+        scenario.workers = min(scenario.workers, cuts.workers)
+    if cuts.records is not None:
+        scenario.records = min(scenario.records, cuts.records)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 from random import Random
 from typing import TYPE_CHECKING
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from tests.simulation.upstream import KINDS, Upstream
+from transforms.record import Record
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -19,13 +21,31 @@ class Source:
     """The legacy producers.
 
     Attributes:
-        written: for each source partition the offset and the key of each record; a key comes once only.
+        written: for each source partition the offset and the key of each record that must come out, in the order of
+            their offsets; a key comes once only.
+        records: by their keys.
+        damaged: for each source partition the first offset and the bytes of each batch that no reader can decode.
     """
 
     def __init__(self, world: World, chance: Random) -> None:
         self._world, self._chance = world, chance
         self._ids = itertools.count()
         self.written: dict[int, list[tuple[int, bytes]]] = {each: [] for each in range(world.scenario.partitions)}
+        self.damaged: dict[int, list[tuple[int, bytes]]] = {each: [] for each in self.written}
+        self.records: dict[bytes, Record] = {}
+        upstream = Upstream(world, chance, self._note, self._note_damage)
+        names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
+        if world.scenario.tolerance == "none" and "damage" in names:
+            names.remove("damage")
+        self._kinds = [getattr(upstream, each) for each in names]
+
+    def _note(self, number: int, offset: int, record: Record) -> None:
+        assert record.key is not None
+        bisect.insort(self.written[number], (offset, record.key))
+        self.records[record.key] = record
+
+    def _note_damage(self, number: int, base: int, data: bytes) -> None:
+        self.damaged[number].append((base, data))
 
     async def write(self) -> None:
         """Writes all records of the scenario, in twice the time of the storm at most."""
@@ -34,18 +54,15 @@ class Source:
         while left > 0:
             count = min(left, chance.choice((1, 1, 2, 5, 10)))
             left -= count
-            self._write_batch(chance.randrange(scenario.partitions), count)
+            number = chance.randrange(scenario.partitions)
+            kind = chance.choice(self._kinds)
+            self._world.tell(f"raw-{number} gets {count} records: {kind.__name__}")
+            kind(number, [self._record(number) for _ in range(count)])
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
 
-    def _write_batch(self, number: int, count: int) -> None:
-        chance, scenario = self._chance, self._world.scenario
-        log = self._world.cluster.log("raw", number)
-        builder = DefaultRecordBatchBuilder(2, chance.choice((0, 0, 1, 2, 3)), False, -1, -1, -1, 1 << 30)
-        for delta in range(count):
-            key = b"p%d-%d" % (number, next(self._ids))
-            large = scenario.offloads and chance.random() < 0.4
-            value = key + b"." * (chance.choice((1_500, 3_000)) if large else chance.choice((0, 10, 200)))
-            builder.append(delta, self._world.cluster.now_ms, key, value, [("n", key)])
-            self.written[number].append((log.end + delta, key))
-        produced = log.append(bytes(builder.build()), 1 << 30)
-        assert produced.code == 0
+    def _record(self, number: int) -> Record:
+        chance = self._chance
+        key = b"p%d-%d" % (number, next(self._ids))
+        large = self._world.scenario.offloads and chance.random() < 0.4
+        value = key + b"." * (chance.choice((1_500, 3_000)) if large else chance.choice((0, 10, 200)))
+        return Record(key, value, (("n", key),), self._world.cluster.now_ms)
