@@ -23,6 +23,7 @@ from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, Desc
 from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
+from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.subscriptions import end_each_poll
 
@@ -89,6 +90,13 @@ class ConsumerControls:
         for partition, result in fetcher._records.items():
             store[partition] = result
         fetcher._records = store
+        set_error = fetcher._set_error
+
+        def set_first_error(partition: TopicPartition, error: BaseException) -> None:
+            if partition not in store:  # for which aiokafka ends the fetcher: a former leader has answered, too
+                set_error(partition, error)
+
+        fetcher._set_error = set_first_error
 
     def check_fetcher(self) -> None:
         """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
@@ -112,10 +120,15 @@ class ConsumerControls:
         coordinator = self._coordinator
         commit = coordinator._do_commit_offsets
 
-        async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        async def committed(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
             if not assignment.active or coordinator.generation < 0:
                 raise IllegalGenerationError(coordinator.group_id)
             await commit(assignment, offsets)
+
+        def commit_as_member(*args: Any) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(committed(*args))
+            task.add_done_callback(heard)  # aiokafka shields it: if its caller is cancelled, nobody looks at its error
+            return task
 
         coordinator._do_commit_offsets = commit_as_member
 

@@ -80,6 +80,7 @@ NAMES = (
     PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn_lock_value", "leave beside a client that connects"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
+    PrivateName("app.kafka.consumer_controls", Fetcher, "_set_error", "keep the first error of a partition"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_coordinator", "go back to a commit with its metadata"),
