@@ -23,7 +23,7 @@ _FILLED: Mapping[str, Any] = {
     "is_internal": False,
     "offline_replicas": [],
     "authorized_operations": -2147483648,
-    "rack": None,
+    "rack": "",  # `hash(None)` is an address before Python 3.12, and aiokafka keeps brokers in sets
     "config_synonyms": [],
     "group_instance_id": None,
     "instance_id": None,
