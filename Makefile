@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak simulate matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -188,6 +188,9 @@ chaos: setup-test ## Run the tests that kill workers and brokers with more traff
 
 soak: setup-test ## Break workers, store and broker at random for MINUTES=30, and check that nothing is lost (SEED=N)
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $${SEED:+--seed "$$SEED"} $(SOAK)
+
+simulate: setup-demo ## Run the worker in simulated worlds for MINUTES=10: each SEED is another history (SEED=N begins there)
+	@$(RUN) -m tests.simulation $$SEED --minutes $${MINUTES:-10} $(SIMULATE)
 
 matrix: setup-test ## Run the tests of the marker `matrix` on the brokers, Sparks, Pythons and packages that users have (CELLS=...)
 	@$(RUN) -m tests.matrix.run --workers "$(WORKERS)" --cells "$(CELLS)"

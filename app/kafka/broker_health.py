@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -200,4 +200,4 @@ class BrokerHealth:
 
 def ago(seconds: float) -> str:
     """The time so many seconds ago, for people, by the clock as it is now."""
-    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")

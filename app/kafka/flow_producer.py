@@ -29,7 +29,7 @@ class FlowProducer(Batches):
     Args:
         client: how to reach the cluster.
         settings: of the pipeline.
-        brokers: watches the producer, until it stops.
+        brokers: watches the producer; one with transactions until it stops, any other as long as the flow lasts.
         numbers, failed, bounds, limits, refit: see `Batches`.
         transactional_id: None for no transactions; with one, each record has to be written in one.
 
@@ -109,9 +109,9 @@ class FlowProducer(Batches):
             KafkaError: a request of the end has failed.
         """
         self.discard()
-        self._brokers.forget(self.client)
         try:
             if self._transactional_id is not None:
+                self._brokers.forget(self.client)  # others take its place while the flow lasts
                 await self._controls.release_transaction(_ABORT_S, abort=not isinstance(self.failure, FENCED))
         finally:
             await self._controls.abandon()

@@ -56,7 +56,7 @@ class Pipeline(Service):
     credentials and certificates of then.
 
     `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
-    failed; after that it waits until `begin_anew`.
+    failed; after that it waits until `begin_anew`. `runtime` is of this pipeline alone: its threads end with it.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like

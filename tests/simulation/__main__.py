@@ -1,41 +1,94 @@
-"""Runs histories: `python -m tests.simulation FIRST COUNT`."""
+"""`python -m tests.simulation [SEED [COUNT]]`: runs the worker in simulated worlds, one history for each seed.
+
+With one seed alone its history is printed. With --minutes, as many seeds run as there is time for. The exit status is 1
+if a promise was broken: then the shortest history that breaks it is printed, and the command that runs it again.
+"""
 
 from __future__ import annotations
 
-import gc
+import argparse
+import itertools
 import os
 import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-import tests.simulation.clock  # noqa: F401
-from tests.simulation.clock import real_s
-from tests.simulation.world import run
+__all__ = ["main"]
 
-CHUNK = 50
+_KINDS = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs them; the exit status."""
+    given = _parser().parse_args(arguments)
+    from tests.simulation.clock import real_s, take_the_place_of_time
+
+    take_the_place_of_time()  # before anything else of the project, or of aiokafka, is imported
+    from tests.simulation.cuts import Cuts
+    from tests.simulation.processes import Detail, outcomes
+    from tests.simulation.report import Report, explain, told
+
+    cuts = Cuts(
+        None if given.only is None else frozenset(given.only.split(",")) - {"none"}, given.workers, given.records
+    )
+    first = int(time.time()) if given.seed is None else given.seed
+    seeds: Iterable[int]
+    if given.minutes is not None:
+        until_s = real_s() + given.minutes * 60
+        seeds = itertools.takewhile(lambda _: real_s() < until_s, itertools.count(first))
+    else:
+        count = given.count or (1 if given.seed is not None else 1_000)
+        seeds = range(first, first + count)
+        if count == 1:
+            (outcome,) = outcomes([(first, cuts)], 1, Detail(history=True))
+            print("\n".join(told(outcome)))
+            return 1 if outcome.broken else 0
+    if given.seeds is not None:
+        lines = given.seeds.read_text().splitlines()
+        seeds = [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
+    else:
+        print(f"seeds from {first}", file=sys.stderr, flush=True)
+    report = Report()
+    digests = []
+    try:
+        jobs = ((seed, cuts) for seed in seeds)
+        for outcome in outcomes(jobs, given.processes, Detail(tally=given.tally), given.chunk):
+            report.add(outcome)
+            digests.append(f"{outcome.seed} {outcome.digest}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    if given.digests is not None:
+        given.digests.write_text("\n".join(digests) + "\n")
+    if given.tally:
+        print("\n".join(report.tallied()))
+    for found in [*report.broken.values()][:_KINDS]:
+        print("\n".join(explain(found, given.shrink)))
+    print("\n".join(report.summary()))
+    return 1 if report.broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    options.add_argument("seed", type=int, nargs="?", help="the first seed; by default the time")
+    options.add_argument("count", type=int, nargs="?", help="how many seeds (1 after a seed, else 1,000)")
+    options.add_argument("--minutes", type=float, help="as many seeds as this takes, in place of a count")
+    options.add_argument("--seeds", type=Path, help="the seeds of this file, one at the start of each line")
+    options.add_argument(
+        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at a time (%(default)s: the cores)"
+    )
+    options.add_argument("--chunk", type=int, default=50, help="histories of one process (%(default)s)")
+    options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
+    options.add_argument("--only", metavar="NAMES", help="the only faults and acts that happen, or none")
+    options.add_argument("--workers", type=int, help="at the start, at most")
+    options.add_argument("--records", type=int, help="in the source, at most")
+    options.add_argument("--tally", action="store_true", help="print how often each thing happened")
+    options.add_argument("--digests", type=Path, help="write the digest of each history into this file")
+    return options
+
 
 if __name__ == "__main__":
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    began = real_s()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    for at in range(first, first + count, CHUNK):
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            continue
-        steps = 0
-        mine = range(at, min(at + CHUNK, first + count))
-        for seed in mine:
-            world, broken = run(seed)
-            steps += world.loop.steps
-            if broken:
-                print(seed, world.scenario)
-                if count < 3:
-                    print("\n".join(world.told))
-                print(seed, broken)
-            elif count < 3:
-                print("\n".join(world.told[-80:]))
-        print(round(steps / len(mine)), "steps each", flush=True)
-        os._exit(0)
-    seconds = real_s() - began
-    print(count, "histories", round(seconds, 2), "s")
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of texts would have another order each time, and a seed another history.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+    sys.exit(main())

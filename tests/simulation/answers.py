@@ -23,7 +23,7 @@ _FILLED: Mapping[str, Any] = {
     "is_internal": False,
     "offline_replicas": [],
     "authorized_operations": -2147483648,
-    "rack": None,
+    "rack": "a",  # not None, whose hash differs between processes until Python 3.12
     "config_synonyms": [],
     "group_instance_id": None,
     "instance_id": None,

@@ -1,4 +1,4 @@
-"""The clock of the process: in a history that of its loop. It has to be imported before all modules of the worker.
+"""The clock of the process: in a history that of its loop.
 
 aiokafka and `app/kafka` ask `time` themselves; some keep its function as a default when they are imported.
 The same is done with what draws at random beside `random`, so that a seed gives one history.
@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 
-__all__ = ["BEGAN_S", "real_s"]
+__all__ = ["BEGAN_S", "installed", "monotonic", "real_s", "take_the_place_of_time", "wall"]
 
 BEGAN_S = 1_800_000_000.0
 """The time since 1970 when the clock of a loop is at 0."""
@@ -41,7 +41,14 @@ def urandom(size: int) -> bytes:
     return _urandom(size) if _loop_s() is None else random.randbytes(size)  # a simulation
 
 
-time.monotonic = time.perf_counter = monotonic
-time.time = wall
-os.urandom = urandom
-uuid.uuid4 = lambda: uuid.UUID(bytes=urandom(16), version=4)
+def take_the_place_of_time() -> None:
+    """Lets all modules that are imported from now on have these clocks, for as long as the process lives."""
+    time.monotonic = time.perf_counter = monotonic
+    time.time = wall
+    os.urandom = urandom
+    uuid.uuid4 = lambda: uuid.UUID(bytes=urandom(16), version=4)
+
+
+def installed() -> bool:
+    """Whether they have."""
+    return time.monotonic is monotonic

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
+
+from tests.simulation.story import request_name
 
 __all__ = ["Weather"]
 
@@ -34,7 +37,7 @@ class Weather:
     """Draws what becomes of each request while the storm lasts.
 
     Args:
-        chance: of the seed.
+        stream: gives a random stream of the seed, by name: each API of each worker has its own.
         rate: of the requests something happens to, from 0 to 1.
         happens: called with each fault; says whether it is to happen.
 
@@ -42,50 +45,52 @@ class Weather:
         calm: whether nothing goes wrong any more.
     """
 
-    def __init__(self, chance: Random, rate: float, happens: Callable[[str], bool]) -> None:
+    def __init__(self, stream: Callable[[str], Random], rate: float, happens: Callable[[str, str], bool]) -> None:
         self.calm = False
-        self._chance = chance
+        self._stream = stream
+        self._chances: dict[tuple[int, int], tuple[Random, Iterator[int]]] = {}
+        chance = stream("weather")
         self._rate = rate
         self._happens = happens
         self._kinds = [each for each in _KINDS if chance.random() < 0.6] or ["error"]
         # A fault of each request says little; one that comes again and again for a single API goes deep.
         self._only = {chance.choice([*_ERRORS])} if chance.random() < 0.3 else None
 
-    def fate(self, node: int, request: Any) -> Any:
-        """What becomes of a request, or of a connection (None for the request).
+    def fate(self, worker: int, node: int, request: Any) -> Any:
+        """What becomes of a request of a worker, or of a connection (None for the request).
 
         Returns:
             None for nothing; `silent`, `lost`, `unanswered`, `stale`; seconds that it is late; or an error code, and
             whether the request is processed.
         """
-        if self.calm or self._chance.random() >= self._rate:
-            return None
         key = -1 if request is None else request.API_KEY
-        if self._only is not None and key not in self._only:
+        if self.calm or not self._rate or (self._only is not None and key not in self._only):
             return None
-        kind = self._chance.choice(self._kinds)
-        found = self._drawn(kind, key)
-        if found is None or not self._happens(f"broker {node}, {_name(request)}: {_words(found)}"):
+        found = self._chances.get((worker, key))
+        if found is None:
+            found = self._chances[worker, key] = self._stream(f"weather {worker} {key}"), itertools.count()
+        chance, numbers = found
+        number = next(numbers)
+        if chance.random() >= self._rate:
             return None
-        return found
+        fate = self._drawn(chance, chance.choice(self._kinds), key)
+        if fate is None:
+            return None
+        text = f"worker {worker}, broker {node}, {request_name(request)}: {_words(fate)}"
+        return fate if self._happens(f"{worker}.{key}.{number}", text) else None
 
-    def _drawn(self, kind: str, key: int) -> Any:
-        if kind == "silent" and self._chance.random() < 0.7:
+    @staticmethod
+    def _drawn(chance: Random, kind: str, key: int) -> Any:
+        if kind == "silent" and chance.random() < 0.7:
             kind = "slow"  # silence takes long
         if key < 0:
             return "lost" if kind != "silent" else "silent"
         if kind == "slow":
-            return self._chance.choice((0.05, 0.3, 1.0, 4.0)) * self._chance.random()
+            return chance.choice((0.05, 0.3, 1.0, 4.0)) * chance.random()
         if kind == "error":
             errors = _ERRORS.get(key)
-            return None if errors is None else self._chance.choice(errors)
+            return None if errors is None else chance.choice(errors)
         return kind
-
-
-def _name(request: Any) -> str:
-    if request is None:
-        return "connect"
-    return type(request).__name__.removesuffix(f"_v{request.API_VERSION}")
 
 
 def _words(fate: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests.simulation.answers import answer
 from tests.simulation.cluster import API_VERSIONS, Broker, Cluster
 from tests.simulation.refusals import refused, with_error
 
-__all__ = ["NETWORK", "Network", "install"]
+__all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
@@ -39,6 +39,7 @@ class Network:
         cluster: the brokers.
         chance: draws how long each way takes.
         fate: what becomes of a request; see `Weather.fate`.
+        seen: called with each request that a broker has processed, and the fields of its response; None for nobody.
         outside: the context of the cluster: what it does goes on when the process is gone.
     """
 
@@ -48,8 +49,9 @@ class Network:
         chance: Random,
         fate: Callable[[int, Any], Any],
         outside: contextvars.Context,
+        seen: Callable[[int, Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.cluster, self.chance, self.fate, self.outside = cluster, chance, fate, outside
+        self.cluster, self.chance, self.fate, self.outside, self.seen = cluster, chance, fate, outside, seen
         self.connections: dict[_Connection, None] = {}
         self.dead = False
 
@@ -143,7 +145,16 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
 
     def _process(self, struct: Any, reply: Any) -> None:
         assert self._broker is not None
-        self._network.cluster.handle(self._broker.number, struct, reply)
+        number, seen = self._broker.number, self._network.seen
+        if seen is None:
+            self._network.cluster.handle(number, struct, reply)
+            return
+
+        def tell(**fields: Any) -> None:
+            seen(number, struct, fields)
+            reply(**fields)
+
+        self._network.cluster.handle(number, struct, tell)
 
     def _reply(self, **fields: Any) -> None:
         if self._open:
@@ -198,7 +209,7 @@ async def _connect(host: str, port: int, **options: Any) -> Any:
     return connection
 
 
-def install() -> None:
+def take_the_place_of_connections() -> None:
     """Lets all clients of this process connect to the brokers of `NETWORK`."""
     aiokafka.client.create_conn = _connect
     setattr(app.kafka.clients, "create_conn", _connect)  # noqa: B010  # which it imports, and does not offer

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-__all__ = ["Scenario", "drawn"]
+from tests.simulation.cuts import Cuts
+
+__all__ = ["Scenario", "cut", "drawn"]
 
 
 @dataclass(slots=True)
@@ -99,3 +101,11 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )
+
+
+def cut(scenario: Scenario, cuts: Cuts) -> None:
+    """Makes a scenario smaller."""
+    if cuts.workers is not None:
+        scenario.workers = min(scenario.workers, cuts.workers)
+    if cuts.records is not None:
+        scenario.records = min(scenario.records, cuts.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from random import Random
@@ -24,17 +25,24 @@ class StoreWorld:
         rate: of the calls that fail.
     """
 
-    def __init__(self, chance: Random, tell: Callable[[str], None]) -> None:
+    def __init__(self, chance: Random, tell: Callable[[str], None], happens: Callable[[str, str], bool]) -> None:
         self.payloads: dict[str, bytes] = {}
         self.down = self.lying = False
         self.rate = 0.0
         self._chance = chance
         self._tell = tell
+        self._happens = happens
+        self._numbers = itertools.count()
 
     def call(self, what: str) -> None:
         """Fails, or not."""
-        if self.down or (self.rate and self._chance.random() < self.rate):
+        fails = self.down
+        if fails:
             self._tell(f"store: {what} fails")
+        elif self.rate:
+            number = next(self._numbers)
+            fails = self._chance.random() < self.rate and self._happens(f"store.{number}", f"store: {what} fails")
+        if fails:
             raise PayloadStoreError(f"the simulated store does not answer: {what}", retriable=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -18,21 +19,27 @@ class Storm:
 
     Args:
         world: to which they happen.
-        chance: of the seed.
         tell: called with what happens.
     """
 
-    def __init__(self, world: World, chance: Random, tell: Callable[[str], None]) -> None:
-        self._world, self._chance, self._tell = world, chance, tell
+    def __init__(self, world: World, tell: Callable[[str], None]) -> None:
+        self._world, self._tell = world, tell
+        self._chance = Random(0)  # each act has one of its own
 
     async def blow(self) -> None:
         """Acts for the time of the scenario."""
-        scenario, loop = self._world.scenario, self._world.loop
+        world = self._world
+        scenario, loop = world.scenario, world.loop
         until_s = loop.time() + scenario.storm_s
-        while loop.time() < until_s:
+        for number in itertools.count():
+            self._chance = world.stream(f"act {number}")
             await asyncio.sleep(self._chance.random() * scenario.storm_s / 2)
             if scenario.acts:
-                self._world.act(self._chance.choice(scenario.acts))
+                act = self._chance.choice(scenario.acts)
+                if world.happens(f"act.{number}", act):
+                    getattr(self, act)()
+            if loop.time() >= until_s:
+                return
 
     def kill(self) -> None:
         """A worker is gone, and another one starts."""

@@ -7,25 +7,34 @@ import contextvars
 import itertools
 import logging
 import random
+import re
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
 from app.config.parsing import parse
 from app.pipeline import service
+from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
+from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
-from tests.simulation.network import Network, install
+from tests.simulation.network import Network, take_the_place_of_connections
 from tests.simulation.promises import Broken, Promises
-from tests.simulation.scenario import drawn
+from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
+from tests.simulation.story import codes, exchange, request_name
 from tests.simulation.worker import Worker
 
-__all__ = ["World", "run"]
+__all__ = ["Broken", "World"]
 
+# What differs from one fault to the next of a kind.
+_PLACE = re.compile(r"worker \d+, broker \d+, |\d+\.\d+ s |(?<=put |get )[\w-]+ ")
+_VARIES = re.compile(r"\d+(?:[.,]\d+)*")
 _CALM_S = 300.0  # after this time without faults, all must be done
 
 # Nothing of them is collected: the coroutines of what was killed would go on to clean up.
@@ -37,49 +46,78 @@ class World:
 
     Args:
         seed: from which all is drawn.
-        muted: the numbers of faults and acts that do not happen, so that a history becomes shorter.
+        cuts: what is left out.
+        tallies: whether all that happens is counted.
+        aloud: whether the requests that matter are told too.
 
     Attributes:
         told: what has happened, each with the virtual time.
-        happened: how many faults and acts there were.
+        happened: the names of the faults and acts that there were, in order.
+        requests: when each request came, from which worker, to which broker, of which API.
+        tally: how often each thing happened.
     """
 
-    def __init__(self, seed: int, muted: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        cuts: Cuts = Cuts(),  # noqa: B008  # frozen
+        *,
+        tallies: bool = False,
+        aloud: bool = False,
+    ) -> None:
         self.seed = seed
-        self.chance = chance = Random(seed)
+        self.requests: list[tuple[float, int, int, int]] = []
+        self.tally: Counter[str] = Counter()
+        self.tallies, self._aloud = tallies, aloud
         random.seed(seed)
         self.told: list[str] = []
-        self._muted = muted
-        self.happened = 0
+        self._only = cuts.only
+        self.happened: list[str] = []
+        chance = self.stream("scenario")
         self.scenario = drawn(chance, ACTS)
+        cut(self.scenario, cuts)
         self.settings = parse(self.scenario.document())
-        self.loop = SimulatedLoop(chance, shuffles=chance.random() < 0.5)
-        self.weather = Weather(chance, self.scenario.rate, self.happens)
-        self.store = StoreWorld(chance, self.tell)
-        self.cluster = Cluster(self.loop, chance)
+        self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
+        self.weather = Weather(self.stream, self.scenario.rate, self.happens)
+        self.store = StoreWorld(self.stream("store"), self.tell, self.happens)
+        self.cluster = Cluster(self.loop, self.stream("cluster"))
         self.workers: list[Worker] = []
-        self.source = Source(self, chance)
+        self.source = Source(self, self.stream("source"))
         self.promises = Promises(self)
         self._outside = contextvars.Context()
-        self._storm = Storm(self, chance, self.tell)
+        self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
+
+    def stream(self, name: str) -> Random:
+        """A random stream of its own: what is left out of one part of a history changes no other part's draws."""
+        return Random(f"{self.seed} {name}")
 
     def tell(self, text: str) -> None:
         """Notes what happens."""
         self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
 
-    def happens(self, text: str) -> bool:
-        """Counts a fault or an act, and notes it; False if it is muted."""
-        self.happened += 1
-        if self.happened in self._muted:
+    def happens(self, name: str, text: str) -> bool:
+        """Notes a fault or an act; False if it is left out. Its name is the same in each history of the seed."""
+        if self._only is not None and name not in self._only:
             return False
-        self.tell(f"({self.happened}) {text}")
+        self.happened.append(name)
+        self.tell(f"({name}) {text}")
+        if self.tallies:
+            self.tally[f"happened: {_PLACE.sub('', text)}"] += 1
         return True
 
-    def act(self, name: str) -> None:
-        """Lets an act of the storm happen, unless it is muted."""
-        if self.happens(name):
-            getattr(self._storm, name)()
+    def _fate(self, worker: int, node: int, request: Any) -> Any:
+        self.requests.append((self.loop.now_s, worker, node, -1 if request is None else request.API_KEY))
+        return self.weather.fate(worker, node, request)
+
+    def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
+        if self.tallies:
+            self.tally[f"request: {request_name(request)}"] += 1
+            for code in codes(fields):
+                self.tally[f"answer of {request_name(request)}: error {code}"] += 1
+        text = exchange(request, fields) if self._aloud else None
+        if text is not None:
+            self.tell(f"worker {worker} -> broker {node}: {text}")
 
     @property
     def alive(self) -> list[Worker]:
@@ -88,8 +126,11 @@ class World:
 
     def new_worker(self) -> None:
         """One more worker starts."""
-        network = Network(self.cluster, self.chance, self.weather.fate, self._outside)
-        worker = Worker(self.loop, next(self._numbers), network, self.settings, self.chance, self.tell)
+        number = next(self._numbers)
+        chance = self.stream(f"worker {number}")
+        seen = partial(self._seen, number) if self._aloud or self.tallies else None
+        network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
+        worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
         self.workers.append(worker)
         worker.begin()
 
@@ -99,6 +140,8 @@ class World:
         Raises:
             Broken: a promise was not kept.
         """
+        assert installed(), "a history runs in the processes of tests.simulation.processes alone"
+        take_the_place_of_connections()
         scenario = self.scenario
         self.cluster.create("raw", scenario.partitions)
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
@@ -177,18 +220,7 @@ class _Logs(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None and promises.broken is None:
             text = logging.Formatter().formatException(record.exc_info)
             promises.broken = f"the log of {record.name} has: {record.getMessage()}\n{text}"
+        if self._world.tallies:
+            self._world.tally[f"log: {_VARIES.sub('#', record.getMessage())}"] += 1
         if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
             self._world.tell(f"[{record.name}] {record.getMessage()}")
-
-
-def run(seed: int, muted: frozenset[int] = frozenset()) -> tuple[World, str | None]:
-    """Runs the history of a seed; its world, and what it has broken, or None."""
-    world = World(seed, muted)
-    try:
-        world.run()
-    except Broken as exc:
-        return world, str(exc)
-    return world, None
-
-
-install()

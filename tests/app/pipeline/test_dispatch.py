@@ -21,13 +21,13 @@ from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
-from app.pipeline.runtime import Runtime, Threads
+from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import DefectError, RecordError, Termination
 from stores.memory import MemoryStore
 from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
-from tests.app.pipeline.runtimes import running_on
+from tests.app.pipeline.runtimes import SHARED, running_on
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
@@ -68,18 +68,17 @@ class Bench:
         self.stats = PipelineStats()
         self.termination = Termination("p", lambda: None)
         pipeline = settings()
-        runtime = Runtime(Threads(1))
         letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
         self.dispatcher = Dispatcher(
             self.lanes,
             share,
             retries=cast(Any, None),
             error_policy=ErrorPolicy(
-                pipeline, letters, share, runtime=runtime, stats=self.stats, termination=self.termination
+                pipeline, letters, share, runtime=SHARED, stats=self.stats, termination=self.termination
             ),
             delivery=cast(Any, self.output),
             termination=self.termination,
-            clock=runtime.monotonic,
+            clock=SHARED.monotonic,
         )
 
     def begin(self, chain: Chain, runtime: Runtime) -> None:

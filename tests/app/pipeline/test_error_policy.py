@@ -16,9 +16,9 @@ from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Slot, held_bytes
-from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
+from tests.app.pipeline.runtimes import SHARED
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
 from transforms.errors import (
@@ -58,7 +58,7 @@ class Bench:
         pipeline = settings(**keys)
         writer = None if letters is None else LetterWriter(pipeline, letters, None)
         self.error_policy = ErrorPolicy(
-            pipeline, writer, self.share, runtime=Runtime(Threads(1)), stats=self.stats, termination=self.termination
+            pipeline, writer, self.share, runtime=SHARED, stats=self.stats, termination=self.termination
         )
 
     def slot(self, held: int = 5_000) -> Slot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from app.pipeline.runtime import STORE_THREADS, Threads
+from app.pipeline.runtime import STORE_THREADS
 from tests.app.pipeline.runtimes import running_on
 
 
@@ -28,19 +28,19 @@ async def test_only_calls_of_the_store_wait_for_a_store_that_hangs() -> None:
 async def test_what_hangs_is_given_up() -> None:
     """After `renew` no call waits for those before it, and what had not begun is cancelled."""
     over, names = threading.Event(), list[str]()
-    threads = Threads(1)
-    try:
-        async with asyncio.timeout(20):
-            hanging, waiting = threads.call(over.wait), threads.call(int)
-            threads.renew()
-            await threads.call(lambda: names.append(threading.current_thread().name))
-            assert names[0].startswith(STORE_THREADS)
-            await asyncio.wait([waiting])
-            assert waiting.cancelled()
-            assert not hanging.done()
-    finally:
-        over.set()
-        threads.close()
+    with running_on(1) as runtime:
+        threads = runtime.threads
+        try:
+            async with asyncio.timeout(20):
+                hanging, waiting = threads.call(over.wait), threads.call(int)
+                threads.renew()
+                await threads.call(lambda: names.append(threading.current_thread().name))
+                assert names[0].startswith(STORE_THREADS)
+                await asyncio.wait([waiting])
+                assert waiting.cancelled()
+                assert not hanging.done()
+        finally:
+            over.set()
 
 
 async def test_a_call_apart_is_over_however_it_ends() -> None:

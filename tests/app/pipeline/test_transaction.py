@@ -47,7 +47,8 @@ def destination_of(
 ) -> Destination:
     """Where a pipeline writes, whose consumer lets clients carry epochs so."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
-    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
+    guarantee: dict[str, object] = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
+    guarantee["transaction.boundary.interval.ms"] = 59_000  # none ends by its age, however busy the machine is
     settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
     plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
     brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)

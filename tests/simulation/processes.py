@@ -1,0 +1,159 @@
+"""Runs histories in processes of their own: what one leaves behind, no other one finds.
+
+Nothing of a killed worker may be collected while a history runs, as coroutines that are collected clean up. So there is
+no garbage collection, and a process ends after some histories.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import os
+import pickle
+import selectors
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.cuts import Cuts
+from tests.simulation.outcome import Outcome
+from tests.simulation.world import Broken, World
+
+__all__ = ["Detail", "outcomes", "played"]
+
+_MOST_CPU_S = 60.0  # a callback that never ends is no step of the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What is noted of each history beside whether it broke a promise.
+
+    Attributes:
+        tally: how often each thing happened.
+        history: in words, with the requests that matter.
+    """
+
+    tally: bool = False
+    history: bool = False
+
+
+def played(seed: int, cuts: Cuts, detail: Detail) -> Outcome:
+    """Runs one history in this process, which must be one of those of `outcomes`."""
+    began_s = time.process_time()
+    world = World(seed, cuts, tallies=detail.tally, aloud=detail.history)
+    broken: str | None = None
+    try:
+        world.run()
+    except Broken as exc:
+        broken = str(exc)
+    except _TooLongError:
+        broken = f"a callback did not end in {_MOST_CPU_S:.0f} s of CPU:\n{traceback.format_exc()}"
+    except Exception:  # noqa: BLE001  # of the simulation, or of the worker: of this seed
+        broken = f"the simulation failed:\n{traceback.format_exc()}"
+    digest = hashlib.sha256(repr((world.told, world.requests, world.loop.steps, world.loop.now_s, broken)).encode())
+    return Outcome(
+        seed,
+        cuts,
+        broken,
+        digest.hexdigest()[:16],
+        tuple(world.happened),
+        world.loop.steps,
+        world.loop.now_s - 1_000,
+        time.process_time() - began_s,
+        world.scenario.workers,
+        world.scenario.records,
+        world.tally,
+        tuple(world.told) if detail.history else (),
+    )
+
+
+class _TooLongError(BaseException):
+    """Raised wherever the process is."""
+
+
+def _too_long(*_: Any) -> None:
+    raise _TooLongError
+
+
+@dataclass(slots=True)
+class _Child:
+    number: int
+    jobs: list[tuple[int, Cuts]]
+    data: bytearray
+
+    def outcomes(self, status: int) -> Iterator[Outcome]:
+        """What it has sent; and that it died, if it did."""
+        view, at = bytes(self.data), 0
+        done = 0
+        while at + 4 <= len(view):
+            size = int.from_bytes(view[at : at + 4], "big")
+            if at + 4 + size > len(view):
+                break
+            yield pickle.loads(view[at + 4 : at + 4 + size])  # noqa: S301  # of a child of this process
+            at += 4 + size
+            done += 1
+        for seed, cuts in self.jobs[done : done + 1]:
+            yield Outcome(seed, cuts, f"the process of the history ended with status {status}", "")
+
+
+def outcomes(
+    jobs: Iterable[tuple[int, Cuts]], processes: int, detail: Detail = Detail(), chunk: int = 1
+) -> Iterator[Outcome]:
+    """Runs histories, so many at a time; what came of each, those of a process together.
+
+    Args:
+        jobs: seeds, and what is left out. It is asked for more when a process is free.
+        processes: at a time.
+        detail: what is noted.
+        chunk: histories of a process.
+    """
+    jobs = iter(jobs)
+    gc.collect()
+    gc.freeze()  # what is there now is never looked at again, nor copied
+    with selectors.DefaultSelector() as pipes:
+        running = 0
+        while True:
+            while running < processes and (mine := [*itertools.islice(jobs, chunk)]):
+                reader, child = _forked(mine, detail)
+                pipes.register(reader, selectors.EVENT_READ, child)
+                running += 1
+            if not running:
+                return
+            for key, _ in pipes.select():
+                data = os.read(key.fd, 1 << 16)
+                if data:
+                    key.data.data += data
+                    continue
+                pipes.unregister(key.fd)
+                os.close(key.fd)
+                running -= 1
+                _, status = os.waitpid(key.data.number, 0)
+                yield from key.data.outcomes(os.waitstatus_to_exitcode(status))
+
+
+def _forked(jobs: list[tuple[int, Cuts]], detail: Detail) -> tuple[int, _Child]:
+    reader, writer = os.pipe()
+    number = os.fork()
+    if number:
+        os.close(writer)
+        return reader, _Child(number, jobs, bytearray())
+    status = 1
+    try:
+        os.close(reader)
+        gc.disable()
+        signal.signal(signal.SIGPROF, _too_long)
+        for seed, cuts in jobs:
+            signal.setitimer(signal.ITIMER_PROF, _MOST_CPU_S)
+            data = pickle.dumps(played(seed, cuts, detail))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            with os.fdopen(os.dup(writer), "wb") as pipe:
+                pipe.write(len(data).to_bytes(4, "big") + data)
+        status = 0
+    except KeyboardInterrupt:
+        status = 130
+    finally:
+        os._exit(status)

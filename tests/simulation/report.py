@@ -1,0 +1,100 @@
+"""What a run of the simulation reports: its progress, each kind of broken promise with a short history, the sums."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from tests.simulation.clock import real_s
+from tests.simulation.outcome import Outcome
+from tests.simulation.processes import Detail, outcomes
+from tests.simulation.shrinking import shrunk
+
+__all__ = ["Report", "explain", "told"]
+
+_EVERY_S = 20.0
+_SEEDS = 8
+
+
+class Report:
+    """Of one run.
+
+    Attributes:
+        broken: by kind, the outcomes that broke a promise.
+        tally: how often each thing happened.
+    """
+
+    def __init__(self) -> None:
+        self.broken: dict[str, list[Outcome]] = defaultdict(list)
+        self.tally: Counter[str] = Counter()
+        self._began_s = self._said_s = real_s()
+        self._count = self._steps = 0
+        self._virtual_s = self._cpu_s = 0.0
+        self._slowest: Outcome | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        """Counts a history; reports a new kind of broken promise, and the progress now and then."""
+        self._count += 1
+        self._steps += outcome.steps
+        self._virtual_s += outcome.virtual_s
+        self._cpu_s += outcome.cpu_s
+        self.tally += outcome.tally
+        if self._slowest is None or outcome.cpu_s > self._slowest.cpu_s:
+            self._slowest = outcome
+        if outcome.broken is not None:
+            kinds = self.broken[outcome.kind]
+            kinds.append(outcome)
+            if len(kinds) == 1:
+                _say(f"seed {outcome.seed}: {outcome.kind}")
+        if real_s() - self._said_s > _EVERY_S:
+            self._said_s = real_s()
+            _say(f"{self._count:,} histories, {sum(map(len, self.broken.values()))} broke a promise")
+
+    def summary(self) -> Iterator[str]:
+        """The sums, a line each."""
+        seconds, count = real_s() - self._began_s, max(1, self._count)
+        yield (
+            f"{self._count:,} histories in {seconds:.1f} s, {self._count / max(seconds, 0.001):.0f} a second; each has"
+            f" {self._cpu_s / count * 1000:.1f} ms of CPU, {self._steps / count:,.0f} steps,"
+            f" {self._virtual_s / count:.1f} virtual seconds"
+        )
+        if self._slowest is not None:
+            yield f"the longest: seed {self._slowest.seed}, {self._slowest.cpu_s:.2f} s, {self._slowest.steps:,} steps"
+        for kind, found in sorted(self.broken.items(), key=lambda each: -len(each[1])):
+            seeds = " ".join(str(each.seed) for each in found[:_SEEDS])
+            yield f"{len(found):,} broke: {kind} (seeds {seeds}{' …' if len(found) > _SEEDS else ''})"
+
+    def tallied(self) -> Iterator[str]:
+        """How often each thing happened, the rarest last."""
+        for name, count in sorted(self.tally.items(), key=lambda each: (each[0].split(":")[0], -each[1], each[0])):
+            yield f"{count:9,} {name}"
+
+
+def explain(found: list[Outcome], seconds: float) -> Iterator[str]:
+    """The shortest history of one kind of broken promise that so many seconds find."""
+    smallest = min(found, key=lambda each: (len(each.happened), each.steps))
+    best = shrunk(smallest, seconds) if seconds > 0 else smallest
+    (outcome,) = outcomes([(best.seed, best.cuts)], 1, Detail(history=True))
+    yield f"seed {outcome.seed}, {len(outcome.happened)} of its {len(smallest.happened)} faults and acts:"
+    yield from told(outcome)
+    yield f"again: {best.command}"
+
+
+def told(outcome: Outcome) -> Iterator[str]:
+    """A history in words, and its end."""
+    before, times = "", 0
+    for line in outcome.history:
+        text = line[9:]
+        if text == before:
+            times += 1
+            continue
+        if times:
+            yield f"           … {times} times more"
+        before, times = text, 0
+        yield f"  {line}"
+    yield f"  BROKEN: {outcome.broken}" if outcome.broken else "  all promises were kept"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

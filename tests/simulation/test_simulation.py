@@ -1,0 +1,58 @@
+"""The worker in simulated worlds; see The simulation in CONTRIBUTING.md."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_SEEDS = Path(__file__).with_name("seeds.txt")
+_FRESH = 1_000
+
+
+def _run(*arguments: object, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *map(str, arguments)],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _digests(folder: Path, seeds: list[int], *arguments: object, hash_seed: str) -> dict[str, str]:
+    given, found = folder / "seeds", folder / "digests"
+    given.write_text("\n".join(map(str, seeds)))
+    run = _run("--seeds", given, "--digests", found, "--shrink", 0, *arguments, hash_seed=hash_seed)
+    assert run.returncode in (0, 1), run.stderr
+    return dict(line.split() for line in found.read_text().splitlines())
+
+
+def test_seed_has_one_history(tmp_path: Path) -> None:
+    """A seed has the same history in another process, behind other seeds, and whatever the order of sets is."""
+    seeds = [*range(1, 31)]
+    first = _digests(tmp_path, seeds, "--processes", 1, "--chunk", 30, hash_seed="0")
+    again = _digests(tmp_path, seeds[::-1], "--processes", 2, "--chunk", 7, hash_seed="7")
+    assert len(first) == len(seeds)
+    assert again == first
+
+
+def test_seeds_that_found_something_break_no_promise() -> None:
+    """Each seed of `seeds.txt` broke a promise once, and breaks none now."""
+    run = _run("--seeds", _SEEDS, "--processes", 1)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.slow
+def test_fresh_seeds_break_no_promise() -> None:
+    """Histories that nobody has run before break no promise: each commit has other seeds."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False).stdout
+    first = int(head[:7] or "1", 16)
+    run = _run(first, _FRESH, "--processes", 1)
+    assert run.returncode == 0, (
+        f"Seeds from {first} on broke a promise. Your change may not be at fault, as these seeds are new: see"
+        f" 'The simulation' in CONTRIBUTING.md.\n{run.stdout}{run.stderr}"
+    )
