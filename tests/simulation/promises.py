@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.damaged import Damaged
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
 from tests.simulation.reader import UnreadableError
@@ -26,11 +26,13 @@ class Promises:
 
     Attributes:
         broken: the first promise that was found broken while the history went on; None if none was.
+        damaged: the batches that no reader can decode.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.broken: str | None = None
+        self.damaged = Damaged(world)
 
     def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
         """Each record below a committed offset is durable."""
@@ -51,7 +53,7 @@ class Promises:
         if self.broken is not None:
             return
         try:
-            lacking = self._world.delivered.lacking(number, end)
+            lacking = [*self._world.delivered.lacking(number, end), *self.damaged.lost(number, end)]
         except UnreadableError as exc:
             self.broken = f"out-{number}: {exc}"
             return
@@ -83,6 +85,8 @@ class Promises:
 
     def _check_output(self) -> None:
         world = self._world
+        if world.scenario.exactly_once and (twice := self.damaged.twice()):
+            raise Broken(f"two dead letters for the batches at {twice}")
         for number in world.source.written:
             try:
                 fault = world.delivered.faults(number)
@@ -91,21 +95,10 @@ class Promises:
             if fault is not None:
                 raise Broken(f"out-{number}: {fault}")
 
-            self._check_damaged(number)
-
-    def _check_damaged(self, number: int) -> None:
-        """Each batch that no reader can decode is a dead letter."""
-        world = self._world
-        values = [record.value for log in world.cluster.topics["dead"].logs for _, record in log.committed()]
-        for base, data in world.source.damaged[number]:
-            count = values.count(data)
-            if not count or (count > 1 and world.scenario.exactly_once):
-                raise Broken(f"raw-{number}: the batch from {base} on cannot be decoded, and has {count} dead letters")
-
     def _check_stopped(self, worker: Worker) -> None:
         name = worker.process.name
         if worker.budget.used:
             raise Broken(f"{name} holds {worker.budget.used} bytes of the budget in the end")
-        for task in asyncio.all_tasks(self._world.loop):
-            if self._world.loop.context_of(task).get(PROCESS) is worker.process:
+        for task in self._world.loop.tasks:
+            if not task.done() and self._world.loop.context_of(task).get(PROCESS) is worker.process:
                 raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ class Source:
     Attributes:
         written: for each source partition the messages that are whole, in the order in which they are.
         began: for each source partition all messages.
-        damaged: for each source partition the first offset and the bytes of each batch that no reader can decode.
+        damaged: for each source partition the batches that no reader can decode: offset of the damage, and bytes.
     """
 
     def __init__(self, world: World, chance: Random) -> None:
@@ -37,8 +37,6 @@ class Source:
         self.damaged: dict[int, list[tuple[int, bytes]]] = {each: [] for each in self.written}
         upstream = Upstream(world, chance, self._note, self._note_damage)
         names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
-        if world.scenario.tolerance == "none" and "damage" in names:
-            names.remove("damage")
         self._kinds = {each: getattr(upstream, each) for each in names}
 
     def _note(self, number: int, offset: int, record: Record) -> None:
@@ -48,8 +46,8 @@ class Source:
         if len(message.offsets) == message.end + 1:
             bisect.insort(self.written[number], message, key=attrgetter("offset"))
 
-    def _note_damage(self, number: int, base: int, data: bytes) -> None:
-        self.damaged[number].append((base, data))
+    def _note_damage(self, number: int, offset: int, data: bytes) -> None:
+        self.damaged[number].append((offset, data))
 
     async def write(self) -> None:
         """Writes all records of the scenario, in about twice the time of the storm at most."""

@@ -220,7 +220,9 @@ class World:
 
     def _poisoned(self, worker: Worker) -> bool:
         """Whether it has ended for a record that can never succeed, as it is to without dead letters."""
-        return worker.failed is not None and not worker.tolerates and self.delivered.poison(worker.failed)
+        if worker.failed is None or worker.tolerates:
+            return False
+        return self.delivered.poison(worker.failed) or self.promises.damaged.ended(worker)
 
     def _tolerate(self) -> None:
         """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""
