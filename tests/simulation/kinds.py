@@ -102,6 +102,11 @@ class Work:
     gives_up: bool
     runs_out: bool
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether some messages are written in chunks."""
+        return any(each.startswith("message") for each in self.makers)
+
 
 def drawn_work(chance: Random) -> Work:
     """One of the kinds, with messages."""

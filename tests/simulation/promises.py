@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.damaged import Damaged
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
+from tests.simulation.memory import excess, left_over
 from tests.simulation.reader import UnreadableError
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class Promises:
     def _check_durable(self, number: int, end: int) -> None:
         if self.broken is not None:
             return
+        for worker in self._world.alive:
+            if (held := excess(worker)) is not None:
+                self.broken = f"{worker.process.name} {held}"
+                return
         try:
             lacking = [*self._world.delivered.lacking(number, end), *self.damaged.lost(number, end)]
         except UnreadableError as exc:
@@ -78,6 +83,8 @@ class Promises:
             raise Broken(self.broken)
         self._check_output()
         for worker in self._world.workers:
+            if (held := excess(worker)) is not None:
+                raise Broken(f"{worker.process.name} {held}")
             if not worker.process.dead:
                 self._check_stopped(worker)
         if self._world.loop.troubles:
@@ -97,8 +104,8 @@ class Promises:
 
     def _check_stopped(self, worker: Worker) -> None:
         name = worker.process.name
-        if worker.budget.used:
-            raise Broken(f"{name} holds {worker.budget.used} bytes of the budget in the end")
+        if (held := left_over(worker)) is not None:
+            raise Broken(f"{name} {held}")
         for task in self._world.loop.tasks:
             if not task.done() and self._world.loop.context_of(task).get(PROCESS) is worker.process:
                 raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]

@@ -26,6 +26,7 @@ class Scenario:
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        in_flight_bytes: of a worker.
         store_threads: how many calls of the store go on at a time.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
@@ -41,6 +42,7 @@ class Scenario:
     storm_s: float
     rate: float
     store_threads: int = 8
+    in_flight_bytes: int = 100_000
     odd: float = 0.0
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Scenario:
             table["errors.deadletterqueue.topic.name"] = "dead"
         return {
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
-            "in.flight.bytes": 100_000,
+            "in.flight.bytes": self.in_flight_bytes,
             "store.threads": self.store_threads,
             "task.shutdown.graceful.timeout.ms": 5_000,
             "pipeline": {"p": table},
@@ -110,6 +112,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         records=chance.choice((3, 8, 20, 40)),
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        in_flight_bytes=100_000 if work.in_chunks else chance.choice((20_000, 100_000)),
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
         acts=[each for each in acts if chance.random() < 0.4],
