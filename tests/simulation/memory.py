@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["excess", "left_over"]
 
-_ONE_RECORD = 3 * (MOST_BYTES + 1_100) + RECORD_OVERHEAD_BYTES + 400
-"""The largest record of `Messages`, with the copies that it takes to compress it."""
+_ONE_RECORD = 5 * (MOST_BYTES + 1_100) + RECORD_OVERHEAD_BYTES
+"""The largest record of `Messages`, with the copies that it takes to split and to compress it."""
 
 
 def excess(worker: Worker) -> str | None:

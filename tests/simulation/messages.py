@@ -171,7 +171,9 @@ class Messages:
 
     def a_long_key(self, key: bytes) -> Message:
         """A record that the sink does not take, whatever becomes of its value."""
-        return self._whole(self._bytes(key, 5_000), key, "dead")
+        message = self._whole(key, key, "dead")
+        message.key = self._bytes(key, 5_000)
+        return message
 
     def a_bare_value(self, key: bytes) -> Message:
         """A value without the wrapper that it must have."""
