@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -31,6 +31,7 @@ __all__ = ["ConsumerControls"]
 
 _STOP_S = 3.0
 _LEAVE_S = 2.0
+_TRIES, _END_S = 10, 0.05  # to end a task, and how long one may take
 
 _Found = TypeVar("_Found")
 
@@ -189,19 +190,32 @@ class ConsumerControls:
         what has ended the fetcher, and then stops nothing else.
         """
         coordinator, fetcher = self._coordinator, self._fetcher
+        if fetcher is not None:
+            await _end([fetcher.error_future])
+            await _end(fetcher._pending_tasks)
         if coordinator is not None:
             leave_in_any_case(coordinator, self.client, self._backoff_s)
         with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
             await asyncio.wait_for(self.consumer.stop(), _STOP_S)
             return
-        tasks: list[asyncio.Task[None] | None] = []
-        if fetcher is not None:
-            tasks += [fetcher.error_future, *fetcher._pending_tasks]
         if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
-        for task in filter(None, tasks):
-            task.cancel()
-        if coordinator is not None:
+            await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
         await self.client.close()
+
+
+async def _end(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancels tasks, and waits until they have ended.
+
+    A task that waits for another one hands its cancellation on to that, and goes on if the other one just ends: so does
+    aiokafka's fetcher in a rebalance. Whatever has not ended is cancelled again.
+    """
+    left = [task for task in tasks if task is not None and not task.done()]
+    for _ in range(_TRIES):
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_END_S)
+        left = [task for task in left if not task.done()]
