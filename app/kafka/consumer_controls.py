@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -20,18 +20,14 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
-from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
 from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
-
-_STOP_S = 3.0
-_LEAVE_S = 2.0
-_TRIES, _END_S = 10, 0.05  # to end a task, and how long one may take
 
 _Found = TypeVar("_Found")
 
@@ -184,38 +180,5 @@ class ConsumerControls:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Stops the consumer within about five seconds; a member that is not static leaves the group.
-
-        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
-        what has ended the fetcher, and then stops nothing else.
-        """
-        coordinator, fetcher = self._coordinator, self._fetcher
-        if fetcher is not None:
-            await _end([fetcher.error_future])
-            await _end(fetcher._pending_tasks)
-        if coordinator is not None:
-            leave_in_any_case(coordinator, self.client, self._backoff_s)
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self.consumer.stop(), _STOP_S)
-            return
-        if coordinator is not None:
-            await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
-        await self.client.close()
-
-
-async def _end(tasks: Iterable[asyncio.Task[None] | None]) -> None:
-    """Cancels tasks, and waits until they have ended.
-
-    A task that waits for another one hands its cancellation on to that, and goes on if the other one just ends: so does
-    aiokafka's fetcher in a rebalance. Whatever has not ended is cancelled again.
-    """
-    left = [task for task in tasks if task is not None and not task.done()]
-    for _ in range(_TRIES):
-        if not left:
-            return
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=_END_S)
-        left = [task for task in left if not task.done()]
+        """Stops the consumer, as `stop_in_time` does."""
+        await stop_in_time(self.consumer)

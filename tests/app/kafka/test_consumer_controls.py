@@ -87,28 +87,3 @@ async def test_the_first_error_of_a_partition_stands(
     for error in (first, OffsetOutOfRangeError({PLACE: 1})):
         fetcher._set_error(PLACE, error)
     assert store[PLACE]._error is first
-
-
-async def test_a_fetcher_that_loses_its_cancellation_ends(
-    consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a rebalance it waits for a task of its own, which takes the cancellation; it would go on for ever."""
-
-    async def ends() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-
-    async def fetch() -> None:
-        await asyncio.create_task(ends())
-        await asyncio.Event().wait()
-
-    async def close() -> None:
-        """Nothing of it is left."""
-
-    fetching = asyncio.create_task(fetch())
-    for _ in range(2):
-        await asyncio.sleep(0)
-    fetcher = SimpleNamespace(error_future=fetching, _pending_tasks=set[Any](), close=close)
-    monkeypatch.setattr(consumer, "_fetcher", fetcher)
-    await ConsumerControls(consumer).stop()
-    assert fetching.cancelled()
