@@ -20,16 +20,14 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
-from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
+from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
-
-_STOP_S = 3.0
-_LEAVE_S = 2.0
 
 _Found = TypeVar("_Found")
 
@@ -89,6 +87,13 @@ class ConsumerControls:
         for partition, result in fetcher._records.items():
             store[partition] = result
         fetcher._records = store
+        set_error = fetcher._set_error
+
+        def set_first_error(partition: TopicPartition, error: BaseException) -> None:
+            if partition not in store:  # for which aiokafka ends the fetcher: a former leader has answered, too
+                set_error(partition, error)
+
+        fetcher._set_error = set_first_error
 
     def check_fetcher(self) -> None:
         """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
@@ -112,10 +117,15 @@ class ConsumerControls:
         coordinator = self._coordinator
         commit = coordinator._do_commit_offsets
 
-        async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        async def committed(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
             if not assignment.active or coordinator.generation < 0:
                 raise IllegalGenerationError(coordinator.group_id)
             await commit(assignment, offsets)
+
+        def commit_as_member(*args: Any) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(committed(*args))
+            task.add_done_callback(heard)  # aiokafka shields it: if its caller is cancelled, nobody looks at its error
+            return task
 
         coordinator._do_commit_offsets = commit_as_member
 
@@ -170,25 +180,5 @@ class ConsumerControls:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Stops the consumer within about five seconds; a member that is not static leaves the group.
-
-        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
-        what has ended the fetcher, and then stops nothing else.
-        """
-        coordinator, fetcher = self._coordinator, self._fetcher
-        if coordinator is not None:
-            leave_in_any_case(coordinator, self.client, self._backoff_s)
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self.consumer.stop(), _STOP_S)
-            return
-        tasks: list[asyncio.Task[None] | None] = []
-        if fetcher is not None:
-            tasks += [fetcher.error_future, *fetcher._pending_tasks]
-        if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
-        for task in filter(None, tasks):
-            task.cancel()
-        if coordinator is not None:
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
-        await self.client.close()
+        """Stops the consumer, as `stop_in_time` does."""
+        await stop_in_time(self.consumer)

@@ -21,6 +21,8 @@ from aiokafka.client import CoordinationType
 from aiokafka.errors import ConcurrentTransactions, GroupAuthorizationFailedError
 from aiokafka.producer.sender import AddOffsetsToTxnHandler, AddPartitionsToTxnHandler
 
+from app.kafka.shielded import heard
+
 __all__ = ["TransactionRequests"]
 
 _FIRST_WAIT_S = 0.001
@@ -54,8 +56,10 @@ class TransactionRequests:
         """Lets the event loop not log the failure of a transaction that nobody waits for: each write tells it, too."""
 
         def failing(error: BaseException) -> None:
+            for *_, offsets in self._transactions._pending_txn_offsets:
+                offsets.add_done_callback(heard)
             fail(error)
-            self._transactions.wait_for_transaction_end().exception()
+            heard(self._transactions.wait_for_transaction_end())
 
         return failing
 

@@ -1,4 +1,8 @@
-"""The start of a transactional producer, which ends what the last producer of its `transactional.id` has left open."""
+"""The start of a transactional producer, which ends what the last producer of its `transactional.id` has left open.
+
+From then on it looks for its coordinators until it finds them. aiokafka's sender asks again after some errors, and ends
+with a traceback by all others, though most of these pass as well: a connection that breaks, a coordinator that loads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import asyncio
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import ConcurrentTransactions, KafkaTimeoutError
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import ConcurrentTransactions, CoordinatorNotAvailableError, KafkaError, KafkaTimeoutError
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from app.kafka.watched_client import Send, watch_requests
@@ -33,6 +38,7 @@ async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
         return answer
 
     watch_requests(producer.client, answered)
+    _look_up_again(producer.client)
     try:
         async with asyncio.timeout(_START_S) as timeout:
             await producer.start()
@@ -52,3 +58,18 @@ async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
                 "transaction.state.log.min.isr"
             )
         raise KafkaTimeoutError(told) from exc
+
+
+def _look_up_again(client: AIOKafkaClient) -> None:
+    """Gives each passing error of a search for a coordinator as one after which aiokafka searches again."""
+    look_up = client.coordinator_lookup
+
+    async def looked_up(kind: Any, name: str) -> Any:
+        try:
+            return await look_up(kind, name)
+        except KafkaError as exc:
+            if not exc.retriable:
+                raise
+            raise CoordinatorNotAvailableError from exc
+
+    client.coordinator_lookup = looked_up

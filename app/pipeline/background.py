@@ -11,7 +11,7 @@ from app.kafka.errors import KafkaError
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 
-__all__ = ["FORESEEN", "TaskEndedError", "begin"]
+__all__ = ["FORESEEN", "TaskEndedError", "begin", "end"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -53,3 +53,10 @@ def begin(
 
     task.add_done_callback(look)
     return task
+
+
+async def end(task: asyncio.Task[Any] | None) -> None:
+    """Cancels a task and waits until it has ended, whatever it ends with; None is no task."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])

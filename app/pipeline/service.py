@@ -181,7 +181,7 @@ class Pipeline(Service):
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._following is not None:
-            self._following.cancel()
+            await background.end(self._following)
             self._log.ends(self._left)
         await self._close_store()
         self._runtime.threads.close()
@@ -217,8 +217,7 @@ class Pipeline(Service):
 
     async def _close_store(self) -> None:
         """Closes the store, if it is open; the next flow opens it again."""
-        if self._watching is not None:
-            self._watching.cancel()
+        await background.end(self._watching)
         store, self._store, self._watching = self._store, None, None
         if store is None:
             return

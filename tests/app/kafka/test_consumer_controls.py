@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
+from collections import OrderedDict
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import NoOffsetForPartitionError
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import KafkaConnectionError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.delivering import idle_s
@@ -41,3 +47,43 @@ async def test_idle_time_counts_after_a_poll_that_raised(consumer: AIOKafkaConsu
         assert idle_s(consumer) == 0
         raise NoOffsetForPartitionError(PLACE)
     assert idle_s(consumer) > 0
+
+
+async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
+    consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka shields it from a caller that is cancelled: the event loop would log a traceback."""
+    let, troubles = asyncio.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+
+    async def commit(*_: object) -> None:
+        await let.wait()
+        raise KafkaConnectionError("it broke")
+
+    coordinator = SimpleNamespace(generation=1, group_id="g", _do_commit_offsets=commit)
+    monkeypatch.setattr(consumer, "_coordinator", coordinator)
+    ConsumerControls(consumer).commit_as_member()
+    committing = asyncio.shield(coordinator._do_commit_offsets(SimpleNamespace(active=True), {}))
+    await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    let.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert troubles == []
+
+
+async def test_the_first_error_of_a_partition_stands(
+    consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two leaders may be asked for a position, one after the other; aiokafka's fetcher would end by the second."""
+    fetcher = Fetcher.__new__(Fetcher)
+    fetcher._records, fetcher._prefetch_backoff = {}, 0.1
+    monkeypatch.setattr(consumer, "_fetcher", fetcher)
+    store = OrderedDict[Any, Any]()
+    ConsumerControls(consumer).keep_fetched_in(store)
+    first = NoOffsetForPartitionError(PLACE)
+    for error in (first, OffsetOutOfRangeError({PLACE: 1})):
+        fetcher._set_error(PLACE, error)
+    assert store[PLACE]._error is first

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import ConcurrentTransactions, CoordinatorLoadInProgressError
+from aiokafka.errors import ConcurrentTransactions, CoordinatorLoadInProgressError, ProducerFenced
 
 from app.kafka.producer import ProducerControls
 from app.kafka.transaction_requests import TransactionRequests
@@ -29,6 +30,25 @@ async def test_waits_grow_and_begin_again() -> None:
     # What else a broker says is waited for as aiokafka does it.
     assert requests.wait_s({CoordinatorLoadInProgressError.errno}, 0.1) == 0.1
     assert requests.wait_s(_REFUSED | {0}, 0.1) == 0.001
+    await producer.stop()
+
+
+async def test_offsets_that_fail_when_nobody_waits_for_them_are_not_logged() -> None:
+    """Their transaction took too long, and its writes report why; the event loop would log a traceback."""
+    producer, troubles = AIOKafkaProducer(transactional_id="any"), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+    TransactionRequests(producer, "any-group")
+    producer._txn_manager.set_pid_and_epoch(1, 0)
+    ProducerControls(producer).begin_transaction()
+    sending = asyncio.create_task(producer.send_offsets_to_transaction({TopicPartition("t", 0): (1, "")}, "any-group"))
+    await asyncio.sleep(0)
+    sending.cancel()
+    await asyncio.wait([sending])
+    del sending
+    producer._txn_manager.fatal_error(ProducerFenced())
+    await asyncio.sleep(0)
+    gc.collect()
+    assert troubles == []
     await producer.stop()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.pipeline.background import TaskEndedError, begin
+from app.pipeline.background import TaskEndedError, begin, end
 
 # Each place where a task is begun by other means: somebody awaits it, or it is given to the caller of a client.
 AWAITED = {
@@ -21,6 +21,7 @@ AWAITED = {
     "app/deadletters/replay.py": "`_flush` awaits it",
     "app/kafka/batches/producer.py": "`_send_all` gives each error to the records, and ends all sending",
     "app/kafka/cluster_id.py": "`get` waits for it, and asks again if there is no id",
+    "app/kafka/consumer_controls.py": "aiokafka awaits its commits",
     "app/kafka/configured_batches.py": "each `send` awaits it",
     "app/kafka/membership.py": "`leave` reads each result",
     "app/kafka/watched_client.py": "the start of the client awaits it",
@@ -95,6 +96,22 @@ async def test_a_task_that_is_cancelled_has_not_failed(caplog: pytest.LogCapture
     assert logged.getMessage().endswith("fails_to_end was to end: unexpected error")
     assert logged.exc_info is not None
     assert logged.exc_info[0] is UnforeseenError
+
+
+async def test_what_is_to_end_has_ended() -> None:
+    """So that a pipeline which has stopped leaves no task, and nobody has to ask whether there is one."""
+
+    async def fails_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError
+
+    task = begin(fails_to_end(), lambda _: None, lasting=True)
+    await asyncio.sleep(0)
+    await end(task)
+    assert task.done()
+    await end(None)
 
 
 def test_an_ended_task_has_the_root_of_our_errors() -> None:

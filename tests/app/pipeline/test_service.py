@@ -29,7 +29,7 @@ from app.pipeline.service import Pipeline
 from stores import registry
 from stores.keys import Key, Value
 from stores.memory import MemoryStore
-from tests.app.configurations import HEAD, ORDERS, settings_of
+from tests.app.configurations import HEAD, ORDERS, STORE, settings_of
 from transforms.errors import PayloadStoreError, RecordUnfitError, WideloadError
 
 _PLAN = Plan("orders", (Topic("raw", 1, 1_000_000, "delete"),), Topic("orders", 1, 1_000_000, "delete"), None)
@@ -40,7 +40,7 @@ _REFUSED = ReadRecord("raw", 0, 5, 0, b"k", b"v", ())
 class _FailingFlow:
     """A flow that fails while it finishes its records, as with one that can never succeed."""
 
-    degraded = awaited = progress = refused = None
+    degraded = awaited = progress = refused = trouble = None
     holding = renewing = False
     left: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     joins = True
@@ -143,6 +143,15 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_a_pipeline_that_has_stopped_leaves_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only watches has ended too: it would use clients and a store that are closed."""
+    before = asyncio.all_tasks()
+    without_store = ORDERS.replace("offload", "wrap").replace(STORE, "")
+    async with running(monkeypatch, [], orders=without_store):
+        assert len(asyncio.all_tasks()) > len(before)
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_stop_is_one_though_the_last_records_fail(monkeypatch: pytest.MonkeyPatch) -> None:
