@@ -32,10 +32,9 @@ class Delivered:
         self._next = 0
 
     def _reader(self, number: int) -> Reader:
-        found = self._readers.get(number)
-        if found is None:
-            world = self._world
-            log = world.cluster.log("out", number)
+        world = self._world
+        found, log = self._readers.get(number), world.cluster.log("out", number)
+        if found is None or found.log is not log:  # another topic of that name
             found = self._readers[number] = Reader(log, world.store.payloads, unwraps=self._unwraps)
         return found
 
@@ -63,7 +62,7 @@ class Delivered:
         ]
 
     def _settled(self, number: int, message: Message, below: int, came: set[bytes | None]) -> bool:
-        if message.fate != "dead" and message.key in came:
+        if self._world.losses.spares(message.key) or (message.fate != "dead" and message.key in came):
             return True
         if message.fate == "out":
             return False
@@ -79,7 +78,8 @@ class Delivered:
         """For each record of a message its dead letters; those of a chunk that came twice count for both."""
         by_part: dict[Any, list[Any]] = {}
         for part, offset in zip(message.parts, message.offsets, strict=False):
-            by_part.setdefault(part, []).extend(self._letters.get((number, offset), []))
+            letters = self._letters.get((number, offset), [])
+            by_part.setdefault(part, []).extend(letter for letter in letters if letter.key == message.key)
         return [by_part[part] for part, _ in zip(message.parts, message.offsets, strict=False)]
 
     def faults(self, number: int) -> str | None:
@@ -94,10 +94,14 @@ class Delivered:
         if reader.pending and not self._world.scenario.falls_back:
             return f"{reader.pending} messages in the sink lack chunks"
         written = self._world.source.written[number]
-        return self._wrong_values(written, got) or self._wrong_order(written, got) or self._wrong_letters(number)
+        return (
+            self._wrong_values(number, written, got)
+            or self._wrong_order(number, written, got)
+            or self._wrong_letters(number)
+        )
 
-    def _wrong_values(self, written: Sequence[Message], got: Sequence[Any]) -> str | None:
-        by_key = {message.key: message for message in written}
+    def _wrong_values(self, number: int, written: Sequence[Message], got: Sequence[Any]) -> str | None:
+        by_key = {message.key: message for message in (*self._world.source.began[number], *written)}
         for record in got:
             message = by_key.get(record.key)
             if message is None or message.fate == "dead":
@@ -108,14 +112,21 @@ class Delivered:
                 return f"{record.key[:20]!r} has another timestamp: {record.timestamp}, not {message.timestamp}"
         return None
 
-    def _wrong_order(self, written: Sequence[Message], got: Sequence[Any]) -> str | None:
+    def _wrong_order(self, number: int, written: Sequence[Message], got: Sequence[Any]) -> str | None:
         found = [record.key for record in got]
-        sure = [message.key for message in written if message.fate == "out"]
+        losses = self._world.losses
+        sure = [
+            message.key
+            for message in written
+            if message.fate == "out" and (message.key in found or not losses.spares(message.key))
+        ]
+        if losses.unsteady:
+            sure = [key for key in sure if key not in losses.gone]
         first = [key for key in dict.fromkeys(found) if key in {*sure}]
         if first != sure:
             missing = [key for key in sure if key not in first]
             return f"lost {missing[:_SHOWN]} of {len(sure)}" if missing else f"the order is {first}, not {sure}"
-        if self._world.scenario.exactly_once:
+        if self._world.scenario.exactly_once and number not in losses.repeated:
             once = {message.key for message in written if not message.again}
             twice = [key for key in dict.fromkeys(found) if key in once and found.count(key) > 1]
             if twice:
@@ -125,6 +136,8 @@ class Delivered:
     def _wrong_letters(self, number: int) -> str | None:
         came = {record.key for record in self._reader(number).read}
         for message in self._world.source.began[number]:
+            if self._world.losses.spares(message.key):
+                continue
             letters = self._of_parts(number, message)
             if message.fate == "out" and any(letters):
                 return f"{message.key[:20]!r} has come out, and is a dead letter too"
@@ -135,16 +148,13 @@ class Delivered:
             once = self._world.scenario.exactly_once and message.fate == "dead" and len(letters) == 1
             if once and len(letters[0]) > 1:
                 return f"{message.key[:20]!r} is a dead letter {len(letters[0])} times"
-            for each in letters:
-                if any(letter.key != message.key for letter in each):
-                    return f"{message.key[:20]!r} is a dead letter with another key"
         return None
 
     def poison(self, text: str) -> bool:
         """Whether the text names the place of a message that can never come out."""
         for number, messages in self._world.source.began.items():
             for message in messages:
-                if message.fate == "dead":
+                if message.fate == "dead" or self._world.losses.spares(message.key):
                     for offset in message.offsets:
                         if f"topic raw, partition {number}, offset {offset}:" in text:
                             return True

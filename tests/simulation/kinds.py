@@ -49,6 +49,11 @@ class Kind:
         return "chunk" in self.transforms or ("offload" in self.transforms and strategy != "offload")
 
     @property
+    def fits_less(self) -> bool:
+        """Whether all that comes out fits the sink if that takes less."""
+        return "offload" in self.transforms and not self.splits and not self.assembles
+
+    @property
     def stores(self) -> bool:
         strategy = self.keys.get("large.message.strategy", "offload")
         return "inflate" in self.transforms or ("offload" in self.transforms and strategy != "chunk")

@@ -51,7 +51,7 @@ class Promises:
             self._check_durable(number, commit.offset)
 
     def _check_durable(self, number: int, end: int) -> None:
-        if self.broken is not None:
+        if self.broken is not None or number in self._world.losses.unsteady:
             return
         for worker in self._world.alive:
             if (held := excess(worker)) is not None:
@@ -73,9 +73,17 @@ class Promises:
         for number in world.source.written:
             commit = offsets.get(("raw", number))
             end = world.cluster.log("raw", number).end
-            if end and (commit is None or commit.offset < end):
+            behind = end and (commit is None or commit.offset < end)
+            if behind or (number in world.losses.unsteady and self._missing(number)):
                 found[number] = (-1 if commit is None else commit.offset, end)
         return found
+
+    def _missing(self, number: int) -> bool:
+        """Whether something of a partition has come to nothing so far."""
+        try:
+            return bool(self._world.delivered.lacking(number, self._world.cluster.log("raw", number).end))
+        except UnreadableError:
+            return False  # as the check in the end says
 
     def check_end(self) -> None:
         """Raises `Broken` for what does not hold in the end, when all workers have stopped."""

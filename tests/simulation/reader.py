@@ -32,7 +32,7 @@ class Reader:
     """
 
     def __init__(self, log: PartitionLog, payloads: Mapping[str, bytes], *, unwraps: bool) -> None:
-        self._log, self._payloads, self._unwraps = log, payloads, unwraps
+        self.log, self._payloads, self._unwraps = log, payloads, unwraps
         self._assembler = Assembler(Limits(1_000, 1 << 30, 1 << 30, 0))
         self._next = 0
         self.read: list[RecordLike] = []
@@ -49,8 +49,8 @@ class Reader:
         Raises:
             UnreadableError: chunks do not make a message, or a reference leads nowhere.
         """
-        stable = self._log.stable
-        for offset, record in self._log.committed(self._next):
+        stable = self.log.stable
+        for offset, record in self.log.committed(self._next):
             if offset >= stable:
                 break
             self._next = offset + 1

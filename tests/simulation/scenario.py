@@ -115,7 +115,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         in_flight_bytes=100_000 if work.in_chunks else chance.choice((20_000, 100_000)),
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
-        acts=[each for each in acts if chance.random() < 0.4],
+        acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
         keys=keys,
     )
 

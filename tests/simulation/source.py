@@ -42,12 +42,18 @@ class Source:
     def _note(self, number: int, offset: int, record: Record) -> None:
         message = self._messages.by_key[record.key]
         message.note(offset, record)
+        if offset < self._world.cluster.log("raw", number).start:
+            self._world.losses.gone.add(message.key)
         self.began[number][message] = None
         if len(message.offsets) == message.end + 1:
             bisect.insort(self.written[number], message, key=attrgetter("offset"))
 
     def _note_damage(self, number: int, offset: int, data: bytes) -> None:
         self.damaged[number].append((offset, data))
+
+    def forget(self, number: int, end: int) -> None:
+        """A source partition has lost its records from the offset `end` on."""
+        self.written[number] = [each for each in self.written[number] if each.offset < end]
 
     async def write(self) -> None:
         """Writes all records of the scenario, in about twice the time of the storm at most."""
