@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,16 +60,16 @@ def _maker(schema: Any) -> _Make:
 
 def _made(kind: Any) -> _Make:
     if isinstance(kind, Schema):
-        parts = [(name, _maker(each) if isinstance(each, (Schema, Array)) else None) for name, each in _fields(kind)]
-        filled = _FILLED
+        names = [name for name, _ in _fields(kind)]
+        usual = {name: _FILLED[name] for name in names if name in _FILLED}
+        nested = [(name, _maker(each)) for name, each in _fields(kind) if isinstance(each, (Schema, Array))]
+        picked = operator.itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
 
         def row(given: Any) -> Any:
-            return tuple(
-                (given[name] if name in given else filled[name])
-                if make is None
-                else make(given[name] if name in given else filled[name])
-                for name, make in parts
-            )
+            filled = {**usual, **given}
+            for name, make in nested:
+                filled[name] = make(filled[name])
+            return picked(filled)
 
         return row
     if isinstance(kind, Array) and isinstance(kind.array_of, (Schema, Array)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +126,6 @@ class Promises:
         name = worker.process.name
         if worker.budget.used:
             raise Broken(f"{name} holds {worker.budget.used} bytes of the budget in the end")
-        for task in asyncio.all_tasks(self._world.loop):
-            if self._world.loop.context_of(task).get(PROCESS) is worker.process:
+        for task in self._world.loop.tasks:
+            if not task.done() and self._world.loop.context_of(task).get(PROCESS) is worker.process:
                 raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]
