@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -77,7 +76,8 @@ class GroupConsumer(ConsumerControls):
         interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
         backoff_ms = cast("int", settings.consumer["consumer.retry.backoff.ms"])
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
-        self._polled_s = time.monotonic()
+        self._clock = asyncio.get_running_loop().time
+        self._polled_s = self._clock()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
         join_patiently(self.client, interval_ms / 1000)
         brokers.watch(self.client)
@@ -131,7 +131,7 @@ class GroupConsumer(ConsumerControls):
 
     async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
         # Not the end of the poll, by which aiokafka goes: this is never later.
-        self._polled_s = time.monotonic()
+        self._polled_s = self._clock()
         if self._interrupted:
             return {}
         with self._waiting("rebalances"):  # nothing else takes longer than the time-out
@@ -157,7 +157,7 @@ class GroupConsumer(ConsumerControls):
 
         A paused partition gives no records, and loses what was read ahead.
         """
-        if time.monotonic() - self._polled_s < self._membership_s:
+        if self._clock() - self._polled_s < self._membership_s:
             return
         paused = self.consumer.assignment() - self.consumer.paused()
         self.consumer.pause(*paused)
@@ -170,7 +170,7 @@ class GroupConsumer(ConsumerControls):
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        waiting = what, time.monotonic()
+        waiting = what, self._clock()
         self._waits.append(waiting)
         try:
             yield
@@ -180,7 +180,7 @@ class GroupConsumer(ConsumerControls):
     @property
     def trouble(self) -> str | None:
         """What the group, or the leader of a partition, does not do, and since when; None if all is well."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         told = {
             what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
             for what, began_s in reversed(self._waits)  # of several the first counts

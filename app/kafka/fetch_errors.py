@@ -8,7 +8,6 @@ client looks for the leaders again, and the error is reported.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -50,14 +49,14 @@ class FetchErrors:
     Args:
         client: of a consumer that has not been started.
         pause_s: how long a response with such an error is held back.
-        clock: seconds that do not go back.
+        clock: seconds that do not go back; None for those of the event loop.
     """
 
-    def __init__(self, client: AIOKafkaClient, pause_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: AIOKafkaClient, pause_s: float, *, clock: Callable[[], float] | None = None) -> None:
         self._refused: dict[TopicPartition, tuple[int, float]] = {}
         self._client = client
         self._pause_s = pause_s
-        self._clock = clock
+        self._clock = clock or asyncio.get_running_loop().time
         watch_requests(client, self._watched)
 
     async def _watched(self, _: str, request: Any, send: Send) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +44,12 @@ class OffsetFetches:
     Args:
         client: of a consumer, started or not.
         backoff_s: how long to wait before the coordinator is asked again.
-        clock: seconds that do not go back.
+        clock: seconds that do not go back; None for those of the event loop.
     """
 
-    def __init__(
-        self, client: AIOKafkaClient, backoff_s: float, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: AIOKafkaClient, backoff_s: float, *, clock: Callable[[], float] | None = None) -> None:
         self._backoff_s = backoff_s
-        self._clock = clock
+        self._clock = clock or asyncio.get_running_loop().time
         self._partitions = 0
         self._told = False
         self._waits: dict[object, tuple[str, Sequence[int], float]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,10 +48,11 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any, float], 
         if before is not None and before.connected():
             return await connect(node_id, **options)  # each request comes through here
         address = _address(client, node_id)  # asked first: the next metadata may forget it
-        began_s = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         connection = await connect(node_id, **options)
         if connection is None or connection is not before:
-            tell(address, connection, time.monotonic() - began_s)
+            tell(address, connection, clock() - began_s)
         return connection
 
     client._get_conn = watched
