@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -240,34 +241,47 @@ class WholeRecordConsumer(DeliveringConsumer):
         self, partitions: tuple[TopicPartition, ...], left: set[TopicPartition], timeout_s: float, most: int | None
     ) -> None:
         """Fetches for the partitions without a backlog; waits for records only if no partition of the call has one."""
-        assembler, clock = self._pending.assembler, self._clock
+        assembler = self._pending.assembler
         expire_s = assembler.limits.expire_ms / 1000
         waiting = bool(expire_s and (assembler.pending or assembler.repeating))
         wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if waiting else timeout_s
         since_s = time.monotonic()
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
         others = set(partitions or self.assignment()) - left if left or waiting else set()
-        if not left:
-            self._waiting += 1
-            try:
-                found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
-            finally:
-                self._waiting -= 1
-        elif others:
-            found = await super().getmany(*others, timeout_ms=0, max_records=most)
-        else:
-            count_as_poll(self)
+        try:
+            if not left:
+                self._waiting += 1
+                try:
+                    # Rounded up: with the last fraction of a millisecond as 0, the calls would spin until it is over.
+                    wait_ms = math.ceil(wait_s * 1000)
+                    found = await super().getmany(*partitions, timeout_ms=wait_ms, max_records=most)
+                finally:
+                    self._waiting -= 1
+            elif others:
+                found = await super().getmany(*others, timeout_ms=0, max_records=most)
+            else:
+                count_as_poll(self)
+        except asyncio.CancelledError:  # `wait_for` may end each call of an application
+            if waiting:
+                self._let_pass(others, since_s, {})
+            raise
         # From here on no other task can run, so the records are sorted in the order in which they were read.
-        read = others - self.paused() if waiting else set()
-        clock.count(read, since_s)
-        self._take(found)
-        for tp in read:
-            self._pending.expire(tp, clock.now_ms(tp))
+        self._let_pass(others if waiting else set(), since_s, found)
         ahead = min(self._most or _AHEAD, _AHEAD)
         if found and most == 1 and ahead > 1 and not self._waiting:
             # The next calls take the others at hand. If another call waits, they are for that one.
             # Not those with a backlog, which would grow.
             self._take(await super().getmany(*(others if left else partitions), timeout_ms=0, max_records=ahead - 1))
+
+    def _let_pass(
+        self, partitions: set[TopicPartition], since_s: float, found: Mapping[TopicPartition, list[ConsumerRecord]]
+    ) -> None:
+        """Counts the time in which a call has read these partitions, takes what it found, and lets messages expire."""
+        read = partitions - self.paused() if partitions else partitions
+        self._clock.count(read, since_s)
+        self._take(found)
+        for tp in read:
+            self._pending.expire(tp, self._clock.now_ms(tp))
 
     def _take(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
         """Takes what was fetched; if that fails, the rest is read again, as the client is already behind all of it."""

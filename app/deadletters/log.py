@@ -18,6 +18,7 @@ from app.kafka.clients import translated
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.record_reader import RecordReader
 from app.kafka.refusals import Refusals, refused_name
+from app.kafka.stopping import stop_in_time
 from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError, WideloadError
@@ -244,4 +245,4 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
         refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
         raise refused or translated(exc, f"topic {topic.name}", refusals.code) from exc
     finally:
-        await consumer.stop()
+        await stop_in_time(consumer)

@@ -20,17 +20,14 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
-from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import Query
 from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import end_each_poll
 
 __all__ = ["ConsumerControls"]
-
-_STOP_S = 3.0
-_LEAVE_S = 2.0
 
 _Found = TypeVar("_Found")
 
@@ -183,25 +180,5 @@ class ConsumerControls:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Stops the consumer within about five seconds; a member that is not static leaves the group.
-
-        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
-        what has ended the fetcher, and then stops nothing else.
-        """
-        coordinator, fetcher = self._coordinator, self._fetcher
-        if coordinator is not None:
-            leave_in_any_case(coordinator, self.client, self._backoff_s)
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self.consumer.stop(), _STOP_S)
-            return
-        tasks: list[asyncio.Task[None] | None] = []
-        if fetcher is not None:
-            tasks += [fetcher.error_future, *fetcher._pending_tasks]
-        if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
-        for task in filter(None, tasks):
-            task.cancel()
-        if coordinator is not None:
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(leave(coordinator, self.client, self._backoff_s), _LEAVE_S)
-        await self.client.close()
+        """Stops the consumer, as `stop_in_time` does."""
+        await stop_in_time(self.consumer)

@@ -11,6 +11,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_topics
 from app.kafka.offset_fetches import OffsetFetches
+from app.kafka.offset_lookups import follow_leaders
+from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import Subscriptions, Undelivered
 
 __all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
@@ -19,7 +21,7 @@ __all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
 class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
     """An `AIOKafkaConsumer` whose commits, automatic ones too, are of delivered records only.
 
-    It asks for committed offsets as `OffsetFetches` does.
+    It asks for committed offsets as `OffsetFetches` does, and for others as `follow_leaders` does.
 
     Args:
         undelivered: the records that were fetched and not delivered.
@@ -34,6 +36,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         check_topics(topics)
         super().__init__(**arguments)
         OffsetFetches(self._client, self._retry_backoff_ms / 1000)
+        follow_leaders(self._client)
         self._undelivered = undelivered
         self._subscription = Subscriptions(undelivered, self._loop)
         if topics:
@@ -43,6 +46,11 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def closed(self) -> bool:
         """True once `stop` has been called."""
         return bool(self._closed)
+
+    async def stop(self) -> None:
+        """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""
+        if not self.closed:
+            await stop_in_time(self, super().stop, self._request_timeout_ms / 1000)
 
     def may_deliver(self, partition: TopicPartition) -> bool:
         """False while the partition is paused, or not assigned, or may go to another member of the group."""

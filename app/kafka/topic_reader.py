@@ -16,8 +16,10 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.metadata_requests import create_no_topics
+from app.kafka.offset_lookups import follow_leaders
 from app.kafka.record_reader import RecordReader
 from app.kafka.refusals import Refusals, refused_name
+from app.kafka.stopping import stop_in_time
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
@@ -100,6 +102,7 @@ def topic_consumer(
         max_poll_interval_ms=_POLL_INTERVAL_MS,
         fetch_max_wait_ms=fetch_max_wait_ms,
     )
+    follow_leaders(made._client)
     return create_no_topics(made)
 
 
@@ -265,4 +268,4 @@ async def open_reader(
             raise refused or translated(exc, f"topic {topic.name}", code) from exc
         yield reader
     finally:
-        await consumer.stop()
+        await stop_in_time(consumer)

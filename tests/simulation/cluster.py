@@ -321,7 +321,7 @@ class Cluster:
     def _heartbeat(self, node: int, request: Any, reply: Reply) -> None:
         code = self._coordinates(node, 0, request.group)
         if code:
-            reply(error_code=code)
+            reply(error_code=0 if code == LOADING else code)  # as `GroupCoordinatorService.heartbeat` does
         else:
             self.groups.heartbeat(request, reply)
 

@@ -20,7 +20,7 @@ _ERRORS: dict[int, tuple[tuple[int, bool], ...]] = {
     9: ((14, False), (15, False), (16, False)),
     10: ((15, False), (14, False)),
     11: ((14, False), (15, False), (16, False)),
-    12: ((14, False), (15, False), (16, False)),
+    12: ((15, False), (16, False)),  # while it loads, a coordinator says that all is well
     13: ((14, False), (15, False), (16, False)),
     14: ((14, False), (15, False), (16, False)),
     22: ((14, False), (15, False), (16, False), (51, False)),

@@ -24,7 +24,7 @@ class Source:
         written: for each source partition the offset and the key of each record that must come out, in the order of
             their offsets; a key comes once only.
         records: by their keys.
-        damaged: for each source partition the first offset and the bytes of each batch that no reader can decode.
+        damaged: for each source partition the batches that no reader can decode: offset of the damage, and bytes.
     """
 
     def __init__(self, world: World, chance: Random) -> None:
@@ -35,8 +35,6 @@ class Source:
         self.records: dict[bytes, Record] = {}
         upstream = Upstream(world, chance, self._note, self._note_damage)
         names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
-        if world.scenario.tolerance == "none" and "damage" in names:
-            names.remove("damage")
         self._kinds = [getattr(upstream, each) for each in names]
 
     def _note(self, number: int, offset: int, record: Record) -> None:
@@ -44,8 +42,8 @@ class Source:
         bisect.insort(self.written[number], (offset, record.key))
         self.records[record.key] = record
 
-    def _note_damage(self, number: int, base: int, data: bytes) -> None:
-        self.damaged[number].append((base, data))
+    def _note_damage(self, number: int, offset: int, data: bytes) -> None:
+        self.damaged[number].append((offset, data))
 
     async def write(self) -> None:
         """Writes all records of the scenario, in twice the time of the storm at most."""

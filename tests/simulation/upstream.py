@@ -34,7 +34,7 @@ class Upstream:
         world: whose cluster has the logs.
         chance: of the seed.
         note: called with partition, offset and record of each that a reader of committed records must get.
-        damaged: called with partition, first offset and bytes of each batch that no reader can decode.
+        damaged: called for each batch that no reader can decode, with partition, offset of the damage, and bytes.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Upstream:
         log.append_as_is(data, base, base + len(records) - 1, records[-1].timestamp)
         for offset, each in enumerate(records[:good], base):
             self._note(number, offset, each)
-        self._damaged(number, base, data)
+        self._damaged(number, base + good, data)
 
 
 KINDS = [name for name in vars(Upstream) if not name.startswith("_")]

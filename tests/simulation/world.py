@@ -192,8 +192,11 @@ class World:
 
     async def _until_done(self) -> None:
         until_s, wait_s = self.loop.time() + _CALM_S, 0.2
-        while self.promises.left() or self.cluster.transactions.open:
+        damaged = self.promises.damaged
+        while (self.promises.left() or self.cluster.transactions.open) and not damaged.has_ended_all():
             for worker in self.alive:
+                if damaged.ended(worker):
+                    continue
                 if worker.failed is not None and worker.proven:
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm

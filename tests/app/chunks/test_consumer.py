@@ -111,3 +111,42 @@ async def test_call_does_not_wait_for_what_is_read_again(monkeypatch: pytest.Mon
         found = (await consumer.getmany(timeout_ms=100)).get(P3, [])
     assert ([each.value for each in found], [each.uuid for each in told]) == ([b"behind"], ["v"])
     await consumer.stop()
+
+
+async def test_call_does_not_spin_in_its_last_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits asks with the time that is left, rounded up: with none it would ask again and again."""
+    asked: list[int] = []
+
+    async def half(*_: TopicPartition, timeout_ms: int, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
+        asked.append(timeout_ms)
+        await asyncio.sleep(timeout_ms / 2_000)
+        return {}
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", half)
+    consumer = consuming()
+    assert await consumer.getmany(timeout_ms=20) == {}
+    assert asked[0] == 20
+    assert 0 not in asked[:-1]
+    await consumer.stop()
+
+
+async def test_messages_expire_though_each_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that waits with `asyncio.wait_for` cancels a call that gets nothing: its time counts too."""
+    batches = [[fetched(0, b"first"), letter(1, "a", 0)]]
+
+    async def wait(*_: TopicPartition, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
+        if not batches:
+            await asyncio.Event().wait()
+        return {P3: batches.pop()}
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", wait)
+    told: list[Discarded] = []
+    consumer = consuming(on_discarded=told.append, **{"expire.time.of.incomplete.chunked.message.ms": 30})
+    assert [each.value for each in (await consumer.getmany(timeout_ms=1_000))[P3]] == [b"first"]
+    for _ in range(200):
+        if told:
+            break
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.getone(), 0.005)
+    assert [each.reason for each in told] == ["expired"]
+    await consumer.stop()

@@ -1,0 +1,74 @@
+"""The end of a consumer whose own `stop` does not come to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from app.kafka.stopping import stop_in_time
+
+
+class Fetching:
+    """What `stop` looks at of the part of a consumer that fetches."""
+
+    def __init__(self) -> None:
+        self.error_future = asyncio.create_task(asyncio.Event().wait())
+        self._pending_tasks = {asyncio.create_task(asyncio.Event().wait())}
+
+    @property
+    def ended(self) -> bool:
+        return all(each.cancelled() for each in (self.error_future, *self._pending_tasks))
+
+
+class Client:
+    """Notes that it was closed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        """Takes a turn, as that of a connection does."""
+        await asyncio.sleep(0)
+        self.closed = True
+
+
+def consuming() -> tuple[Any, Client, Fetching]:
+    """A consumer without a group, as if it had started."""
+    consumer: Any = AIOKafkaConsumer()
+    consumer._client, consumer._fetcher = client, fetching = Client(), Fetching()
+    consumer._closed = True
+    return consumer, client, fetching
+
+
+async def hang() -> None:
+    """As a commit to a coordinator that is gone."""
+    await asyncio.Event().wait()
+
+
+async def leak() -> None:
+    """As aiokafka, which awaits a task that it has cancelled before its first step."""
+    task = asyncio.create_task(hang())
+    task.cancel()
+    await task
+
+
+@pytest.mark.parametrize("stop", [hang, leak])
+async def test_it_stops_in_any_case(stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Neither a stop that hangs, nor one that ends with the CancelledError of another task, leaves anything."""
+    consumer, client, fetching = consuming()
+    await stop_in_time(consumer, stop, 0.01)
+    assert (client.closed, fetching.ended) == (True, True)
+
+
+async def test_it_stops_though_it_is_cancelled() -> None:
+    """Whoever cancels the stop gets a consumer that has stopped, and the cancellation."""
+    consumer, client, fetching = consuming()
+    task = asyncio.create_task(stop_in_time(consumer, hang))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (client.closed, fetching.ended) == (True, True)

@@ -1,0 +1,174 @@
+"""The history of aiokafka's clients with chunks: `ChunkingProducer`, and `AssemblingConsumer` in a group."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tests.simulation.chunk_readers import Given, Reader
+from tests.simulation.chunk_writers import Sent, Writer, logged
+from tests.simulation.groups import Commit
+from tests.simulation.play import Actor, Play, played
+from tests.simulation.promises import Broken
+from transforms.commit_metadata import noted
+
+__all__ = ["ChunksPlay", "run"]
+
+_GROUP, _TOPIC = "readers", "chunks"
+_SERVERS = "broker:9001,broker:9002,broker:9003"
+
+
+class ChunksPlay(Play):
+    """See the module."""
+
+    def prepare(self) -> None:
+        chance = self.chance
+        self._numbers = itertools.count(1)
+        self._got: dict[int, dict[int, Given]] = {}
+        partitions = chance.choice((1, 1, 2, 3))
+        self._partitions = partitions
+        self.cluster.create(_TOPIC, partitions, max_message_bytes=str(chance.choice((700, 1_200))))
+        self.cluster.committed = self._committed
+        pending = chance.choice((40_000, 200_000))
+        self._expires = chance.random() < 0.2
+        self._reading: dict[str, Any] = {
+            "bootstrap.servers": _SERVERS,
+            "group.id": _GROUP,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6_000,
+            "heartbeat.interval.ms": 1_500,
+            "request.timeout.ms": 7_000,
+            "max.poll.interval.ms": 20_000,
+            "retry.backoff.ms": 100,
+            "enable.auto.commit": chance.random() < 0.5,
+            "auto.commit.interval.ms": 300,
+            "max.pending.chunked.bytes": pending,
+            "chunk.max.message.bytes": 5_000,
+            "max.pending.chunked.message": chance.choice((1, 2, 100)),
+            "expire.time.of.incomplete.chunked.message.ms": 500 if self._expires else 30_000,
+            "fetch.max.bytes": chance.choice((2_000, 52_428_800)),
+        }
+        self._habits = {
+            "one": chance.random() < 0.4,
+            "commits": not self._reading["enable.auto.commit"],
+            "own": chance.random() < 0.3,
+            "pauses": chance.random() < 0.2,
+            "seeks": chance.random() < 0.2,
+        }
+        self._writing: dict[str, Any] = {
+            "bootstrap.servers": _SERVERS,
+            "request.timeout.ms": 4_000,
+            "retry.backoff.ms": 100,
+            "linger.ms": chance.choice((0, 20)),
+            "max.request.size": 1_048_576,
+        }
+        if chance.random() < 0.3:
+            self._writing["chunk.max.bytes"] = 500
+        self._messages = chance.choice((2, 5, 10))
+        self.scenario = {"reading": self._reading, "writing": self._writing, "habits": self._habits}
+        for _ in range(chance.choice((1, 1, 2))):
+            self._new_writer()
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            self._new_reader()
+
+    def _new_writer(self) -> None:
+        name = f"writer {next(self._numbers)}"
+        writer = Writer(self, name, self._writing, self._partitions, self._messages)
+        self.actors.append(writer)
+        writer.begin(writer.work())
+
+    def _new_reader(self) -> None:
+        reader = Reader(self, f"reader {next(self._numbers)}", self._reading, self._habits)
+        self.actors.append(reader)
+        reader.begin(reader.work())
+
+    def replace(self, actor: Actor) -> None:
+        if isinstance(actor, Reader):
+            self._new_reader()
+        elif sum(isinstance(each, Writer) for each in self.actors) < 4:
+            self._new_writer()
+
+    # --- what the readers report --------------------------------------------------------------------------------------
+
+    def may_come(self, number: int) -> int:
+        """The least offset that a consumer may give after an assignment: what is below was given by the commit."""
+        commit = self.cluster.groups.committed(_GROUP).get((_TOPIC, number))
+        if commit is None:
+            return 0
+        note = noted(commit.metadata)
+        return max(commit.offset, 0 if note is None else note.delivered)
+
+    def given(self, given: Given) -> None:
+        """An application has a record, or has been told of a message that is not whole."""
+        self._got.setdefault(given.partition, {}).setdefault(given.offset, given)
+
+    def _committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
+        if group != _GROUP:
+            return
+        for (_, number), commit in offsets.items():
+            self.tell(f"committed {number}: {commit.offset} {commit.metadata!r}")
+            note = noted(commit.metadata)
+            below = max(commit.offset, 0 if note is None else note.delivered)
+            self._check_given(number, below, f"{number} is committed up to {below}")
+
+    def _check_given(self, number: int, below: int, what: str) -> None:
+        got = self._got.get(number, {})
+        for message in logged(self.cluster.log(_TOPIC, number)):
+            if message.whole and message.last < below and message.last not in got:
+                self.breaks(f"{what}, and {message.key!r} ({message.first}-{message.last}) was not given")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _sent(self) -> dict[bytes, Sent]:
+        return {key: sent for each in self.actors if isinstance(each, Writer) for key, sent in each.sent.items()}
+
+    def left(self) -> object:
+        writing = [each.process.name for each in self.actors if isinstance(each, Writer) and not each.ended]
+        if writing:
+            return writing
+        commits = self.cluster.groups.committed(_GROUP)
+        found = {}
+        for number in range(self._partitions):
+            commit, end = commits.get((_TOPIC, number)), self.cluster.log(_TOPIC, number).end
+            if end and (commit is None or commit.offset < end):
+                found[number] = (commit, end)
+        return found
+
+    def check_end(self) -> None:
+        sent = self._sent()
+        for number in range(self._partitions):
+            messages = logged(self.cluster.log(_TOPIC, number))
+            whole = {each.key: each for each in messages if each.whole}
+            for key, each in sent.items():
+                if each.partition == number and each.acknowledged is not None and key not in whole:
+                    raise Broken(f"{key!r} was acknowledged, and is not whole in the log of {number}")
+            self._check_order(whole, sent, number)
+            self._check_given(number, self.cluster.log(_TOPIC, number).end, f"{number} has ended")
+            for given in self._got.get(number, {}).values():
+                self._check_whole(given, sent, whole)
+        if self.broken is not None:
+            raise Broken(self.broken)
+
+    def _check_order(self, whole: Mapping[bytes, Any], sent: Mapping[bytes, Sent], number: int) -> None:
+        last: dict[str, tuple[int, bytes]] = {}
+        for key, each in sent.items():
+            if each.partition == number and key in whole and each.acknowledged is not None:
+                offset = whole[key].first
+                if offset < last.get(each.task, (-1, b""))[0]:
+                    raise Broken(f"{key!r} stands before {last[each.task][1]!r}, though it was sent behind it")
+                last[each.task] = offset, key
+
+    def _check_whole(self, given: Given, sent: Mapping[bytes, Sent], whole: Mapping[bytes, Any]) -> None:
+        if given.reason is None:
+            if given.key not in sent or sent[given.key].value != given.value:
+                raise Broken(f"{given.key!r} was given with another value")
+            if given.key not in whole:
+                raise Broken(f"{given.key!r} was given, and is not whole in the log")
+        elif given.key in whole and not (given.reason == "expired" and self._expires) and given.reason != "duplicate":
+            raise Broken(f"{given.key!r} is whole in the log, and was discarded: {given.reason}")
+
+
+def run(seed: int, muted: Collection[int] = frozenset()) -> tuple[Play, str | None]:
+    """See `world.run`."""
+    return played(ChunksPlay(seed, muted))

@@ -1,0 +1,54 @@
+"""What must come of the batches that no reader can decode: dead letters, or the end of the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.world import World
+
+__all__ = ["Damaged"]
+
+
+class Damaged:
+    """Looks at the batches of `Source.damaged` in a world.
+
+    Attributes:
+        ended_all: whether all workers have ended as they must.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.ended_all = False
+        self._world = world
+
+    def lost(self, number: int, end: int) -> list[int]:
+        """The offsets of damage below `end` of a source partition that are no dead letters."""
+        batches = [each for each in self._world.source.damaged[number] if each[0] < end]
+        values = self._values() if batches else []
+        return [offset for offset, data in batches if data not in values]
+
+    def twice(self) -> list[int]:
+        """The offsets of damage with more than one dead letter."""
+        values = self._values()
+        found = self._world.source.damaged.values()
+        return [offset for batches in found for offset, data in batches if values.count(data) > 1]
+
+    def _values(self) -> list[bytes | None]:
+        return [record.value for log in self._world.cluster.topics["dead"].logs for _, record in log.committed()]
+
+    def ended(self, worker: Worker) -> bool:
+        """Whether a pipeline has ended as it must if errors are not tolerated, with topic, partition and offset."""
+        if self._world.scenario.tolerance == "all" or worker.failed is None:
+            return False
+        places = [(number, offset) for number, found in self._world.source.damaged.items() for offset, _ in found]
+        return any(
+            f"topic raw, partition {number}, offset" in worker.failed and f"(offsets {offset} to" in worker.failed
+            for number, offset in places
+        )
+
+    def has_ended_all(self) -> bool:
+        """Whether that has happened to all workers; remembered in `ended_all`."""
+        alive = self._world.alive
+        self.ended_all = bool(alive) and all(self.ended(each) for each in alive)
+        return self.ended_all
