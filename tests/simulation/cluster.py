@@ -19,7 +19,7 @@ from tests.simulation.transactions import Transactions
 __all__ = ["API_VERSIONS", "Broker", "Cluster", "Topic"]
 
 NOT_LEADER, UNKNOWN_TOPIC, OUT_OF_RANGE, NOT_COORDINATOR, LOADING, FENCED_EPOCH, UNKNOWN_EPOCH = 6, 3, 1, 16, 14, 74, 76
-NOT_AVAILABLE, LEADER_NOT_AVAILABLE = 15, 5
+NOT_AVAILABLE, LEADER_NOT_AVAILABLE, NOT_ENOUGH_REPLICAS = 15, 5, 19
 
 API_VERSIONS: Mapping[int, tuple[int, int]] = {
     0: (3, 12), 1: (4, 17), 2: (1, 10), 3: (0, 13), 8: (2, 9), 9: (1, 9), 10: (0, 6), 11: (0, 9), 12: (0, 4),
@@ -69,6 +69,7 @@ class Cluster:
     """The cluster of one history.
 
     Attributes:
+        throttle_ms: how long the answers to Produce and Fetch say that the client has to wait.
         changed: called with a text for each thing that happens to the cluster.
         accepted: called with topic, partition and base offset for each batch that a producer has written.
     """
@@ -84,6 +85,7 @@ class Cluster:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._loading: dict[tuple[int, str], float] = {}
         self._topic_ids = 0
+        self.throttle_ms = 0
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
     # --- what tests do ------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ class Cluster:
 
     def _partition_row(self, number: int, log: PartitionLog) -> dict[str, Any]:
         replicas = sorted(self.brokers)
-        isr = [each for each in replicas if self.brokers[each].up]
+        isr = [log.node] if log.alone else [each for each in replicas if self.brokers[each].up]
         up = self.brokers[log.node].up
         return {
             "error_code": 0 if up else LEADER_NOT_AVAILABLE,
@@ -229,6 +231,8 @@ class Cluster:
                     producer_id, epoch = _stamp(octets)
                     if request.transactional_id is not None:
                         code = self.transactions.allows(request.transactional_id, producer_id, epoch, (topic, number))
+                    if log.alone and code == 0 and request.required_acks == -1:
+                        code = NOT_ENOUGH_REPLICAS
                     if code == 0:
                         produced = log.append(octets, int(self.topics[topic].config["max.message.bytes"]))
                         code, base = produced.code, produced.base
@@ -444,11 +448,14 @@ class Cluster:
         code = self._coordinates(node, 1, request.transactional_id)
         reply(error_code=code or self.transactions.end(request))
 
-    def _mark(self, place: tuple[str, int], producer_id: int, epoch: int, commit: bool) -> None:  # noqa: FBT001
+    def _mark(self, place: tuple[str, int], producer_id: int, epoch: int, commit: bool) -> bool:  # noqa: FBT001
         topic = self.topics.get(place[0])
-        if topic is not None:
+        if topic is not None:  # else there is nothing to mark any more
             log = topic.logs[place[1]]
+            if log.alone:
+                return False
             log.end_transaction(producer_id, epoch, commit=commit, time_ms=self.now_ms)
+        return True
 
     def _end_offsets(self, group: str, producer_id: int, commit: bool) -> None:  # noqa: FBT001
         pending = dict(self.groups.group(group).pending.get(producer_id, {}))

@@ -26,6 +26,8 @@ from tests.simulation.refusals import refused, with_error
 
 __all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
+_WITH_QUOTA = {0, 1}
+
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
 
@@ -71,6 +73,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._broker: Broker | None = None
         self._line: collections.deque[tuple[Any, Any]] = collections.deque()
         self._open = False
+        self._quiet_until_s = 0.0
         self._on_close_cb: Callable[..., None] | None
 
     def __del__(self) -> None:
@@ -109,7 +112,8 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._loop.call_later(seconds, call, *args, context=self._network.outside)
 
     def _go(self) -> None:
-        self._later(self._network.chance.random() * 0.002, self._arrive)
+        quiet_s = max(0.0, self._quiet_until_s - self._loop.time())
+        self._later(quiet_s + self._network.chance.random() * 0.002, self._arrive)
 
     def _arrive(self) -> None:
         if not self._open:
@@ -158,7 +162,11 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
 
     def _reply(self, **fields: Any) -> None:
         if self._open:
-            self._answer(answer(self._line[0][0], **fields))
+            request, throttle_ms = self._line[0][0], self._network.cluster.throttle_ms
+            if throttle_ms and request.API_KEY in _WITH_QUOTA:  # the broker answers, and reads nothing more for so long
+                fields["throttle_time_ms"] = throttle_ms
+                self._quiet_until_s = self._loop.time() + throttle_ms / 1000
+            self._answer(answer(request, **fields))
 
     def _answer(self, response: Any) -> None:
         self._later(self._network.chance.random() * 0.002, self._deliver, response)

@@ -56,6 +56,7 @@ class PartitionLog:
         epoch: of the leader.
         node: the leader.
         ongoing: by producer id, where its open transaction has begun.
+        alone: whether no other replica is in sync.
         aborted: producer id, first offset and last stable mark of aborted transactions.
     """
 
@@ -64,6 +65,7 @@ class PartitionLog:
         self.start = self.end = 0
         self.epoch = 0
         self.node = node
+        self.alone = False
         self.ongoing: dict[int, int] = {}
         self.aborted: list[tuple[int, int, int]] = []
         self._producers: dict[int, _Producer] = {}
@@ -73,7 +75,7 @@ class PartitionLog:
     @property
     def stable(self) -> int:
         """The last stable offset."""
-        return min(self.ongoing.values(), default=self.end)
+        return max(self.start, min(self.ongoing.values(), default=self.end))
 
     def append(self, data: bytes, limit: int) -> Produced:  # noqa: C901, PLR0911  # the checks of a broker, in order
         """Appends a batch of format 2 as a producer has sent it."""
@@ -169,6 +171,17 @@ class PartitionLog:
         keep = bisect_left([each.last for each in self.batches], self.start)
         del self.batches[:keep]
         del self._bases[:keep]
+
+    def truncate(self, end: int) -> None:
+        """What is lost when a replica leads that has not got it; no transaction may be there."""
+        while self.batches and self.batches[-1].base >= end:
+            self.batches.pop()
+            self._bases.pop()
+        self.end = self.batches[-1].last + 1 if self.batches else self.start
+
+    def records(self) -> list[Any]:
+        """All records of producers, committed or not."""
+        return [record for each in self.batches if not each.control for record in DefaultRecordBatch(each.data)]
 
     def offset_at(self, time_ms: int) -> tuple[int, int]:
         """Offset and time of the first record that is not older; -1 each if there is none."""

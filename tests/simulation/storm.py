@@ -8,13 +8,15 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulation.topic_acts import TopicActs
+
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["ACTS", "Storm"]
 
 
-class Storm:
+class Storm(TopicActs):
     """Lets things happen, as chance wills. Each public method but `blow` is an act that a scenario may name.
 
     Args:
@@ -107,5 +109,5 @@ class Storm:
         self._tell(f"store: down {store.down}, fails {store.rate}, lies {store.lying}")
 
 
-ACTS = [name for name in vars(Storm) if not name.startswith("_") and name != "blow"]
+ACTS = [name for name in (*vars(Storm), *vars(TopicActs)) if not name.startswith("_") and name != "blow"]
 """The names of all acts, in the order of the class."""
