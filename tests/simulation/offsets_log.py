@@ -1,8 +1,8 @@
 """The topic in which a cluster keeps the committed offsets, after a kill of all brokers.
 
-The new leader of a partition of `__consumer_offsets` has the high watermark of its disk, which may be seconds old. Until
-its followers have fetched, the coordinator answers as of that, and ListOffsets says that the latest offset is not
-available (KIP-207). What is written in that time is acknowledged once all replicas have it.
+The new leader of a partition of `__consumer_offsets` has the high watermark of its disk, which may be seconds old.
+Until its followers have fetched, the coordinator answers as of that, and ListOffsets says that the latest offset is
+not available (KIP-207). What is written in that time is acknowledged once all replicas have it.
 """
 
 from __future__ import annotations
