@@ -31,6 +31,9 @@ log = logging.getLogger(logger_name(__name__))
 _TOPIC = "__consumer_offsets"
 _CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1
 _TOPIC_AUTHORIZATION_FAILED = 29
+_NOT_COORDINATOR = 16
+# COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka ends by them, where it should look for another coordinator.
+_AWAY = (15, 7)
 # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request.
 _BEHIND = (5, 78)
 
@@ -80,7 +83,7 @@ class OffsetFetches:
             self._waits.pop(waiting, None)
         response = await send()
         if isinstance(request, OffsetFetchRequest):
-            _spread_error(request, response)
+            _tell_errors(request, response)
         return response
 
     async def _behind(self, connection: Any) -> Sequence[int]:
@@ -108,8 +111,8 @@ class OffsetFetches:
         return 0
 
 
-def _spread_error(request: OffsetFetchRequest, response: Any) -> None:
-    """Gives the error of a whole response to each of its partitions, as before version 2.
+def _tell_errors(request: OffsetFetchRequest, response: Any) -> None:
+    """Gives the error of a whole response to each of its partitions, as before version 2, so that aiokafka knows it.
 
     A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
     the errors of partitions alone: for it, nothing would be committed. That is so if a broker does not know the group:
@@ -120,3 +123,7 @@ def _spread_error(request: OffsetFetchRequest, response: Any) -> None:
         response.topics = [
             (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
         ]
+    response.topics = [
+        (topic, [(*rest, _NOT_COORDINATOR if code in _AWAY else code) for *rest, code in partitions])
+        for topic, partitions in response.topics
+    ]
