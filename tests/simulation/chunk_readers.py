@@ -33,8 +33,8 @@ class Given:
 class Reader(Actor):
     """An application that consumes, and commits."""
 
-    def __init__(self, play: Any, name: str, config: dict[str, Any], habits: dict[str, Any]) -> None:
-        super().__init__(play, name)
+    def __init__(self, play: Any, config: dict[str, Any], habits: dict[str, Any]) -> None:
+        super().__init__(play, "reader")
         self._config, self._habits = config, habits
         self._last: dict[int, int] = {}  # by partition: the last offset, since an assignment or a seek
         self._least: dict[int, int] = {}  # by partition: the least offset that may come
@@ -57,7 +57,7 @@ class Reader(Actor):
                 await consumer.stop()
 
     async def _consume(self, consumer: AssemblingConsumer) -> None:
-        chance, habits = self.play.chance, self._habits
+        chance, habits = self.chance, self._habits
         paused: list[TopicPartition] = []
         while not self.stopping:
             try:
@@ -81,7 +81,7 @@ class Reader(Actor):
 
     async def _acts(self, consumer: AssemblingConsumer, paused: list[TopicPartition]) -> None:
         """Commits, and what else an application does between two calls."""
-        chance, habits, calm = self.play.chance, self._habits, self.play.weather.calm
+        chance, habits, calm = self.chance, self._habits, self.play.weather.calm
         owned = sorted(consumer.assignment())
         if habits["commits"] and (calm or chance.random() < 0.5):
             if habits["own"] and chance.random() < 0.5:
@@ -100,7 +100,7 @@ class Reader(Actor):
             await self._seek(consumer, chance.choice(owned))
 
     async def _seek(self, consumer: AssemblingConsumer, tp: TopicPartition) -> None:
-        chance = self.play.chance
+        chance = self.chance
         seen = self._seen.get(tp.partition, [])
         kind = chance.choice(("record", "position", "committed", "beginning"))
         if kind == "record" and seen:

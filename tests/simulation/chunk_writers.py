@@ -81,8 +81,8 @@ class Writer(Actor):
 
     numbers: Iterator[int]
 
-    def __init__(self, play: Play, name: str, config: dict[str, Any], partitions: int, messages: int) -> None:
-        super().__init__(play, name)
+    def __init__(self, play: Play, config: dict[str, Any], partitions: int, messages: int) -> None:
+        super().__init__(play, "writer")
         self._config, self._partitions, self._messages = config, partitions, messages
         self.sent: dict[bytes, Sent] = {}
         self._ids = itertools.count()
@@ -92,7 +92,7 @@ class Writer(Actor):
         producer = await self._started()
         if producer is None:
             return
-        tasks = self.play.chance.choice((1, 1, 2))
+        tasks = self.chance.choice((1, 1, 2))
         await asyncio.gather(*(self._send_all(producer, number) for number in range(tasks)))
         await producer.stop()
 
@@ -110,7 +110,7 @@ class Writer(Actor):
         return None
 
     async def _send_all(self, producer: ChunkingProducer, task: int) -> None:
-        chance = self.play.chance
+        chance = self.chance
         results: list[tuple[bytes, Any]] = []
         for order in range(self._messages):
             if self.stopping:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tests.simulation.chunk_readers import Given, Reader
 from tests.simulation.chunk_writers import Sent, Writer, logged
 from tests.simulation.groups import Commit
-from tests.simulation.play import Actor, Play, played
+from tests.simulation.play import Actor, Play, PlayScenario
 from tests.simulation.promises import Broken
 from transforms.commit_metadata import noted
 
-__all__ = ["ChunksPlay", "run"]
+__all__ = ["ChunksPlay"]
 
 _GROUP, _TOPIC = "readers", "chunks"
 _SERVERS = "broker:9001,broker:9002,broker:9003"
@@ -24,7 +23,6 @@ class ChunksPlay(Play):
 
     def prepare(self) -> None:
         chance = self.chance
-        self._numbers = itertools.count(1)
         self._got: dict[int, dict[int, Given]] = {}
         partitions = chance.choice((1, 1, 2, 3))
         self._partitions = partitions
@@ -66,20 +64,21 @@ class ChunksPlay(Play):
         if chance.random() < 0.3:
             self._writing["chunk.max.bytes"] = 500
         self._messages = chance.choice((2, 5, 10))
-        self.scenario = {"reading": self._reading, "writing": self._writing, "habits": self._habits}
-        for _ in range(chance.choice((1, 1, 2))):
+        writers, readers = chance.choice((1, 1, 2)), chance.choice((1, 1, 2, 3))
+        keys = {"reading": self._reading, "writing": self._writing, "habits": self._habits}
+        self.scenario = PlayScenario(writers + readers, writers * self._messages, keys)
+        for _ in range(writers):
             self._new_writer()
-        for _ in range(chance.choice((1, 1, 2, 3))):
+        for _ in range(readers):
             self._new_reader()
 
     def _new_writer(self) -> None:
-        name = f"writer {next(self._numbers)}"
-        writer = Writer(self, name, self._writing, self._partitions, self._messages)
+        writer = Writer(self, self._writing, self._partitions, self._messages)
         self.actors.append(writer)
         writer.begin(writer.work())
 
     def _new_reader(self) -> None:
-        reader = Reader(self, f"reader {next(self._numbers)}", self._reading, self._habits)
+        reader = Reader(self, self._reading, self._habits)
         self.actors.append(reader)
         reader.begin(reader.work())
 
@@ -167,8 +166,3 @@ class ChunksPlay(Play):
                 raise Broken(f"{given.key!r} was given, and is not whole in the log")
         elif given.key in whole and not (given.reason == "expired" and self._expires) and given.reason != "duplicate":
             raise Broken(f"{given.key!r} is whole in the log, and was discarded: {given.reason}")
-
-
-def run(seed: int, muted: Collection[int] = frozenset()) -> tuple[Play, str | None]:
-    """See `world.run`."""
-    return played(ChunksPlay(seed, muted))
