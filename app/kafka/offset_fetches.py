@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupIdNotFound, NotCoordinatorError
+from aiokafka.errors import GroupIdNotFound
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -36,9 +36,6 @@ _NOT_COORDINATOR = 16
 _AWAY = (15, 7)
 # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request.
 _BEHIND = (5, 78)
-
-# A coordinator that starts or stops is not available: aiokafka gives that to the application, as final.
-_AS = {GroupIdNotFound.errno: 0, GroupCoordinatorNotAvailableError.errno: NotCoordinatorError.errno}
 
 
 class OffsetFetches:
@@ -122,7 +119,7 @@ def _tell_errors(request: OffsetFetchRequest, response: Any) -> None:
     Kafka has no such error here, but other brokers do.
     """
     if code := getattr(response, "error_code", 0):
-        code = _AS.get(code, code)
+        code = 0 if code == GroupIdNotFound.errno else code
         response.topics = [
             (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
         ]
