@@ -35,9 +35,13 @@ class Losses:
             for message in self._world.source.began[number]
             if any(first <= offset < last for offset in message.offsets)
         }
-        self._world.source.damaged[number] = [
-            each for each in self._world.source.damaged[number] if not first <= each[0] < last
-        ]
+        damaged = self._world.source.damaged
+        kept = [each for each in damaged[number] if not first <= each[0] < last]
+        for offset, data in damaged[number]:
+            end = int.from_bytes(data[:8], "big") + int.from_bytes(data[23:27], "big")
+            if first <= offset < last <= end:  # the log still has the batch, of which the rest cannot be decoded
+                kept.append((last, data))
+        damaged[number] = kept
 
     def sink_lost(self, log: PartitionLog) -> None:
         """A partition of the sink or of the dead letters is gone."""
