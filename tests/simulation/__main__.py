@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at a time (%(default)s: the cores)"
     )
-    options.add_argument("--chunk", type=int, default=50, help="histories of one process (%(default)s)")
+    options.add_argument("--chunk", type=int, default=100, help="histories of one process (%(default)s)")
     options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
     options.add_argument(
         "--play", default="worker", help="what is simulated: worker, chunks, …; or all, by turns (%(default)s)"
