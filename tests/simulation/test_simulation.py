@@ -12,11 +12,25 @@ _SEEDS = Path(__file__).with_name("seeds.txt")
 _FRESH = 1_000
 
 
-def _run(*arguments: object, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+# A worker that commits what it has read, whether it is written or not.
+_CARELESS = """
+import sys
+from tests.simulation.clock import take_the_place_of_time
+take_the_place_of_time()
+from app.pipeline.offset_tracker import OffsetTracker
+OffsetTracker.safe = lambda self: self.released
+from tests.simulation.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _run(
+    *arguments: object, hash_seed: str = "0", program: tuple[str, ...] = ("-m", "tests.simulation")
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=_ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -39,6 +53,19 @@ def test_seed_has_one_history(tmp_path: Path) -> None:
     again = _digests(tmp_path, seeds[::-1], "--processes", 2, "--chunk", 7, hash_seed="7")
     assert len(first) == len(seeds)
     assert again == first
+
+
+def test_fault_is_found_and_told_in_a_short_history() -> None:
+    """A worker that commits too early is found; the command that is printed runs the shortened history again."""
+    careless = ("-c", _CARELESS)
+    run = _run(1, 40, "--processes", 1, "--shrink", 2, program=careless)
+    assert run.returncode == 1, run.stderr
+    assert "are not written" in run.stdout
+    line = next(line for line in run.stdout.splitlines() if line.startswith("again: "))
+    _, _, arguments = line.partition("tests.simulation ")
+    again = _run(*arguments.split(), program=careless)
+    assert again.returncode == 1, again.stdout
+    assert again.stdout.splitlines()[-1].startswith("  BROKEN: ")
 
 
 def test_seeds_that_found_something_break_no_promise() -> None:
