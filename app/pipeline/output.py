@@ -184,6 +184,9 @@ class Output:
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
+        if self._termination.error is not None:
+            lane.tracked(offset).keep(offset)
+            return  # as for a batch: what came before may be missing
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
@@ -200,6 +203,9 @@ class Output:
             self.forward(lane, slot.batch, slot.held)
             return
         tracker = lane.tracked(slot.source.offset)
+        if self._termination.error is not None:
+            tracker.keep(tracker.released)
+            return
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
         # The commit stays before the first record of several until their letter is durable.

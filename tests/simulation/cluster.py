@@ -106,8 +106,7 @@ class Cluster:
         """Another broker leads the partition."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
         if up:
-            log.node = self._chance.choice(up)
-            log.epoch += 1
+            log.elect(self._chance.choice(up))
             wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:

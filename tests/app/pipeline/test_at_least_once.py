@@ -19,11 +19,12 @@ from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane
+from app.pipeline.lane import Lane, PlacedRecord, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
+from transforms.record import Record
 
 PARTITION = TopicPartition("raw", 0)
 
@@ -108,3 +109,18 @@ def test_a_batch_that_comes_after_an_error_is_passed_by_none(bench: Bench) -> No
     bench.delivery.forward(bench.lane, SimpleNamespace(offset=7), 10)  # type: ignore[arg-type]
     bench.lane.committed, bench.lane.read_to = 7, 9
     assert bench.delivery._lanes.to_commit(bench.lane) is None
+
+
+@pytest.mark.parametrize("leaves", ["alone", "from a slot"])
+async def test_a_record_that_comes_after_an_error_does_not_pass_a_batch_before_it(bench: Bench, leaves: str) -> None:
+    """The flow has ended, and the batch is not written: nor is the record behind it, which would come out of order."""
+    record = Record(b"k", b"v")
+    bench.termination.fail(ValueError("of another partition"))
+    bench.delivery.forward(bench.lane, SimpleNamespace(offset=7), 10)  # type: ignore[arg-type]
+    if leaves == "alone":
+        bench.delivery.append(bench.lane, record, 8, 10, 0)
+    else:
+        source = PlacedRecord("raw", 0, 8, 5)
+        bench.delivery.write(bench.lane, Slot(source, 10, (record,)))
+    tracker = bench.lane.tracked(7)
+    assert (tracker.safe(), tracker.released) == (7, 7)
