@@ -44,10 +44,11 @@ _DEFAULTS = {
 
 @dataclass(slots=True, eq=False)
 class Broker:
-    """One broker. `connections` are those that are open."""
+    """One broker. `connections` are those that it knows; `silent`: nothing answers in its place while it is down."""
 
     number: int
     up: bool = True
+    silent: bool = False
     connections: dict[Any, None] = field(default_factory=dict)
 
     @property
@@ -126,11 +127,18 @@ class Cluster:
         """What has a coordinator: 0 and a group, or 1 and a transactional id."""
         return [*self._coordinators]
 
-    def stop(self, broker: Broker) -> None:
-        """The broker goes down; others lead and coordinate in its place."""
-        broker.up = False
+    def stop(self, broker: Broker, *, silent: bool = False) -> None:
+        """The broker goes down; others lead and coordinate in its place.
+
+        Args:
+            broker: the broker.
+            silent: whether its machine is gone, so that its connections do not end: nothing answers there any more.
+        """
+        broker.up, broker.silent = False, silent
         for connection in [*broker.connections]:
-            connection.cut("the broker went down")
+            if not silent:
+                connection.cut("the broker went down")
+        broker.connections.clear()
         for topic in self.topics.values():
             for log in topic.logs:
                 if log.node == broker.number:
