@@ -29,6 +29,7 @@ from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
 from tests.simulation.story import codes, exchange, request_name
+from tests.simulation.sweep import Sweep
 from tests.simulation.worker import Worker
 
 __all__ = ["Broken", "World"]
@@ -87,6 +88,7 @@ class World:
         self.losses = Losses(self)
         self.promises = Promises(self)
         self._outside = contextvars.Context()
+        self.sweep = Sweep(self)
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
