@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Sweep"]
 
 _HOLD_S = 1.0
-# The hold, one call of the store, the longest delivery.timeout.ms, and the longest time for which a worker stands still.
+# The hold, one call of the store, the longest delivery.timeout.ms, and the longest time that a worker stands still.
 _LEAST_AGE_S = _HOLD_S + 3.0 + 15.0 + 12.0 + 5.0
 _OUTAGE_S = _LEAST_AGE_S + 5.0
 
