@@ -110,8 +110,7 @@ class Cluster:
         """Another broker leads the partition."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
         if up:
-            log.node = self._chance.choice(up)
-            log.epoch += 1
+            log.elect(self._chance.choice(up))
             wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
@@ -371,6 +370,10 @@ class Cluster:
         else:
             self.groups.leave(request, reply)
 
+    def _describe_groups(self, node: int, request: Any, reply: Reply) -> None:
+        codes = {name: self._coordinates(node, 0, name) for name in request.groups}
+        reply(groups=[{**self.groups.described(name), "error_code": code} for name, code in codes.items()])
+
     def _commit(self, node: int, request: Any, reply: Reply) -> None:
         if self.offsets_log.left_s:
             self.offsets_log.hold(partial(self._commit, node, request, reply))
@@ -508,6 +511,7 @@ handlers: Mapping[int, Callable[[Cluster, int, Any, Reply], None]] = {
     12: Cluster._heartbeat,
     13: Cluster._leave,
     14: Cluster._sync,
+    15: Cluster._describe_groups,
     19: Cluster._create_topics,
     22: Cluster._begin_producer,
     23: Cluster._epoch_ends,

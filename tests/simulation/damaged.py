@@ -40,6 +40,11 @@ class Damaged:
         logs = self._world.cluster.topics["dead"].logs
         return self.kept + [record.value for log in logs for _, record in log.committed()]
 
+    def stopped(self, worker: Worker) -> bool:
+        """Whether a pipeline has ended at a batch that cannot be decoded, be it in the log still or not."""
+        text = worker.failed or ""
+        return self._world.scenario.tolerance == "none" and "malformed record" in text and "(offsets" in text
+
     def ended(self, worker: Worker) -> bool:
         """Whether a pipeline has ended as it must if errors are not tolerated, with topic, partition and offset."""
         if self._world.scenario.tolerance == "all" or worker.failed is None:

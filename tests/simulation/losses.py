@@ -31,9 +31,13 @@ class Losses:
     def source_lost(self, number: int, first: int, last: int) -> None:
         """A source partition has lost the records from the offset `first` to before `last`."""
         self.gone |= {key for offset, key in self._world.source.written[number] if first <= offset < last}
-        self._world.source.damaged[number] = [
-            each for each in self._world.source.damaged[number] if not first <= each[0] < last
-        ]
+        damaged = self._world.source.damaged
+        kept = [each for each in damaged[number] if not first <= each[0] < last]
+        for offset, data in damaged[number]:
+            end = int.from_bytes(data[:8], "big") + int.from_bytes(data[23:27], "big")
+            if first <= offset < last <= end:  # the log still has the batch, of which the rest cannot be decoded
+                kept.append((last, data))
+        damaged[number] = kept
 
     def sink_lost(self, log: PartitionLog) -> None:
         """A partition of the sink or of the dead letters is gone."""

@@ -70,6 +70,7 @@ class PartitionLog:
         self.aborted: list[tuple[int, int, int]] = []
         self._producers: dict[int, _Producer] = {}
         self._bases: list[int] = []
+        self._epochs = [(0, 0)]  # each with its first offset
         self.waiters: list[Any] = []
 
     @property
@@ -155,19 +156,26 @@ class PartitionLog:
         return [(producer, first) for producer, first, last in self.aborted if last >= offset and first < until]
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """See KIP-320: the greatest epoch that is not above, and where it ends."""
+        """See KIP-320: the greatest epoch that is not above, and where it ends; as Kafka's `LeaderEpochFileCache`."""
         if epoch == self.epoch:
-            return self.epoch, self.end
-        found, end = -1, -1
-        for batch in self.batches:
-            if batch.epoch > epoch:
-                return (found, batch.base) if found >= 0 else (-1, -1)
-            found, end = batch.epoch, batch.last + 1
-        return found, end
+            return epoch, self.end
+        above = [start for each, start in self._epochs if each > epoch]
+        if not above:
+            return -1, -1
+        found = [each for each, _ in self._epochs if each <= epoch]
+        return found[-1] if found else epoch, above[0]
+
+    def elect(self, node: int) -> None:
+        """Another broker leads from now on."""
+        self.node = node
+        self.epoch += 1
+        self._epochs = [each for each in self._epochs if each[1] < self.end] + [(self.epoch, self.end)]
 
     def delete_before(self, offset: int) -> None:
         """What retention does, or who deletes records."""
         self.start = max(self.start, min(offset, self.end))
+        older = [each for each, first in self._epochs if first <= self.start]
+        self._epochs = [(older[-1], self.start)] * bool(older) + self._epochs[len(older) :]
         keep = bisect_left([each.last for each in self.batches], self.start)
         del self.batches[:keep]
         del self._bases[:keep]
@@ -178,6 +186,7 @@ class PartitionLog:
             self.batches.pop()
             self._bases.pop()
         self.end = self.batches[-1].last + 1 if self.batches else self.start
+        self._epochs = [each for each in self._epochs if each[1] < self.end]
 
     def records(self) -> list[Any]:
         """All records of producers, committed or not."""

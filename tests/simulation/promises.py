@@ -112,11 +112,11 @@ class Promises:
                 behind = [at for at, _ in world.source.damaged[number]] or [2**63]
                 wanted = [key for offset, key in written if offset < min(behind)]
             wanted = world.losses.wanted(wanted, set(first))
-            if self.damaged.ended_all:
-                wanted = wanted[: len(first)]
             if world.losses.unsteady:
                 first = [key for key in first if key not in world.losses.gone]
                 wanted = [key for key in wanted if key not in world.losses.gone]
+            if self.damaged.ended_all:
+                wanted = wanted[: len(first)]
             if first != wanted:
                 missing = [each for each in wanted if each not in first]
                 if missing:

@@ -209,7 +209,7 @@ class World:
             for worker in self.alive:
                 if damaged.ended(worker):
                     continue
-                if worker.failed is not None and worker.proven:
+                if worker.failed is not None and worker.proven and not damaged.stopped(worker):
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
                     worker.kill()
