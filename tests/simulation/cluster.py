@@ -156,7 +156,7 @@ class Cluster:
             self._loop.call_later(down_s, setattr, broker, "up", True)
         for topic in self.topics.values():
             for log in topic.logs:
-                log.epoch += 1
+                log.elect(log.node)
                 wake_all(log)
         for key in self._coordinators:
             self._loading[key] = back_s + self._chance.random() * 0.2
