@@ -107,11 +107,10 @@ class Cluster:
         return int((BEGAN_S + self._loop.time()) * 1000)
 
     def move_leader(self, log: PartitionLog) -> None:
-        """Another broker leads the partition."""
+        """Another broker leads the partition; the same one again if no other is up."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
-        if up:
-            log.elect(self._chance.choice(up))
-            wake_all(log)
+        log.elect(self._chance.choice(up or [log.node]))
+        wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
