@@ -108,11 +108,10 @@ class Cluster:
         return int((BEGAN_S + self._loop.time()) * 1000)
 
     def move_leader(self, log: PartitionLog) -> None:
-        """Another broker leads the partition."""
+        """Another broker leads the partition; the same one again if no other is up."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
-        if up:
-            log.elect(self._chance.choice(up))
-            wake_all(log)
+        log.elect(self._chance.choice(up or [log.node]))
+        wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
@@ -164,7 +163,7 @@ class Cluster:
             self._loop.call_later(down_s, setattr, broker, "up", True)
         for topic in self.topics.values():
             for log in topic.logs:
-                log.epoch += 1
+                log.elect(log.node)
                 wake_all(log)
         for key in self._coordinators:
             self._loading[key] = back_s + self._chance.random() * 0.2

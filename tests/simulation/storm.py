@@ -109,6 +109,10 @@ class Storm(TopicActs):
             draw = self._chance.random
             cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
 
+    def sweep(self) -> None:
+        """One payload does not go in for long, and a sweep takes what no record refers to."""
+        self._world.sweep.begin()
+
     def break_store(self) -> None:
         """The store is down, or fails at times; and its check may say that all is well."""
         store = self._world.store
