@@ -95,6 +95,22 @@ class Cluster:
         self.topics[name] = Topic(name, self._topic_ids, logs, own)
         return self.topics[name]
 
+    def logs(self, topic: str) -> list[PartitionLog]:
+        """The logs of a topic; none if it does not exist."""
+        return self.topics[topic].logs if topic in self.topics else []
+
+    def grow(self, topic: str) -> None:
+        """Adds a partition to a topic that exists."""
+        self.topics[topic].logs.append(PartitionLog(self._chance.choice(sorted(self.brokers))))
+
+    def delete(self, topic: str) -> Topic:
+        """Deletes a topic that exists, and what groups have committed of it."""
+        gone = self.topics.pop(topic)
+        self.groups.forget(topic)
+        for log in gone.logs:
+            wake_all(log)
+        return gone
+
     def log(self, topic: str, partition: int) -> PartitionLog:
         return self.topics[topic].logs[partition]
 
