@@ -24,7 +24,7 @@ from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
 from app.kafka.leader_epochs import Cut, LeaderEpochs
-from app.kafka.membership import join_patiently
+from app.kafka.membership import end_heartbeats, join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 from app.kafka.static_member import StaticMember
@@ -95,6 +95,7 @@ class GroupConsumer(ConsumerControls):
         """Joins the group; `listener` hears of each rebalance, the first one too."""
         self.consumer.subscribe(self._topics, listener=_Listener(listener))
         await self.consumer.start()
+        end_heartbeats(self._coordinator)
         self.commit_as_member()
         FetchedBatches(self, self._read_ahead, self._epochs.read)
 

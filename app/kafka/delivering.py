@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_topics
+from app.kafka.membership import end_heartbeats
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.offset_lookups import follow_leaders
 from app.kafka.stopping import stop_in_time
@@ -46,6 +48,12 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def closed(self) -> bool:
         """True once `stop` has been called."""
         return bool(self._closed)
+
+    async def start(self) -> None:
+        """As `AIOKafkaConsumer.start`."""
+        await super().start()
+        if isinstance(self._coordinator, GroupCoordinator):
+            end_heartbeats(self._coordinator)
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""

@@ -15,10 +15,11 @@ from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, UnknownMembe
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 
+from app.kafka.shielded import heard
 from app.kafka.watched_client import Send, watch_sends
 from transforms.logger_name import logger_name
 
-__all__ = ["join_patiently", "leave", "leave_in_any_case"]
+__all__ = ["end_heartbeats", "join_patiently", "leave", "leave_in_any_case"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -46,6 +47,24 @@ def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
             connection._request_timeout = usual_s
 
     watch_sends(client, patient, innermost=True)
+
+
+def end_heartbeats(coordinator: GroupCoordinator) -> None:
+    """Lets a rebalance go on that ends a heartbeat before its first step, of a consumer that has started.
+
+    aiokafka cancels the heartbeat and awaits it. If that has not run yet, its CancelledError ends the rebalance: the
+    consumer never reads again, and each call raises it, as if its task had been cancelled.
+    """
+
+    async def ended() -> None:
+        beating = coordinator._heartbeat_task
+        if beating is not None and not beating.done():
+            beating.add_done_callback(heard)
+            beating.cancel()
+            await asyncio.wait([beating])
+        coordinator._heartbeat_task = None
+
+    coordinator._stop_heartbeat_task = ended
 
 
 def leave_in_any_case(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:

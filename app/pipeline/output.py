@@ -158,10 +158,11 @@ class Output:
         await self.writer.start()
 
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
-        if self._termination.error is not None:
-            lane.tracked(batch.offset).keep(batch.offset)
-            return  # a batch before this one may be missing
+        """Writes the records of a batch as they are, of a lane with a `sink_partition`.
+
+        Raises:
+            ClusterError: the batch cannot be read; nothing of the lane may be written behind it.
+        """
         partition, tracker = lane.sink_partition, lane.tracked(batch.offset)
         assert partition is not None
         stats = self._stats
@@ -177,16 +178,12 @@ class Output:
                 rows = batch.rows()
             except KafkaError as exc:
                 tracker.keep(tracker.released)
-                self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
-                return
+                raise translated(exc, f"reading topic {lane.partition.topic}") from exc
             self._sink.extend(partition, rows, tracker, held, codec)
             stats.batches_read_anew += batch.merged_from or 1
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
-        if self._termination.error is not None:
-            lane.tracked(offset).keep(offset)
-            return  # as for a batch: what came before may be missing
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
@@ -203,9 +200,6 @@ class Output:
             self.forward(lane, slot.batch, slot.held)
             return
         tracker = lane.tracked(slot.source.offset)
-        if self._termination.error is not None:
-            tracker.keep(tracker.released)
-            return
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
         # The commit stays before the first record of several until their letter is durable.

@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tests.simulation.report import Report, explain, told
 
     cuts = Cuts(
-        None if given.only is None else frozenset(given.only.split(",")) - {"none"}, given.workers, given.records
+        None if given.only is None else frozenset(given.only.split(",")) - {"none"},
+        given.workers,
+        given.records,
+        given.play,
     )
     first = int(time.time()) if given.seed is None else given.seed
     seeds: Iterable[int]
@@ -79,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--chunk", type=int, default=50, help="histories of one process (%(default)s)")
     options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
+    options.add_argument("--play", default="worker", help="what is simulated: a name of plays.py (%(default)s)")
     options.add_argument("--only", metavar="NAMES", help="the only faults and acts that happen, or none")
     options.add_argument("--workers", type=int, help="at the start, at most")
     options.add_argument("--records", type=int, help="in the source, at most")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
@@ -12,41 +11,26 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.chunks.consumer import AssemblingConsumer
 from app.chunks.pending import AssembledRecord
-from tests.simulation.play import Actor
+from tests.simulation.chunk_ledger import Given, Ledger, Reading, given_up
+from tests.simulation.play import Actor, Play
 from transforms.assembly import Discarded
 
-__all__ = ["Given", "Reader"]
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A record that an application got, or a message that it was told is not whole (`reason`)."""
-
-    partition: int
-    offset: int
-    key: bytes
-    value: bytes | None
-    first: int
-    reason: str | None = None
+__all__ = ["Reader"]
 
 
 class Reader(Actor):
     """An application that consumes, and commits."""
 
-    def __init__(self, play: Any, name: str, config: dict[str, Any], habits: dict[str, Any]) -> None:
-        super().__init__(play, name)
+    def __init__(self, play: Play, ledger: Ledger, config: dict[str, Any], habits: dict[str, Any]) -> None:
+        super().__init__(play, "reader")
         self._config, self._habits = config, habits
-        self._last: dict[int, int] = {}  # by partition: the last offset, since an assignment or a seek
-        self._least: dict[int, int] = {}  # by partition: the least offset that may come
-        self._seen: dict[int, list[Given]] = {}
-        self._consumer: AssemblingConsumer | None = None
+        self._reading = Reading(ledger, self.process.name)
 
     async def work(self) -> None:
         """Consumes until it is asked to end."""
         while not self.stopping:
             consumer = AssemblingConsumer(self._config, on_discarded=self._discarded)
             consumer.subscribe(["chunks"], listener=_Listener(self))
-            self._consumer = consumer
             try:
                 await consumer.start()
                 await self._consume(consumer)
@@ -57,7 +41,7 @@ class Reader(Actor):
                 await consumer.stop()
 
     async def _consume(self, consumer: AssemblingConsumer) -> None:
-        chance, habits = self.play.chance, self._habits
+        chance, habits = self.chance, self._habits
         paused: list[TopicPartition] = []
         while not self.stopping:
             try:
@@ -81,11 +65,12 @@ class Reader(Actor):
 
     async def _acts(self, consumer: AssemblingConsumer, paused: list[TopicPartition]) -> None:
         """Commits, and what else an application does between two calls."""
-        chance, habits, calm = self.play.chance, self._habits, self.play.weather.calm
+        chance, habits, calm = self.chance, self._habits, self.play.weather.calm
         owned = sorted(consumer.assignment())
         if habits["commits"] and (calm or chance.random() < 0.5):
+            last = self._reading.last
             if habits["own"] and chance.random() < 0.5:
-                told = {tp: self._last[tp.partition] + 1 for tp in owned if self._last.get(tp.partition, -1) >= 0}
+                told = {tp: last[tp.partition] + 1 for tp in owned if tp.partition in last}
                 if told:
                     await consumer.commit(told)
             else:
@@ -100,69 +85,41 @@ class Reader(Actor):
             await self._seek(consumer, chance.choice(owned))
 
     async def _seek(self, consumer: AssemblingConsumer, tp: TopicPartition) -> None:
-        chance = self.play.chance
-        seen = self._seen.get(tp.partition, [])
+        chance = self.chance
+        seen = self._reading.seen.get(tp.partition, [])
         kind = chance.choice(("record", "position", "committed", "beginning"))
         if kind == "record" and seen:
             target = chance.choice(seen[-5:])
             self.play.tell(f"{self.process.name} seeks to {target.key!r}, offset {target.offset} of {tp.partition}")
-            self._forget([tp])
+            self._reading.forget(tp.partition)
             consumer.seek(tp, target.offset)
         elif kind == "position":
             position = await consumer.position(tp)
             if tp in consumer.assignment():
                 self.play.tell(f"{self.process.name} seeks to its position {position} of {tp.partition}")
-                self._forget([tp])
+                self._reading.forget(tp.partition)
                 consumer.seek(tp, position)
         elif kind == "committed":
-            self._forget([tp])
+            self._reading.forget(tp.partition)
             await consumer.seek_to_committed(tp)
-            self._forget([tp])
+            self._reading.forget(tp.partition)
         elif kind == "beginning":
-            self._forget([tp])
+            self._reading.forget(tp.partition)
             await consumer.seek_to_beginning(tp)
-            self._forget([tp])
-
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in partitions:
-            self._last.pop(tp.partition, None)
-            self._least.pop(tp.partition, None)
-            self._seen.pop(tp.partition, None)
-
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Takes in which partitions have come."""
-        self._forget([TopicPartition("chunks", number) for number in [*self._last, *self._least]])
-        names = sorted(tp.partition for tp in partitions)
-        self.play.tell(f"{self.process.name} has partitions {names}")
-        for number in names:
-            self._least[number] = self.play.may_come(number)  # type: ignore[attr-defined]
+            self._reading.forget(tp.partition)
 
     def _given(self, record: Any) -> None:
         first = record.chunk_message_id.first if isinstance(record, AssembledRecord) else record.offset
-        given = Given(record.partition, record.offset, record.key, record.value, first)
-        self.play.tell(f"{self.process.name} got {given.key!r}: {record.partition} at {given.first}-{given.offset}")
-        number = given.partition
-        if given.offset <= self._last.get(number, -1):
-            self.play.breaks(
-                f"{self.process.name} got offset {given.offset} behind {self._last[number]}: {given.key!r}"
-            )
-        if given.offset < self._least.get(number, 0):
-            self.play.breaks(
-                f"{self.process.name} got offset {given.offset} again, below {self._least[number]}: {given.key!r}"
-            )
-        self._last[number] = given.offset
-        self._seen.setdefault(number, []).append(given)
-        self.play.given(given)  # type: ignore[attr-defined]
+        self._reading.give(Given(record.partition, record.offset, record.key, record.value, first))
 
     def _discarded(self, discarded: Discarded) -> None:
-        if discarded.gone is not None:
-            place, key = discarded.gone.partition, b""
-        else:
-            first: Any = discarded.records[0]
-            place, key = TopicPartition(first.topic, first.partition), first.key
-        self.play.tell(f"{self.process.name}: {key!r} is discarded: {discarded.reason}")
-        given = Given(place.partition, discarded.last, key, None, discarded.first, discarded.reason)  # type: ignore[attr-defined]
-        self.play.given(given)  # type: ignore[attr-defined]
+        self._reading.give(given_up(discarded))
+
+    def assigned(self, numbers: Iterable[int]) -> None:
+        """Takes in which partitions have come."""
+        for number in [*self._reading.last]:
+            self._reading.forget(number)
+        self._reading.assigned(numbers)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -173,4 +130,4 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
         """Nothing is done."""
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        self._reader.assigned(assigned)
+        self._reader.assigned(each.partition for each in assigned)

@@ -1,23 +1,20 @@
-"""Producers of a history with chunks, and what the log says of the messages that they have sent."""
+"""Producers of a history with chunks."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka.errors import KafkaError
 
 from app.chunks.producer import ChunkingProducer
-from tests.simulation.partition_log import PartitionLog
 from tests.simulation.play import Actor, Play
 from transforms.errors import ConfigurationError
 
-__all__ = ["Logged", "Sent", "Writer", "logged"]
-
-_HEADERS = "large-message.chunk."
+__all__ = ["Sent", "Writer"]
 
 
 @dataclass(slots=True)
@@ -39,50 +36,13 @@ class Sent:
     acknowledged: int | None = None
 
 
-@dataclass(slots=True)
-class Logged:
-    """A message as the log has it: whole, or not.
-
-    Attributes:
-        key: of the message.
-        first: the offset of its first record.
-        last: the offset of its last record.
-        chunked: whether it is more than one record.
-        whole: whether all chunks are there, in order.
-    """
-
-    key: bytes
-    first: int
-    last: int
-    chunked: bool
-    whole: bool
-    numbers: list[int] = field(default_factory=list)
-
-
-def logged(log: PartitionLog) -> list[Logged]:
-    """The messages of a log, by an own reading of the format: a message is whole if its chunks are 0 to count - 1."""
-    found: dict[object, Logged] = {}
-    for offset, record in log.committed():
-        headers = dict(record.headers)
-        uuid = headers.get(_HEADERS + "uuid")
-        if uuid is None:
-            found[offset] = Logged(record.key, offset, offset, chunked=False, whole=True)
-            continue
-        number, count = int(headers[_HEADERS + "id"]), int(headers[_HEADERS + "count"])
-        message = found.setdefault(uuid, Logged(record.key, offset, offset, chunked=True, whole=False))
-        message.numbers.append(number)
-        message.last = offset
-        message.whole = message.numbers == [*range(count)]
-    return [*found.values()]
-
-
 class Writer(Actor):
     """An application that sends messages from several tasks, some of them as chunks."""
 
     numbers: Iterator[int]
 
-    def __init__(self, play: Play, name: str, config: dict[str, Any], partitions: int, messages: int) -> None:
-        super().__init__(play, name)
+    def __init__(self, play: Play, config: dict[str, Any], partitions: int, messages: int) -> None:
+        super().__init__(play, "writer")
         self._config, self._partitions, self._messages = config, partitions, messages
         self.sent: dict[bytes, Sent] = {}
         self._ids = itertools.count()
@@ -92,7 +52,7 @@ class Writer(Actor):
         producer = await self._started()
         if producer is None:
             return
-        tasks = self.play.chance.choice((1, 1, 2))
+        tasks = self.chance.choice((1, 1, 2))
         await asyncio.gather(*(self._send_all(producer, number) for number in range(tasks)))
         await producer.stop()
 
@@ -110,7 +70,7 @@ class Writer(Actor):
         return None
 
     async def _send_all(self, producer: ChunkingProducer, task: int) -> None:
-        chance = self.play.chance
+        chance = self.chance
         results: list[tuple[bytes, Any]] = []
         for order in range(self._messages):
             if self.stopping:

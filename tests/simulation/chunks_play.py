@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from tests.simulation.chunk_readers import Given, Reader
-from tests.simulation.chunk_writers import Sent, Writer, logged
+from tests.simulation.chunk_ledger import Ledger
+from tests.simulation.chunk_log import logged
+from tests.simulation.chunk_readers import Reader
+from tests.simulation.chunk_writers import Sent, Writer
 from tests.simulation.groups import Commit
-from tests.simulation.play import Actor, Play, played
+from tests.simulation.play import Actor, Play, PlayScenario
 from tests.simulation.promises import Broken
-from transforms.commit_metadata import noted
 
-__all__ = ["ChunksPlay", "run"]
+__all__ = ["ChunksPlay"]
 
 _GROUP, _TOPIC = "readers", "chunks"
 _SERVERS = "broker:9001,broker:9002,broker:9003"
@@ -24,14 +25,13 @@ class ChunksPlay(Play):
 
     def prepare(self) -> None:
         chance = self.chance
-        self._numbers = itertools.count(1)
-        self._got: dict[int, dict[int, Given]] = {}
         partitions = chance.choice((1, 1, 2, 3))
         self._partitions = partitions
         self.cluster.create(_TOPIC, partitions, max_message_bytes=str(chance.choice((700, 1_200))))
         self.cluster.committed = self._committed
         pending = chance.choice((40_000, 200_000))
-        self._expires = chance.random() < 0.2
+        expires = chance.random() < 0.2
+        self._ledger = Ledger(self, partial(self.cluster.log, _TOPIC), self._values, expires=expires)
         self._reading: dict[str, Any] = {
             "bootstrap.servers": _SERVERS,
             "group.id": _GROUP,
@@ -46,7 +46,7 @@ class ChunksPlay(Play):
             "max.pending.chunked.bytes": pending,
             "chunk.max.message.bytes": 5_000,
             "max.pending.chunked.message": chance.choice((1, 2, 100)),
-            "expire.time.of.incomplete.chunked.message.ms": 500 if self._expires else 30_000,
+            "expire.time.of.incomplete.chunked.message.ms": 500 if expires else 30_000,
             "fetch.max.bytes": chance.choice((2_000, 52_428_800)),
         }
         self._habits = {
@@ -66,20 +66,21 @@ class ChunksPlay(Play):
         if chance.random() < 0.3:
             self._writing["chunk.max.bytes"] = 500
         self._messages = chance.choice((2, 5, 10))
-        self.scenario = {"reading": self._reading, "writing": self._writing, "habits": self._habits}
-        for _ in range(chance.choice((1, 1, 2))):
+        writers, readers = chance.choice((1, 1, 2)), chance.choice((1, 1, 2, 3))
+        keys = {"reading": self._reading, "writing": self._writing, "habits": self._habits}
+        self.scenario = PlayScenario(writers + readers, writers * self._messages, keys)
+        for _ in range(writers):
             self._new_writer()
-        for _ in range(chance.choice((1, 1, 2, 3))):
+        for _ in range(readers):
             self._new_reader()
 
     def _new_writer(self) -> None:
-        name = f"writer {next(self._numbers)}"
-        writer = Writer(self, name, self._writing, self._partitions, self._messages)
+        writer = Writer(self, self._writing, self._partitions, self._messages)
         self.actors.append(writer)
         writer.begin(writer.work())
 
     def _new_reader(self) -> None:
-        reader = Reader(self, f"reader {next(self._numbers)}", self._reading, self._habits)
+        reader = Reader(self, self._ledger, self._reading, self._habits)
         self.actors.append(reader)
         reader.begin(reader.work())
 
@@ -89,34 +90,10 @@ class ChunksPlay(Play):
         elif sum(isinstance(each, Writer) for each in self.actors) < 4:
             self._new_writer()
 
-    # --- what the readers report --------------------------------------------------------------------------------------
-
-    def may_come(self, number: int) -> int:
-        """The least offset that a consumer may give after an assignment: what is below was given by the commit."""
-        commit = self.cluster.groups.committed(_GROUP).get((_TOPIC, number))
-        if commit is None:
-            return 0
-        note = noted(commit.metadata)
-        return max(commit.offset, 0 if note is None else note.delivered)
-
-    def given(self, given: Given) -> None:
-        """An application has a record, or has been told of a message that is not whole."""
-        self._got.setdefault(given.partition, {}).setdefault(given.offset, given)
-
     def _committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
-        if group != _GROUP:
-            return
-        for (_, number), commit in offsets.items():
-            self.tell(f"committed {number}: {commit.offset} {commit.metadata!r}")
-            note = noted(commit.metadata)
-            below = max(commit.offset, 0 if note is None else note.delivered)
-            self._check_given(number, below, f"{number} is committed up to {below}")
-
-    def _check_given(self, number: int, below: int, what: str) -> None:
-        got = self._got.get(number, {})
-        for message in logged(self.cluster.log(_TOPIC, number)):
-            if message.whole and message.last < below and message.last not in got:
-                self.breaks(f"{what}, and {message.key!r} ({message.first}-{message.last}) was not given")
+        if group == _GROUP:
+            for (_, number), commit in offsets.items():
+                self._ledger.commit(number, commit.offset, commit.metadata)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -127,13 +104,10 @@ class ChunksPlay(Play):
         writing = [each.process.name for each in self.actors if isinstance(each, Writer) and not each.ended]
         if writing:
             return writing
-        commits = self.cluster.groups.committed(_GROUP)
-        found = {}
-        for number in range(self._partitions):
-            commit, end = commits.get((_TOPIC, number)), self.cluster.log(_TOPIC, number).end
-            if end and (commit is None or commit.offset < end):
-                found[number] = (commit, end)
-        return found
+        return [left for number in range(self._partitions) if (left := self._ledger.left(number)) is not None]
+
+    def _values(self) -> Mapping[bytes, bytes]:
+        return {key: sent.value for key, sent in self._sent().items()}
 
     def check_end(self) -> None:
         sent = self._sent()
@@ -144,9 +118,7 @@ class ChunksPlay(Play):
                 if each.partition == number and each.acknowledged is not None and key not in whole:
                     raise Broken(f"{key!r} was acknowledged, and is not whole in the log of {number}")
             self._check_order(whole, sent, number)
-            self._check_given(number, self.cluster.log(_TOPIC, number).end, f"{number} has ended")
-            for given in self._got.get(number, {}).values():
-                self._check_whole(given, sent, whole)
+            self._ledger.check_end(number)
         if self.broken is not None:
             raise Broken(self.broken)
 
@@ -158,17 +130,3 @@ class ChunksPlay(Play):
                 if offset < last.get(each.task, (-1, b""))[0]:
                     raise Broken(f"{key!r} stands before {last[each.task][1]!r}, though it was sent behind it")
                 last[each.task] = offset, key
-
-    def _check_whole(self, given: Given, sent: Mapping[bytes, Sent], whole: Mapping[bytes, Any]) -> None:
-        if given.reason is None:
-            if given.key not in sent or sent[given.key].value != given.value:
-                raise Broken(f"{given.key!r} was given with another value")
-            if given.key not in whole:
-                raise Broken(f"{given.key!r} was given, and is not whole in the log")
-        elif given.key in whole and not (given.reason == "expired" and self._expires) and given.reason != "duplicate":
-            raise Broken(f"{given.key!r} is whole in the log, and was discarded: {given.reason}")
-
-
-def run(seed: int, muted: Collection[int] = frozenset()) -> tuple[Play, str | None]:
-    """See `world.run`."""
-    return played(ChunksPlay(seed, muted))

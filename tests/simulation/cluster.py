@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 from tests.simulation.clock import BEGAN_S
 from tests.simulation.groups import Commit, Groups
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.offsets_log import TOPIC as OFFSETS
+from tests.simulation.offsets_log import OffsetsLog
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.transactions import Transactions
 
@@ -77,7 +80,8 @@ class Cluster:
         self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
         self.topics: dict[str, Topic] = {}
         self.groups = Groups(loop.call_later)
-        self.transactions = Transactions(loop.call_later, lambda: chance.random() * 0.05, self._mark, self._end_offsets)
+        self.offsets_log = OffsetsLog(loop)
+        self.transactions = Transactions(loop.call_later, self._marking_s, self._mark, self._end_offsets)
         self._coordinators: dict[tuple[int, str], int] = {}
         self._loading: dict[tuple[int, str], float] = {}
         self._topic_ids = 0
@@ -128,6 +132,8 @@ class Cluster:
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
         up = [each.number for each in self.brokers.values() if each.up]
+        if not up:
+            return
         self._coordinators[key] = self._chance.choice(up)
         self._loading[key] = self._loop.time() + self._chance.random() * 0.5
 
@@ -149,6 +155,31 @@ class Cluster:
             if node == broker.number:
                 self.move_coordinator(key)
 
+    def kill_all(self, down_s: float, lag_s: float, behind_s: float) -> None:
+        """All brokers are killed at once, and are back after a while; see `OffsetsLog`.
+
+        Args:
+            down_s: until they are back.
+            lag_s: how old the first answers of the coordinator are, at the time of the kill.
+            behind_s: for how long they are, from the return on.
+        """
+        back_s = self._loop.time() + down_s
+        self.offsets_log.fall_behind(lag_s, back_s + behind_s)
+        for broker in self.brokers.values():
+            broker.up = False
+            for connection in [*broker.connections]:
+                connection.cut("the broker was killed")
+            self._loop.call_later(down_s, setattr, broker, "up", True)
+        for topic in self.topics.values():
+            for log in topic.logs:
+                log.epoch += 1
+                wake_all(log)
+        for key in self._coordinators:
+            self._loading[key] = back_s + self._chance.random() * 0.2
+
+    def _marking_s(self) -> float:
+        return self.offsets_log.left_s + self._chance.random() * 0.05
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def handle(self, node: int, request: Any, reply: Reply) -> None:
@@ -162,6 +193,8 @@ class Cluster:
         rows = []
         for name in names:
             topic = self.topics.get(name)
+            if name == OFFSETS:
+                topic = Topic(name, 0, [PartitionLog(node)], {})
             row: dict[str, Any] = {"topic": name, "name": name, "id_high": 0, "id_low": 0}
             if topic is None:
                 row |= {"error_code": UNKNOWN_TOPIC, "partitions": []}
@@ -278,6 +311,8 @@ class Cluster:
             parts = []
             for number, *_, time_ms in partitions:
                 log, code = self._found(node, topic, number)
+                if topic == OFFSETS:
+                    code = self.offsets_log.refusal(request.API_VERSION)
                 row: dict[str, Any] = {"partition": number, "error_code": code, "timestamp": -1, "offset": -1}
                 row |= {"leader_epoch": -1, "offsets": []}
                 if log is not None:
@@ -351,7 +386,14 @@ class Cluster:
         else:
             self.groups.leave(request, reply)
 
+    def _describe_groups(self, node: int, request: Any, reply: Reply) -> None:
+        codes = {name: self._coordinates(node, 0, name) for name in request.groups}
+        reply(groups=[{**self.groups.described(name), "error_code": code} for name, code in codes.items()])
+
     def _commit(self, node: int, request: Any, reply: Reply) -> None:
+        if self.offsets_log.left_s:
+            self.offsets_log.hold(partial(self._commit, node, request, reply))
+            return
         group = request.group if "group" in request.SCHEMA.names else request.consumer_group
         code = self._coordinates(node, 0, group)
         if not code:
@@ -359,6 +401,7 @@ class Cluster:
         offsets = commits(request.topics)
         codes = dict.fromkeys(offsets, code) if code else self.groups.take(group, offsets)
         if not code:
+            self.offsets_log.note(group, self.groups.committed(group))
             self.committed(group, offsets)
         reply(topics=by_topic({place: {"error_code": each} for place, each in codes.items()}))
 
@@ -375,6 +418,9 @@ class Cluster:
             reply(error_code=code, topics=[])
             return
         found = self.groups.fetched(group, places, stable=bool(getattr(request, "require_stable", False)))
+        if self.offsets_log.left_s:
+            seen, none = self.offsets_log.seen(group), Commit(-1, -1, "")
+            found = {place: (seen.get(place, none), 0) for place in found}
         rows = {
             place: {"offset": each.offset, "leader_epoch": each.epoch, "metadata": each.metadata, "error_code": own}
             for place, (each, own) in found.items()
@@ -401,6 +447,9 @@ class Cluster:
         reply(error_code=code or self.transactions.add(request, (), [request.group_id]))
 
     def _commit_in_transaction(self, node: int, request: Any, reply: Reply) -> None:
+        if self.offsets_log.left_s:
+            self.offsets_log.hold(partial(self._commit_in_transaction, node, request, reply))
+            return
         group = request.group if "group" in request.SCHEMA.names else request.group_id
         offsets = commits(request.topics)
         code = self._coordinates(node, 0, group)
@@ -430,6 +479,7 @@ class Cluster:
     def _end_offsets(self, group: str, producer_id: int, commit: bool) -> None:  # noqa: FBT001
         pending = dict(self.groups.group(group).pending.get(producer_id, {}))
         self.groups.end_pending(group, producer_id, commit=commit)
+        self.offsets_log.note(group, self.groups.committed(group))
         if commit and pending:
             self.committed(group, pending)
 
@@ -477,6 +527,7 @@ handlers: Mapping[int, Callable[[Cluster, int, Any, Reply], None]] = {
     12: Cluster._heartbeat,
     13: Cluster._leave,
     14: Cluster._sync,
+    15: Cluster._describe_groups,
     19: Cluster._create_topics,
     22: Cluster._begin_producer,
     23: Cluster._epoch_ends,

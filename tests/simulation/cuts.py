@@ -16,8 +16,10 @@ class Cuts:
             None for all.
         workers: at the start, at most; None for those of the scenario.
         records: in the source, at most; None for those of the scenario.
+        play: what is simulated: a name of `plays.PLAYS`. It stands here as it goes wherever cuts go.
     """
 
     only: frozenset[str] | None = None
     workers: int | None = None
     records: int | None = None
+    play: str = "worker"

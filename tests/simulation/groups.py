@@ -343,3 +343,15 @@ class Groups:
         offsets = self.group(name).pending.pop(producer_id, {})
         if commit:
             self.group(name).offsets.update(offsets)
+
+    def described(self, name: str) -> Mapping[str, Any]:
+        """The fields of a group in DescribeGroups."""
+        group = self._groups.get(name)
+        row: dict[str, Any] = {"group_id": name, "state": "Dead", "protocol_type": "", "protocol": "", "members": []}
+        if group is None:
+            return row
+        hidden = {"client_id": "", "client_host": "", "metadata": b"", "assignment": b""}
+        row["members"] = [
+            {"member_id": each.id, "instance_id": each.instance, **hidden} for each in group.members.values()
+        ]
+        return {**row, "state": group.state, "protocol_type": "consumer"}

@@ -16,7 +16,6 @@ from typing import Any
 import aiokafka.client
 import aiokafka.errors as kafka_errors
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.util import wait_for
 
 import app.kafka.clients
@@ -30,8 +29,6 @@ _WITH_QUOTA = {0, 1}
 
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
-
-_VERSIONS = [{"api_key": key, "min_version": least, "max_version": most} for key, (least, most) in API_VERSIONS.items()]
 
 
 class Network:
@@ -93,7 +90,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._open = True
         self._broker.connections[self] = None
         network.connections[self] = None
-        await self._do_version_lookup()
+        self._versions = API_VERSIONS  # what ApiVersions says: one request less of each connection
 
     def connected(self) -> bool:
         return self._open
@@ -120,9 +117,6 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
             return
         struct, _ = self._line[0]
         assert self._broker is not None
-        if struct.API_KEY == ApiVersionRequest.API_KEY:
-            self._answer(answer(struct, api_versions=_VERSIONS))
-            return
         fate = self._network.fate(self._broker.number, struct)
         if fate is None:
             self._process(struct, self._reply)

@@ -57,6 +57,8 @@ class Outcome:
     def command(self) -> str:
         """What runs this history again."""
         words = ["python -m tests.simulation", str(self.seed)]
+        if self.cuts.play != "worker":
+            words.append(f"--play {self.cuts.play}")
         if self.cuts.only is not None:
             words.append(f"--only {','.join(self.happened) or 'none'}")
         if self.cuts.workers is not None:

@@ -1,29 +1,51 @@
 """A history without the worker's pipeline: a cluster, and clients that are processes of their own.
 
-Each kind of client has a module with a class that derives from `Play`, and a function `run` of the form of `world.run`.
+Each kind of client has a module with a class that derives from `Play`; `plays` names them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
+from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
+from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop, StuckError
-from tests.simulation.network import NETWORK, Network, install
+from tests.simulation.network import NETWORK, Network, take_the_place_of_connections
 from tests.simulation.promises import Broken
+from tests.simulation.story import exchange, request_name
 
-__all__ = ["Actor", "Play", "played"]
+__all__ = ["Actor", "Play", "PlayScenario"]
 
 # Nothing of them is collected: the coroutines of what was killed would go on to clean up.
 _ended: list[Any] = []
+
+
+@dataclass(slots=True)
+class PlayScenario:
+    """What was drawn before a history begins.
+
+    Attributes:
+        workers: actors at the start.
+        records: that are written, about.
+        keys: properties of the clients, and their habits.
+    """
+
+    workers: int = 0
+    records: int = 0
+    keys: dict[str, Any] = field(default_factory=dict)
 
 
 class Actor:
@@ -34,10 +56,12 @@ class Actor:
         task: what it runs; None before it has begun.
     """
 
-    def __init__(self, play: Play, name: str) -> None:
+    def __init__(self, play: Play, kind: str) -> None:
         self.play = play
-        self.process = Process(name)
-        self.network = Network(play.cluster, play.chance, play.weather.fate, play.outside)
+        number = play.number()
+        self.process = Process(f"{kind} {number}")
+        self.network = play.network(number)
+        self.chance = self.network.chance
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self.process)
         self.context.run(NETWORK.set, self.network)
@@ -89,34 +113,75 @@ class Play(ABC):
 
     Args:
         seed: from which all is drawn.
-        muted: the numbers of faults and acts that do not happen, so that a history becomes shorter.
+        cuts: what is left out.
+        tallies: whether all that happens is counted.
+        aloud: whether the requests that matter are told too.
 
     Attributes:
         told: what has happened, each with the virtual time.
-        happened: how many faults and acts there were.
+        happened: the names of the faults and acts that there were, in order.
+        requests: when each request came, from which actor, to which broker, of which API.
+        tally: how often each thing happened.
         broken: the first promise that was found broken while the history went on; None if none was.
         scenario: what was drawn before it begins, for those who read it.
+        chance: draws what belongs to no single actor.
     """
 
     CALM_S = 300.0
     """After this time without faults, all must be done."""
 
-    def __init__(self, seed: int, muted: Collection[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        cuts: Cuts = Cuts(),  # noqa: B008  # frozen
+        *,
+        tallies: bool = False,
+        aloud: bool = False,
+    ) -> None:
         self.seed = seed
-        self.chance = chance = Random(seed)
+        self.requests: list[tuple[float, int, int, int]] = []
+        self.tally: Counter[str] = Counter()
+        self._tallies, self._aloud = tallies, aloud
         random.seed(seed)
         self.told: list[str] = []
-        self._muted = muted
-        self.happened = 0
+        self._only = cuts.only
+        self.happened: list[str] = []
         self.broken: str | None = None
         self.actors: list[Actor] = []
-        self.scenario: Any = None
+        self.scenario = PlayScenario()
         self.outside = contextvars.Context()
-        self.loop = SimulatedLoop(chance, shuffles=chance.random() < 0.5)
-        self.weather = Weather(chance, chance.choice((0.0, 0.02, 0.1, 0.3)), self.happens)
-        self.cluster = Cluster(self.loop, chance)
+        self._numbers = itertools.count(1)
+        self._acts = itertools.count()
+        self.chance = chance = self.stream("scenario")
+        self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
+        self.weather = Weather(self.stream, chance.choice((0.0, 0.02, 0.1, 0.3)), self.happens)
+        self.cluster = Cluster(self.loop, self.stream("cluster"))
         self.storm_s: float = chance.choice((0.5, 2.0, 5.0))
         self.acts: list[Callable[[], None]] = [each for each in self.drawn() if chance.random() < 0.4]
+
+    def stream(self, name: str) -> Random:
+        """See `World.stream`."""
+        return Random(f"{self.seed} {name}")
+
+    def number(self) -> int:
+        """The number of the next actor."""
+        return next(self._numbers)
+
+    def network(self, number: int) -> Network:
+        """The way of an actor to the brokers."""
+        seen = partial(self._seen, number) if self._aloud or self._tallies else None
+        return Network(self.cluster, self.stream(f"actor {number}"), partial(self._fate, number), self.outside, seen)
+
+    def _fate(self, actor: int, node: int, request: Any) -> Any:
+        self.requests.append((self.loop.now_s, actor, node, -1 if request is None else request.API_KEY))
+        return self.weather.fate(actor, node, request)
+
+    def _seen(self, actor: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
+        if self._tallies:
+            self.tally[f"request: {request_name(request)}"] += 1
+        text = exchange(request, fields) if self._aloud else None
+        if text is not None:
+            self.tell(f"actor {actor} -> broker {node}: {text}")
 
     def drawn(self) -> list[Callable[[], None]]:
         """What may happen in the storm; drawn before the history begins."""
@@ -146,12 +211,14 @@ class Play(ABC):
         """Notes what happens."""
         self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
 
-    def happens(self, text: str) -> bool:
-        """Counts a fault or an act, and notes it; False if it is muted."""
-        self.happened += 1
-        if self.happened in self._muted:
+    def happens(self, name: str, text: str) -> bool:
+        """Notes a fault or an act; False if it is left out. Its name is the same in each history of the seed."""
+        if self._only is not None and name not in self._only:
             return False
-        self.tell(f"({self.happened}) {text}")
+        self.happened.append(name)
+        self.tell(f"({name}) {text}")
+        if self._tallies:
+            self.tally[f"happened: {text}"] += 1
         return True
 
     def breaks(self, text: str) -> None:
@@ -171,6 +238,8 @@ class Play(ABC):
         Raises:
             Broken: a promise was not kept.
         """
+        assert installed(), "a history runs in the processes of tests.simulation.processes alone"
+        take_the_place_of_connections()
         logs, root = _Logs(self), logging.getLogger()
         root.addHandler(logs)
         try:
@@ -188,7 +257,7 @@ class Play(ABC):
             await asyncio.sleep(self.chance.random() * self.storm_s / 2)
             if self.acts:
                 act = self.chance.choice(self.acts)
-                if self.happens(act.__name__):
+                if self.happens(f"act {next(self._acts)}", act.__name__):
                     act()
         self._calm()
         await self._until(self.left, "not done")
@@ -290,15 +359,3 @@ class _Logs(logging.Handler):
             self._play.breaks(f"the log of {record.name} has: {record.getMessage()}\n{text}")
         if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
             self._play.tell(f"[{record.name}] {record.getMessage()}")
-
-
-def played(play: Play) -> tuple[Play, str | None]:
-    """Runs a history; it, and what it has broken, or None."""
-    try:
-        play.run()
-    except Broken as exc:
-        return play, str(exc)
-    return play, None
-
-
-install()

@@ -21,7 +21,8 @@ from typing import Any
 
 from tests.simulation.cuts import Cuts
 from tests.simulation.outcome import Outcome
-from tests.simulation.world import Broken, World
+from tests.simulation.plays import PLAYS
+from tests.simulation.promises import Broken
 
 __all__ = ["Detail", "outcomes", "played"]
 
@@ -44,7 +45,7 @@ class Detail:
 def played(seed: int, cuts: Cuts, detail: Detail) -> Outcome:
     """Runs one history in this process, which must be one of those of `outcomes`."""
     began_s = time.process_time()
-    world = World(seed, cuts, tallies=detail.tally, aloud=detail.history)
+    world = PLAYS[cuts.play](seed, cuts, tallies=detail.tally, aloud=detail.history)
     broken: str | None = None
     try:
         world.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.commit_history import CommitHistory
 from tests.simulation.damaged import Damaged
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
@@ -33,9 +34,15 @@ class Promises:
         self._world = world
         self.broken: str | None = None
         self.damaged = Damaged(world)
+        self._commits = CommitHistory()
 
     def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
-        """Each record below a committed offset is durable."""
+        """Each record below a committed offset is durable, and no offset goes back."""
+        for (topic, number), commit in offsets.items():
+            if topic == "raw":
+                before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
+                if before is not None and self.broken is None:
+                    self.broken = f"raw-{number}: offset {commit.offset} is committed behind {before}"
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
                 if topic == "raw":

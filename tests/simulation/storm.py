@@ -92,6 +92,14 @@ class Storm(TopicActs):
             cluster.stop(broker)
             self._world.loop.call_later(self._chance.choice((0.3, 3.0)), setattr, broker, "up", True)
 
+    def kill_brokers(self) -> None:
+        """All brokers are killed at once. Their first answers may be older than what was committed."""
+        cluster = self._world.cluster
+        if all(each.up for each in cluster.brokers.values()):
+            self._tell("all brokers are killed")
+            draw = self._chance.random
+            cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
+
     def break_store(self) -> None:
         """The store is down, or fails at times; and its check may say that all is well."""
         store = self._world.store

@@ -7,6 +7,7 @@ import contextlib
 import struct
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
-from app.kafka.membership import leave_in_any_case
+from app.kafka.membership import end_heartbeats, leave_in_any_case
 
 FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
 EVERYTHING = (FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS)
@@ -171,3 +172,13 @@ async def test_a_static_member_stays() -> None:
     async with joined(coordinator, instance_id="pod-0") as member:
         await member.leave()
     assert coordinator.asked == []
+
+
+async def test_heartbeat_that_has_not_begun_ends() -> None:
+    """Its CancelledError must not end the rebalance that ends it: the consumer would never read again."""
+    coordinator: Any = SimpleNamespace(_heartbeat_task=asyncio.create_task(asyncio.sleep(60)))
+    beating = coordinator._heartbeat_task
+    end_heartbeats(coordinator)
+    await coordinator._stop_heartbeat_task()
+    assert (beating.cancelled(), coordinator._heartbeat_task) == (True, None)
+    await coordinator._stop_heartbeat_task()

@@ -74,6 +74,8 @@ NAMES = (
     PrivateName("app.kafka.stopping", Fetcher, "_pending_tasks", "stop in bounded time"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_do_commit_offsets", "commit as a member alone"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_group_instance_id", "leave unless it is static"),
+    PrivateName("app.kafka.membership", GroupCoordinator, "_heartbeat_task", "end a heartbeat before its first step"),
+    PrivateName("app.kafka.membership", GroupCoordinator, "_stop_heartbeat_task", "let a rebalance go on"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
     PrivateName("app.kafka.membership", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
     PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn", "leave on connections of its own"),

@@ -17,7 +17,7 @@ class Fetching:
     """What `stop` looks at of the part of a consumer that fetches."""
 
     def __init__(self) -> None:
-        self.error_future = asyncio.create_task(asyncio.Event().wait())
+        self.error_future: asyncio.Task[Any] = asyncio.create_task(asyncio.Event().wait())
         self._pending_tasks = {asyncio.create_task(asyncio.Event().wait())}
 
     @property
