@@ -185,7 +185,7 @@ class PartitionLog:
         while self.batches and self.batches[-1].base >= end:
             self.batches.pop()
             self._bases.pop()
-        self.end = self.batches[-1].last + 1 if self.batches else self.start
+        self.end = max(self.start, self.batches[-1].last + 1 if self.batches else 0)
         self._epochs = [each for each in self._epochs if each[1] < self.end]
 
     def records(self) -> list[Any]:

@@ -89,7 +89,7 @@ class TopicActs:
         number, log = self._source()
         losses = self._world.losses
         open_from = min((each.base for each in log.batches if each.transactional), default=log.end)
-        bases = [each.base for each in log.batches[-4:]] if open_from == log.end else []
+        bases = [each.base for each in log.batches[-4:] if each.base >= log.start] if open_from == log.end else []
         if bases and number not in losses.unsteady:
             end = self._chance.choice(bases)
             self._tell(f"raw-{number} has a leader that lacks its records from {end} on")
