@@ -127,7 +127,7 @@ class Reading:
     def forget(self, number: int) -> None:
         """Takes in that a partition has gone, or is read from elsewhere."""
         for each in (self.last, self._least, self.seen):
-            each.pop(number, None)  # type: ignore[attr-defined]
+            each.pop(number, None)
 
     def give(self, given: Given) -> None:
         """Takes in a record, or a message that is not whole."""
