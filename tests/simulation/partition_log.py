@@ -141,7 +141,7 @@ class PartitionLog:
         pieces: list[bytes] = []
         size = 0
         for batch in self.batches[at:]:
-            if batch.base >= until:
+            if batch.last >= until:  # a limit within a batch ends before it
                 break
             if batch.last < offset:
                 continue
