@@ -20,8 +20,9 @@ from aiokafka.util import wait_for
 
 import app.kafka.clients
 from tests.simulation.answers import answer
-from tests.simulation.cluster import API_VERSIONS, Broker, Cluster
+from tests.simulation.cluster import Broker, Cluster
 from tests.simulation.refusals import refused, with_error
+from tests.simulation.releases import RELEASES
 
 __all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
@@ -90,7 +91,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._open = True
         self._broker.connections[self] = None
         network.connections[self] = None
-        self._versions = API_VERSIONS  # what ApiVersions says: one request less of each connection
+        self._versions = RELEASES[network.cluster.release]  # what ApiVersions says: one request less of each connection
 
     def connected(self) -> bool:
         return self._open

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.cuts import Cuts
+from tests.simulation.releases import RELEASES
 
 __all__ = ["Scenario", "cut", "drawn"]
 
@@ -25,6 +26,8 @@ class Scenario:
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
+            see docs/exactly-once.md.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -39,6 +42,7 @@ class Scenario:
     storm_s: float
     rate: float
     odd: float = 0.0
+    release: str = "4.1"
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -98,6 +102,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )

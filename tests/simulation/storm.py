@@ -70,7 +70,7 @@ class Storm(TopicActs):
 
     def move_leader(self) -> None:
         """A partition has another leader."""
-        topic = self._chance.choice([*self._world.cluster.topics.values()])
+        topic = self._chance.choice([*self._world.cluster.topics.values()])  # never all are gone
         number = self._chance.randrange(len(topic.logs))
         self._world.cluster.move_leader(topic.logs[number])
         self._tell(f"{topic.name}-{number} has another leader: broker {topic.logs[number].node}")
