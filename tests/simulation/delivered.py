@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.messages import Message
+from tests.simulation.partition_log import PartitionLog
 from tests.simulation.reader import Reader
 from transforms.letter import PREFIX
 
@@ -29,6 +31,7 @@ class Delivered:
         self._unwraps = "wrap" in world.scenario.work.kind.transforms
         self._readers: dict[int, Reader] = {}
         self._letters: dict[tuple[int, int], list[Any]] = {}
+        self._dead: list[PartitionLog] = []
         self._next = 0
 
     def _reader(self, number: int) -> Reader:
@@ -38,10 +41,21 @@ class Delivered:
             found = self._readers[number] = Reader(log, world.store.payloads, unwraps=self._unwraps)
         return found
 
+    def _got(self, number: int) -> Sequence[Sequence[Any]]:
+        """What the application has got of a source partition, from each partition of the sink."""
+        logs, mine = self._world.cluster.logs("out"), b"p%d-" % number
+        places = range(len(logs)) if self._world.losses.rerouted else range(len(logs))[number : number + 1]
+        return [
+            [each for each in self._reader(place).go_on() if (each.key or b"").startswith(mine)] for place in places
+        ]
+
     def _read_letters(self) -> None:
+        logs = self._world.cluster.logs("dead")
+        if logs[:1] != self._dead[:1]:  # another topic of that name
+            self._dead, self._next = logs[:1], 0
         if self._world.scenario.exactly_once:  # the transactions of other partitions may end later
             self._next, self._letters = 0, {}
-        for offset, record in self._world.cluster.log("dead", 0).committed(self._next):
+        for offset, record in logs[0].committed(self._next) if logs else ():
             self._next = offset + 1
             headers = dict(record.headers)
             place = int(headers[f"{PREFIX}partition"]), int(headers[f"{PREFIX}offset"])
@@ -54,7 +68,7 @@ class Delivered:
             UnreadableError: the application cannot read what it gets.
         """
         self._read_letters()
-        came = {record.key for record in self._reader(number).go_on()}
+        came = {record.key for rows in self._got(number) for record in rows}
         return [
             message.key
             for message in self._world.source.began[number]
@@ -89,10 +103,10 @@ class Delivered:
             UnreadableError: the application cannot read what it gets.
         """
         self._read_letters()
-        reader = self._reader(number)
-        got = reader.go_on()
-        if reader.pending and not self._world.scenario.falls_back:
-            return f"{reader.pending} messages in the sink lack chunks"
+        got = self._got(number)
+        pending = sum(each.pending for each in self._readers.values())
+        if pending and not self._world.scenario.falls_back:
+            return f"{pending} messages in the sink lack chunks"
         written = self._world.source.written[number]
         return (
             self._wrong_values(number, written, got)
@@ -100,9 +114,9 @@ class Delivered:
             or self._wrong_letters(number)
         )
 
-    def _wrong_values(self, number: int, written: Sequence[Message], got: Sequence[Any]) -> str | None:
+    def _wrong_values(self, number: int, written: Sequence[Message], got: Sequence[Sequence[Any]]) -> str | None:
         by_key = {message.key: message for message in (*self._world.source.began[number], *written)}
-        for record in got:
+        for record in itertools.chain(*got):
             message = by_key.get(record.key)
             if message is None or message.fate == "dead":
                 return f"{record.key[:20]!r} came out, which should not"
@@ -112,8 +126,8 @@ class Delivered:
                 return f"{record.key[:20]!r} has another timestamp: {record.timestamp}, not {message.timestamp}"
         return None
 
-    def _wrong_order(self, number: int, written: Sequence[Message], got: Sequence[Any]) -> str | None:
-        found = [record.key for record in got]
+    def _wrong_order(self, number: int, written: Sequence[Message], got: Sequence[Sequence[Any]]) -> str | None:
+        found = [record.key for rows in got for record in rows]
         losses = self._world.losses
         sure = [
             message.key
@@ -122,10 +136,13 @@ class Delivered:
         ]
         if losses.unsteady:
             sure = [key for key in sure if key not in losses.gone]
-        first = [key for key in dict.fromkeys(found) if key in {*sure}]
-        if first != sure:
-            missing = [key for key in sure if key not in first]
-            return f"lost {missing[:_SHOWN]} of {len(sure)}" if missing else f"the order is {first}, not {sure}"
+        if missing := [key for key in sure if key not in {*found}]:
+            return f"lost {missing[:_SHOWN]} of {len(sure)}"
+        for rows in got:
+            there = {record.key for record in rows}
+            first = [key for key in dict.fromkeys(record.key for record in rows) if key in {*sure}]
+            if first != [key for key in sure if key in there]:
+                return f"the order is {first}, not {sure}"
         if self._world.scenario.exactly_once and number not in losses.repeated:
             once = {message.key for message in written if not message.again}
             twice = [key for key in dict.fromkeys(found) if key in once and found.count(key) > 1]
@@ -134,7 +151,7 @@ class Delivered:
         return None
 
     def _wrong_letters(self, number: int) -> str | None:
-        came = {record.key for record in self._reader(number).read}
+        came = {record.key for rows in self._got(number) for record in rows}
         for message in self._world.source.began[number]:
             if self._world.losses.spares(message.key):
                 continue

@@ -86,7 +86,7 @@ class Messages:
         self._work = work
         self._wrapped = "unwrap" in work.kind.transforms
         self._makers: Sequence[Callable[[bytes], Message]] = [getattr(self, f"a_{name}") for name in work.makers]
-        self._store, self._payloads = store, store.payloads
+        self._store = store
         self._expires = work.gives_up
         self._ids = itertools.count()
         self._open: dict[int, list[Message]] = {}
@@ -126,7 +126,7 @@ class Messages:
         transforms, value = self._work.kind.transforms, message.value or b""
         path = f"memory://default/raw/{message.key.decode(errors='replace')}"
         offloads = "offload" in transforms and len(value) > THRESHOLD_BYTES
-        if not self._work.runs_out or message.fate != "out" or not (path in self._payloads or offloads):
+        if not self._work.runs_out or message.fate != "out" or not (path in self._store.payloads or offloads):
             return
         message.fate = "either"
         if self._chance.random() < 0.15 and "large.message.strategy" not in self._work.kind.keys:
@@ -186,7 +186,7 @@ class Messages:
     def a_reference(self, key: bytes) -> Message:
         value = self._bytes(key, self._chance.choice((10, 1_500, 3_000)))
         path = f"memory://default/raw/{key.decode()}"
-        self._payloads[path] = value
+        self._store.payloads[path] = value
         reference = Reference(path)  # as seed 000 has it
         if self._chance.random() < 0.7:
             reference = Reference(path, len(value), hashlib.sha256(value).hexdigest())
@@ -216,7 +216,7 @@ class Messages:
 
     def a_huge_payload(self, key: bytes) -> Message:
         path = f"memory://default/raw/{key.decode()}"
-        self._payloads[path] = value = self._bytes(key, MOST_BYTES + 1_000)
+        self._store.payloads[path] = value = self._bytes(key, MOST_BYTES + 1_000)
         return self._referring(key, None, Reference(path, self._chance.choice((None, 100, len(value)))), "dead")
 
     # --- chunks ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.simulation.cuts import Cuts
 from tests.simulation.kinds import Work, drawn_work
+from tests.simulation.releases import RELEASES
 
 __all__ = ["Scenario", "cut", "drawn"]
 
@@ -28,6 +29,8 @@ class Scenario:
         rate: of the requests to which something happens.
         in_flight_bytes: of a worker.
         store_threads: how many calls of the store go on at a time.
+        release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
+            see docs/exactly-once.md.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -44,6 +47,7 @@ class Scenario:
     store_threads: int = 8
     in_flight_bytes: int = 100_000
     odd: float = 0.0
+    release: str = "4.1"
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -115,6 +119,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         in_flight_bytes=100_000 if work.in_chunks else chance.choice((20_000, 100_000)),
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
         keys=keys,
     )

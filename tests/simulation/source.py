@@ -35,7 +35,7 @@ class Source:
         self.written: dict[int, list[Message]] = {each: [] for each in range(world.scenario.partitions)}
         self.began: dict[int, dict[Message, None]] = {each: {} for each in self.written}
         self.damaged: dict[int, list[tuple[int, bytes]]] = {each: [] for each in self.written}
-        upstream = Upstream(world, chance, self._note, self._note_damage)
+        self._upstream = upstream = Upstream(world, chance, self._note, self._note_damage)
         names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
         self._kinds = {each: getattr(upstream, each) for each in names}
 
@@ -51,6 +51,18 @@ class Source:
     def _note_damage(self, number: int, offset: int, data: bytes) -> None:
         self.damaged[number].append((offset, data))
 
+    def begin_again(self) -> None:
+        """The source topic is deleted."""
+        self._upstream.forget_open()
+        for number in self.written:
+            self.forget(number, 0)
+
+    def grow(self) -> None:
+        """The source topic has one more partition."""
+        self.began[len(self.written)] = {}
+        self.written[len(self.written)] = []
+        self.damaged[len(self.damaged)] = []
+
     def forget(self, number: int, end: int) -> None:
         """A source partition has lost its records from the offset `end` on."""
         self.written[number] = [each for each in self.written[number] if each.offset < end]
@@ -62,10 +74,12 @@ class Source:
         while left > 0:
             count = min(left, chance.choice((1, 1, 2, 5, 10)))
             left -= count
-            number = chance.randrange(scenario.partitions)
+            while "raw" not in self._world.cluster.topics:  # noqa: ASYNC110  # producers wait as they like
+                await asyncio.sleep(0.1)
+            number = chance.randrange(len(self.written))
             self._write(number, [self._messages.record(number, self._world.cluster.now_ms) for _ in range(count)])
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
-        for number in self.written:
+        for number in [*self.written]:
             while rest := self._messages.rest(number, self._world.cluster.now_ms, chance.choice((1, 5))):
                 self._write(number, rest)
                 await asyncio.sleep(chance.random() * scenario.storm_s / 10)

@@ -30,6 +30,7 @@ from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
 from tests.simulation.story import codes, exchange, request_name
+from tests.simulation.sweep import Sweep
 from tests.simulation.worker import Worker
 
 __all__ = ["Broken", "World"]
@@ -83,7 +84,7 @@ class World:
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
         self.weather = Weather(self.stream, self.scenario.rate, self.happens)
         self.store = StoreWorld(self.loop, self.stream("store"), self.tell, self.happens)
-        self.cluster = Cluster(self.loop, self.stream("cluster"))
+        self.cluster = Cluster(self.loop, self.stream("cluster"), self.scenario.release)
         self.workers: list[Worker] = []
         self.source = Source(self, self.stream("source"))
         self.delivered = Delivered(self)
@@ -91,6 +92,7 @@ class World:
         self.losses = Losses(self)
         self.promises = Promises(self)
         self._outside = contextvars.Context()
+        self.sweep = Sweep(self)
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
