@@ -124,6 +124,10 @@ class Reading:
             self.forget(number)
             self._least[number] = self._ledger.least(number)
 
+    def distrust(self, number: int) -> None:
+        """Takes in that the client could not read the commit: records may come again, which a warning says."""
+        self._least.pop(number, None)
+
     def forget(self, number: int) -> None:
         """Takes in that a partition has gone, or is read from elsewhere."""
         for each in (self.last, self._least, self.seen):

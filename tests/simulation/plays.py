@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.chunks_play import ChunksPlay
+from tests.simulation.kafka_python_play import KafkaPythonPlay
 from tests.simulation.play import Play
 from tests.simulation.replay_play import ReplayPlay
 from tests.simulation.world import World
 
 __all__ = ["PLAYS"]
 
-PLAYS: Mapping[str, type[World | Play]] = {"worker": World, "chunks": ChunksPlay, "replay": ReplayPlay}
+PLAYS: Mapping[str, type[World | Play]] = {
+    "worker": World,
+    "chunks": ChunksPlay,
+    "replay": ReplayPlay,
+    "kafka-python": KafkaPythonPlay,
+}
