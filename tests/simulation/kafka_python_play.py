@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import kafka
@@ -32,11 +32,10 @@ class _Committed:
     def __init__(self, error: Exception | None) -> None:
         self._error = error
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Iterator[None]:
         if self._error is not None:
             raise self._error
-        return
-        yield
+        return iter(())
 
 
 class FakeConsumer:
@@ -101,7 +100,7 @@ class FakeConsumer:
         if self.positions[tp] is None:
             self.positions[tp] = self.play.commits.get(tp.partition, (0, ""))[0]
 
-    def committed(self, tp: TopicPartition, metadata: bool = False, timeout_ms: float | None = None) -> Any:
+    def committed(self, tp: TopicPartition, **_: object) -> Any:
         if self.member is not None:
             self.play.rebalance_now_and_then()
             if self.play.fails(self.member.name, "committed", self.member.chance):
@@ -162,7 +161,7 @@ class FakeConsumer:
         told = {tp.partition: (each.offset, each.metadata) for tp, each in offsets.items()}
         return None if self.play.commit(self.member, told) else CommitFailedError("expelled")
 
-    def close(self, autocommit: bool = True, timeout_ms: Any = None) -> None:
+    def close(self, *_: object) -> None:
         if self.member is not None:
             _run(self.listener.on_partitions_revoked([*self.positions]))
         self.positions = {}
@@ -195,7 +194,8 @@ class KafkaPythonMember(Member):
         self.client = made.__new__(made)
         self.client.member = self
         arguments = {"enable_auto_commit": keys["commits"] == "auto", "auto_commit_interval_ms": 300}
-        made.__init__(self.client, Polled(limits, 10_000), self._discarded, TOPIC, group_id="g", **arguments)
+        arguments["consumer_timeout_ms"] = 500
+        made.__init__(self.client, Polled(limits, keys["lookback"]), self._discarded, TOPIC, group_id="g", **arguments)
 
     def _discarded(self, discarded: Discarded) -> None:
         if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
@@ -205,8 +205,12 @@ class KafkaPythonMember(Member):
     def call(self) -> None:
         chance, calm, client = self.chance, self.play.weather.calm, self.client
         try:
-            most = chance.choice((None, None, 1, 3))
-            found = client.poll(timeout_ms=1_000 if calm else chance.choice((0, 100, 1_000)), max_records=most)
+            if self.play.keys["iterates"] and chance.random() < 0.8:
+                record = next(client, None)
+                found = {} if record is None else {TopicPartition(TOPIC, record.partition): [record]}
+            else:
+                most = chance.choice((None, None, 1, 3))
+                found = client.poll(timeout_ms=1_000 if calm else chance.choice((0, 100, 1_000)), max_records=most)
         except (KafkaTimeoutError, _AppError) as exc:
             self.play.tell(f"{self.name}: poll raised {exc!r}")
             found = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.chunks_play import ChunksPlay
+from tests.simulation.confluent_play import ConfluentPlay
 from tests.simulation.kafka_python_play import KafkaPythonPlay
 from tests.simulation.play import Play
 from tests.simulation.replay_play import ReplayPlay
@@ -17,4 +18,5 @@ PLAYS: Mapping[str, type[World | Play]] = {
     "chunks": ChunksPlay,
     "replay": ReplayPlay,
     "kafka-python": KafkaPythonPlay,
+    "confluent": ConfluentPlay,
 }

@@ -87,7 +87,10 @@ class PolledPlay(Play):
             "seeks": chance.random() < 0.3,
             "pauses": chance.random() < 0.3,
             "raises": chance.random() < 0.2,
+            "iterates": chance.random() < 0.3,
         }
+        # What a commit has passed would be found by looking back; a seek needs it.
+        self.keys["lookback"] = 10_000 if self.keys["seeks"] else chance.choice((0, 10_000))
         self.errors = chance.choice((0.0, 0.0, 0.05, 0.2))
         self.logs = [PartitionLog(1) for _ in range(chance.choice((1, 1, 2, 3)))]
         self.commits: dict[int, tuple[int, str]] = {}
