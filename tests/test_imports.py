@@ -92,7 +92,8 @@ IMPURE = {
 }  # fmt: skip
 # What would give the data plane a clock, a thread or a random number of its own; `app.pipeline.runtime` has them.
 OF_THE_MACHINE = (
-    "concurrent", "os.urandom", "random", "secrets", "threading.Thread", "threading.Timer", "time", "uuid",
+    "asyncio.to_thread", "concurrent", "os.urandom", "random", "secrets", "threading.Thread", "threading.Timer", "time",
+    "uuid",
 )  # fmt: skip
 CALLS_OF_THE_MACHINE = {"now", "run_in_executor", "to_thread", "today", "utcnow"}
 
@@ -278,6 +279,7 @@ def test_data_plane_takes_clock_threads_and_chance_from_its_constructors() -> No
         "from threading import Timer",
         "import asyncio\nasyncio.get_running_loop().run_in_executor(None, print)",
         "import asyncio\nf = asyncio.to_thread",
+        "from asyncio import to_thread",
         "from datetime import datetime\ndatetime.now()",
         "import os\nos.urandom(4)",
     ],

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupIdNotFound, NotCoordinatorError
+from aiokafka.errors import GroupIdNotFound
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -31,11 +31,11 @@ log = logging.getLogger(logger_name(__name__))
 _TOPIC = "__consumer_offsets"
 _CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1
 _TOPIC_AUTHORIZATION_FAILED = 29
+_NOT_COORDINATOR = 16
+# COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka ends by them, where it should look for another coordinator.
+_AWAY = (15, 7)
 # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request.
 _BEHIND = (5, 78)
-
-# A coordinator that starts or stops is not available: aiokafka gives that to the application, as final.
-_AS = {GroupIdNotFound.errno: 0, GroupCoordinatorNotAvailableError.errno: NotCoordinatorError.errno}
 
 
 class OffsetFetches:
@@ -83,7 +83,7 @@ class OffsetFetches:
             self._waits.pop(waiting, None)
         response = await send()
         if isinstance(request, OffsetFetchRequest):
-            _spread_error(request, response)
+            _tell_errors(request, response)
         return response
 
     async def _behind(self, connection: Any) -> Sequence[int]:
@@ -111,15 +111,19 @@ class OffsetFetches:
         return 0
 
 
-def _spread_error(request: OffsetFetchRequest, response: Any) -> None:
-    """Gives the error of a whole response to each of its partitions, as before version 2.
+def _tell_errors(request: OffsetFetchRequest, response: Any) -> None:
+    """Gives the error of a whole response to each of its partitions, as before version 2, so that aiokafka knows it.
 
     A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
     the errors of partitions alone: for it, nothing would be committed. That is so if a broker does not know the group:
     Kafka has no such error here, but other brokers do.
     """
     if code := getattr(response, "error_code", 0):
-        code = _AS.get(code, code)
+        code = 0 if code == GroupIdNotFound.errno else code
         response.topics = [
             (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
         ]
+    response.topics = [
+        (topic, [(*rest, _NOT_COORDINATOR if code in _AWAY else code) for *rest, code in partitions])
+        for topic, partitions in response.topics
+    ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -18,6 +19,7 @@ __all__ = ["stop_in_time"]
 _STOP_S = 3.0
 _LEAVE_S = 2.0
 _BACKOFF_S = 0.1
+_TRIES, _END_S = 10, 0.05  # to end a task, and how long one may take
 
 
 async def stop_in_time(
@@ -44,22 +46,44 @@ async def stop_in_time(
     cancelled = task.cancelling()
     if member:
         leave_in_any_case(coordinator, consumer._client, _BACKOFF_S)
+
+    async def stop_whole() -> None:
+        await _end_fetcher(fetcher)
+        await (stop or consumer.stop)()
+
     with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-        await asyncio.wait_for((stop or consumer.stop)(), within_s)
+        await asyncio.wait_for(stop_whole(), within_s)
         return
-    tasks: list[asyncio.Task[None] | None] = []
-    if fetcher is not None:
-        tasks += [fetcher.error_future, *fetcher._pending_tasks]
+    await _end_fetcher(fetcher)
     if member:
-        tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
-    left = [each for each in tasks if each is not None]
-    for each in left:
-        each.cancel()
-    if member:
+        await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(leave(coordinator, consumer._client, _BACKOFF_S), _LEAVE_S)
     await consumer._client.close()
-    for each in left:
-        each.add_done_callback(heard)  # the event loop would log an error that nobody has asked for
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
+
+
+async def _end_fetcher(fetcher: Any) -> None:
+    """Ends the task of a fetcher first, as it begins the others; None is no fetcher."""
+    if fetcher is not None:
+        await _end([fetcher.error_future])
+        await _end(fetcher._pending_tasks)
+
+
+async def _end(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancels tasks, and waits until they have ended.
+
+    A task that waits for another one hands its cancellation on to that, and goes on if the other one just ends: so does
+    aiokafka's fetcher in a rebalance. Whatever has not ended is cancelled again.
+    """
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.add_done_callback(heard)  # the event loop would log an error that nobody has asked for
+    for _ in range(_TRIES):
+        left = [task for task in left if not task.done()]
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_END_S)

@@ -38,7 +38,11 @@ class Delivery(Protocol):
         """
 
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        """As `append`, for the records of a batch that all leave as they are, by a lane with a `sink_partition`."""
+        """As `append`, for the records of a batch that all leave as they are, by a lane with a `sink_partition`.
+
+        Raises:
+            ClusterError: the batch cannot be read.
+        """
 
     def write(self, lane: Lane, slot: Slot) -> None:
         """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""

@@ -218,7 +218,12 @@ class Dispatcher:
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 # One of several results may be written. A hold ends once its last record is safe.
                 tracker.keep(released if slot.hold is None else released - 1)
-                self._termination.fail_by_defect(exc, slot.source)
+                slot.result, slot.held = None, 0
+                lane.slots.appendleft(slot)  # nothing of the lane passes it
+                if isinstance(exc, ClusterError):
+                    self._termination.fail(exc)
+                else:
+                    self._termination.fail_by_defect(exc, slot.source)
             if not self._may_write(lane):
                 return
         self._delivery.flush()

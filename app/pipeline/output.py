@@ -158,10 +158,11 @@ class Output:
         await self.writer.start()
 
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
-        if self._termination.error is not None:
-            lane.tracked(batch.offset).keep(batch.offset)
-            return  # a batch before this one may be missing
+        """Writes the records of a batch as they are, of a lane with a `sink_partition`.
+
+        Raises:
+            ClusterError: the batch cannot be read; nothing of the lane may be written behind it.
+        """
         partition, tracker = lane.sink_partition, lane.tracked(batch.offset)
         assert partition is not None
         stats = self._stats
@@ -177,8 +178,7 @@ class Output:
                 rows = batch.rows()
             except KafkaError as exc:
                 tracker.keep(tracker.released)
-                self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
-                return
+                raise translated(exc, f"reading topic {lane.partition.topic}") from exc
             self._sink.extend(partition, rows, tracker, held, codec)
             stats.batches_read_anew += batch.merged_from or 1
 

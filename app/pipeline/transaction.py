@@ -283,10 +283,9 @@ class Transaction:
                     record, offset, held, codec = waiting
                     self.output.append(self.lane, record, offset, held, codec)
                 self._count(held)
-            except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
+            except BaseException:
                 self._state = State.OVER
-                self._termination.fail_by_defect(exc)
-                return
+                raise  # the task ends the flow
         self.flush()
         self.due()
 

@@ -148,7 +148,9 @@ def lags(worker: WorkerProcess) -> list[int]:
 # Who may ask for the time of day, and what for.
 WALL_CLOCK = {
     "app/kafka/tokens.py": "until when a token is good, as its issuer says; a wrong clock asks again too often",
-    "app/pipeline/joining.py": "until when a worker waits for others, for people",
+    "app/deadletters/replay.py": "which timestamps brokers take",
+    "app/pipeline/runtime.py": "what others of the data plane ask by `runtime.time`, who stand here too",
+    "app/pipeline/flow.py": "until when a worker waits for others, for people; which timestamps brokers take",
     "app/web/loggers.py": "when a level was changed, for people",
     "app/web/metrics.py": "the age of a record, by its timestamp, for people",
     "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
@@ -161,10 +163,9 @@ WALL_CLOCK = {
     "app/local/bootstrap.py": "the age of a stamp of the set-up",
     "app/commands/dlq.py": "what a user means by a time ago",
     "app/commands/restorer.py": "which timestamps of records are of the future",
-    "app/pipeline/service.py": "people are told since when",
+    "app/pipeline/service.py": "people are told since when; which timestamps brokers take",
     "app/kafka/sender.py": "the timestamp of a record whose writer gives none",
-    "app/kafka/topics.py": "which timestamps brokers take",
-    "app/pipeline/error_policy.py": "the timestamp of a letter whose own is refused",
+    "app/pipeline/error_policy.py": "the timestamp of a letter whose own is refused; which timestamps brokers take",
     "stores/memory.py": "the age of a payload",
 }
 
@@ -198,7 +199,10 @@ def asks_wall_clock(source: str) -> bool:
         head, *rest = ast.unparse(node).split(".")
         return ".".join([imported.get(head, ""), *rest])
 
-    names = {origin(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
+    if any(ast.unparse(node).endswith("runtime.time") for node in used):
+        return True
+    names = {origin(node) for node in used}
     empty = {origin(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args}
     return bool(names & ASKS or empty & ASKS_WITHOUT_ARGUMENTS)
 
@@ -216,6 +220,9 @@ def asks_wall_clock(source: str) -> bool:
         ("def f():\n    from datetime import datetime\n    datetime.now()", True),
         ("import time\ntime.localtime()", True),
         ("import time\ntime.monotonic() + time.localtime(3)", False),
+        ("def f(runtime):\n    runtime.time()", True),
+        ("class F:\n    def f(self):\n        g(self._runtime.time)", True),
+        ("class F:\n    def f(self):\n        self._runtime.monotonic()", False),
         ("loop.time()", False),
         ("from datetime import datetime\ndatetime.fromtimestamp(3)", False),
     ],

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 from tests.simulation.clock import BEGAN_S
 from tests.simulation.groups import Commit, Groups
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.offsets_log import TOPIC as OFFSETS
+from tests.simulation.offsets_log import OffsetsLog
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.transactions import Transactions
 
 __all__ = ["API_VERSIONS", "Broker", "Cluster", "Topic"]
 
 NOT_LEADER, UNKNOWN_TOPIC, OUT_OF_RANGE, NOT_COORDINATOR, LOADING, FENCED_EPOCH, UNKNOWN_EPOCH = 6, 3, 1, 16, 14, 74, 76
-NOT_AVAILABLE, LEADER_NOT_AVAILABLE = 15, 5
+NOT_AVAILABLE, LEADER_NOT_AVAILABLE, NOT_ENOUGH_REPLICAS = 15, 5, 19
 
 API_VERSIONS: Mapping[int, tuple[int, int]] = {
     0: (3, 12), 1: (4, 17), 2: (1, 10), 3: (0, 13), 8: (2, 9), 9: (1, 9), 10: (0, 6), 11: (0, 9), 12: (0, 4),
@@ -66,6 +69,7 @@ class Cluster:
     """The cluster of one history.
 
     Attributes:
+        throttle_ms: how long the answers to Produce and Fetch say that the client has to wait.
         changed: called with a text for each thing that happens to the cluster.
         accepted: called with topic, partition and base offset for each batch that a producer has written.
     """
@@ -76,10 +80,12 @@ class Cluster:
         self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
         self.topics: dict[str, Topic] = {}
         self.groups = Groups(loop.call_later)
-        self.transactions = Transactions(loop.call_later, lambda: chance.random() * 0.05, self._mark, self._end_offsets)
+        self.offsets_log = OffsetsLog(loop)
+        self.transactions = Transactions(loop.call_later, self._marking_s, self._mark, self._end_offsets)
         self._coordinators: dict[tuple[int, str], int] = {}
         self._loading: dict[tuple[int, str], float] = {}
         self._topic_ids = 0
+        self.throttle_ms = 0
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
     # --- what tests do ------------------------------------------------------------------------------------------------
@@ -104,13 +110,14 @@ class Cluster:
         """Another broker leads the partition."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
         if up:
-            log.node = self._chance.choice(up)
-            log.epoch += 1
+            log.elect(self._chance.choice(up))
             wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
         up = [each.number for each in self.brokers.values() if each.up]
+        if not up:
+            return
         self._coordinators[key] = self._chance.choice(up)
         self._loading[key] = self._loop.time() + self._chance.random() * 0.5
 
@@ -132,6 +139,31 @@ class Cluster:
             if node == broker.number:
                 self.move_coordinator(key)
 
+    def kill_all(self, down_s: float, lag_s: float, behind_s: float) -> None:
+        """All brokers are killed at once, and are back after a while; see `OffsetsLog`.
+
+        Args:
+            down_s: until they are back.
+            lag_s: how old the first answers of the coordinator are, at the time of the kill.
+            behind_s: for how long they are, from the return on.
+        """
+        back_s = self._loop.time() + down_s
+        self.offsets_log.fall_behind(lag_s, back_s + behind_s)
+        for broker in self.brokers.values():
+            broker.up = False
+            for connection in [*broker.connections]:
+                connection.cut("the broker was killed")
+            self._loop.call_later(down_s, setattr, broker, "up", True)
+        for topic in self.topics.values():
+            for log in topic.logs:
+                log.epoch += 1
+                wake_all(log)
+        for key in self._coordinators:
+            self._loading[key] = back_s + self._chance.random() * 0.2
+
+    def _marking_s(self) -> float:
+        return self.offsets_log.left_s + self._chance.random() * 0.05
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def handle(self, node: int, request: Any, reply: Reply) -> None:
@@ -145,6 +177,8 @@ class Cluster:
         rows = []
         for name in names:
             topic = self.topics.get(name)
+            if name == OFFSETS:
+                topic = Topic(name, 0, [PartitionLog(node)], {})
             row: dict[str, Any] = {"topic": name, "name": name, "id_high": 0, "id_low": 0}
             if topic is None:
                 row |= {"error_code": UNKNOWN_TOPIC, "partitions": []}
@@ -162,7 +196,7 @@ class Cluster:
 
     def _partition_row(self, number: int, log: PartitionLog) -> dict[str, Any]:
         replicas = sorted(self.brokers)
-        isr = [each for each in replicas if self.brokers[each].up]
+        isr = [log.node] if log.alone else [each for each in replicas if self.brokers[each].up]
         up = self.brokers[log.node].up
         return {
             "error_code": 0 if up else LEADER_NOT_AVAILABLE,
@@ -196,6 +230,8 @@ class Cluster:
                     producer_id, epoch = _stamp(octets)
                     if request.transactional_id is not None:
                         code = self.transactions.allows(request.transactional_id, producer_id, epoch, (topic, number))
+                    if log.alone and code == 0 and request.required_acks == -1:
+                        code = NOT_ENOUGH_REPLICAS
                     if code == 0:
                         produced = log.append(octets, int(self.topics[topic].config["max.message.bytes"]))
                         code, base = produced.code, produced.base
@@ -259,6 +295,8 @@ class Cluster:
             parts = []
             for number, *_, time_ms in partitions:
                 log, code = self._found(node, topic, number)
+                if topic == OFFSETS:
+                    code = self.offsets_log.refusal(request.API_VERSION)
                 row: dict[str, Any] = {"partition": number, "error_code": code, "timestamp": -1, "offset": -1}
                 row |= {"leader_epoch": -1, "offsets": []}
                 if log is not None:
@@ -337,6 +375,9 @@ class Cluster:
         reply(groups=[{**self.groups.described(name), "error_code": code} for name, code in codes.items()])
 
     def _commit(self, node: int, request: Any, reply: Reply) -> None:
+        if self.offsets_log.left_s:
+            self.offsets_log.hold(partial(self._commit, node, request, reply))
+            return
         group = request.group if "group" in request.SCHEMA.names else request.consumer_group
         code = self._coordinates(node, 0, group)
         if not code:
@@ -344,6 +385,7 @@ class Cluster:
         offsets = commits(request.topics)
         codes = dict.fromkeys(offsets, code) if code else self.groups.take(group, offsets)
         if not code:
+            self.offsets_log.note(group, self.groups.committed(group))
             self.committed(group, offsets)
         reply(topics=by_topic({place: {"error_code": each} for place, each in codes.items()}))
 
@@ -360,6 +402,9 @@ class Cluster:
             reply(error_code=code, topics=[])
             return
         found = self.groups.fetched(group, places, stable=bool(getattr(request, "require_stable", False)))
+        if self.offsets_log.left_s:
+            seen, none = self.offsets_log.seen(group), Commit(-1, -1, "")
+            found = {place: (seen.get(place, none), 0) for place in found}
         rows = {
             place: {"offset": each.offset, "leader_epoch": each.epoch, "metadata": each.metadata, "error_code": own}
             for place, (each, own) in found.items()
@@ -386,6 +431,9 @@ class Cluster:
         reply(error_code=code or self.transactions.add(request, (), [request.group_id]))
 
     def _commit_in_transaction(self, node: int, request: Any, reply: Reply) -> None:
+        if self.offsets_log.left_s:
+            self.offsets_log.hold(partial(self._commit_in_transaction, node, request, reply))
+            return
         group = request.group if "group" in request.SCHEMA.names else request.group_id
         offsets = commits(request.topics)
         code = self._coordinates(node, 0, group)
@@ -403,15 +451,19 @@ class Cluster:
         code = self._coordinates(node, 1, request.transactional_id)
         reply(error_code=code or self.transactions.end(request))
 
-    def _mark(self, place: tuple[str, int], producer_id: int, epoch: int, commit: bool) -> None:  # noqa: FBT001
+    def _mark(self, place: tuple[str, int], producer_id: int, epoch: int, commit: bool) -> bool:  # noqa: FBT001
         topic = self.topics.get(place[0])
-        if topic is not None:
+        if topic is not None:  # else there is nothing to mark any more
             log = topic.logs[place[1]]
+            if log.alone:
+                return False
             log.end_transaction(producer_id, epoch, commit=commit, time_ms=self.now_ms)
+        return True
 
     def _end_offsets(self, group: str, producer_id: int, commit: bool) -> None:  # noqa: FBT001
         pending = dict(self.groups.group(group).pending.get(producer_id, {}))
         self.groups.end_pending(group, producer_id, commit=commit)
+        self.offsets_log.note(group, self.groups.committed(group))
         if commit and pending:
             self.committed(group, pending)
 

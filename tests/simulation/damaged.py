@@ -16,10 +16,12 @@ class Damaged:
 
     Attributes:
         ended_all: whether all workers have ended as they must.
+        kept: the values of dead-letter topics that were deleted.
     """
 
     def __init__(self, world: World) -> None:
         self.ended_all = False
+        self.kept: list[bytes | None] = []
         self._world = world
 
     def lost(self, number: int, end: int) -> list[int]:
@@ -35,7 +37,13 @@ class Damaged:
         return [offset for batches in found for offset, data in batches if values.count(data) > 1]
 
     def _values(self) -> list[bytes | None]:
-        return [record.value for log in self._world.cluster.topics["dead"].logs for _, record in log.committed()]
+        logs = self._world.cluster.topics["dead"].logs
+        return self.kept + [record.value for log in logs for _, record in log.committed()]
+
+    def stopped(self, worker: Worker) -> bool:
+        """Whether a pipeline has ended at a batch that cannot be decoded, be it in the log still or not."""
+        text = worker.failed or ""
+        return self._world.scenario.tolerance == "none" and "malformed record" in text and "(offsets" in text
 
     def ended(self, worker: Worker) -> bool:
         """Whether a pipeline has ended as it must if errors are not tolerated, with topic, partition and offset."""

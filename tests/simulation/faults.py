@@ -30,6 +30,9 @@ _ERRORS: dict[int, tuple[tuple[int, bool], ...]] = {
     26: ((14, False), (15, False), (16, False), (51, False)),
     28: ((14, False), (15, False), (16, False), (3, False), (14, True)),
 }
+_CONNECT = -1
+# A third of what a worker sends is for connections and Metadata: most faults would come before a record is read.
+_SHARES = {_CONNECT: 0.1, 3: 0.1, 10: 0.5, 32: 0.3}
 _KINDS = ("lost", "unanswered", "slow", "error", "error", "silent", "stale")
 
 
@@ -50,11 +53,17 @@ class Weather:
         self._stream = stream
         self._chances: dict[tuple[int, int], tuple[Random, Iterator[int]]] = {}
         chance = stream("weather")
-        self._rate = rate
         self._happens = happens
         self._kinds = [each for each in _KINDS if chance.random() < 0.6] or ["error"]
         # A fault of each request says little; one that comes again and again for a single API goes deep.
-        self._only = {chance.choice([*_ERRORS])} if chance.random() < 0.3 else None
+        only = chance.choice([*_ERRORS]) if chance.random() < 0.3 else None
+        self._rates = {
+            key: min(0.8, rate * _SHARES.get(key, 1.0) * chance.choice((0.0, 0.5, 1.0, 3.0)))
+            for key in (_CONNECT, *_ERRORS, 3, 32)
+            if only in (None, key)
+        }
+        if only is not None:
+            self._rates[only] = rate
 
     def fate(self, worker: int, node: int, request: Any) -> Any:
         """What becomes of a request of a worker, or of a connection (None for the request).
@@ -63,15 +72,16 @@ class Weather:
             None for nothing; `silent`, `lost`, `unanswered`, `stale`; seconds that it is late; or an error code, and
             whether the request is processed.
         """
-        key = -1 if request is None else request.API_KEY
-        if self.calm or not self._rate or (self._only is not None and key not in self._only):
+        key = _CONNECT if request is None else request.API_KEY
+        rate = self._rates.get(key)
+        if self.calm or not rate:
             return None
         found = self._chances.get((worker, key))
         if found is None:
             found = self._chances[worker, key] = self._stream(f"weather {worker} {key}"), itertools.count()
         chance, numbers = found
         number = next(numbers)
-        if chance.random() >= self._rate:
+        if chance.random() >= rate:
             return None
         fate = self._drawn(chance, chance.choice(self._kinds), key)
         if fate is None:
@@ -83,7 +93,7 @@ class Weather:
     def _drawn(chance: Random, kind: str, key: int) -> Any:
         if kind == "silent" and chance.random() < 0.7:
             kind = "slow"  # silence takes long
-        if key < 0:
+        if key == _CONNECT:
             return "lost" if kind != "silent" else "silent"
         if kind == "slow":
             return chance.choice((0.05, 0.3, 1.0, 4.0)) * chance.random()

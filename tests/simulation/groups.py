@@ -155,6 +155,7 @@ class Groups:
                 if member.sync is not None:
                     member.sync(error_code=REBALANCING, member_assignment=b"")
                     member.sync = None
+                    self._rearm(group, member)
             longest_s = max((each.rebalance_s for each in group.members.values()), default=0.0)
             group.timer = self._later(longest_s, self._complete, group)
         if all(each.join is not None for each in group.members.values()):
@@ -206,7 +207,8 @@ class Groups:
         member.timer = self._later(member.session_s, self._expire, group, member)
 
     def _expire(self, group: _Group, member: _Member) -> None:
-        if group.members.get(member.id) is member and member.join is None:
+        # Who waits for the group is alive (`hasSatisfiedHeartbeat` of Kafka's `ClassicGroupMember`).
+        if group.members.get(member.id) is member and member.join is None and member.sync is None:
             self._remove(group, member)
             self._moved_on(group)
 

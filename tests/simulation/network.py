@@ -16,7 +16,6 @@ from typing import Any
 import aiokafka.client
 import aiokafka.errors as kafka_errors
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.util import wait_for
 
 import app.kafka.clients
@@ -26,10 +25,10 @@ from tests.simulation.refusals import refused, with_error
 
 __all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
+_WITH_QUOTA = {0, 1}
+
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
 """The network of the process that runs."""
-
-_VERSIONS = [{"api_key": key, "min_version": least, "max_version": most} for key, (least, most) in API_VERSIONS.items()]
 
 
 class Network:
@@ -71,6 +70,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._broker: Broker | None = None
         self._line: collections.deque[tuple[Any, Any]] = collections.deque()
         self._open = False
+        self._quiet_until_s = 0.0
         self._on_close_cb: Callable[..., None] | None
 
     def __del__(self) -> None:
@@ -90,7 +90,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._open = True
         self._broker.connections[self] = None
         network.connections[self] = None
-        await self._do_version_lookup()
+        self._versions = API_VERSIONS  # what ApiVersions says: one request less of each connection
 
     def connected(self) -> bool:
         return self._open
@@ -109,16 +109,14 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._loop.call_later(seconds, call, *args, context=self._network.outside)
 
     def _go(self) -> None:
-        self._later(self._network.chance.random() * 0.002, self._arrive)
+        quiet_s = max(0.0, self._quiet_until_s - self._loop.time())
+        self._later(quiet_s + self._network.chance.random() * 0.002, self._arrive)
 
     def _arrive(self) -> None:
         if not self._open:
             return
         struct, _ = self._line[0]
         assert self._broker is not None
-        if struct.API_KEY == ApiVersionRequest.API_KEY:
-            self._answer(answer(struct, api_versions=_VERSIONS))
-            return
         fate = self._network.fate(self._broker.number, struct)
         if fate is None:
             self._process(struct, self._reply)
@@ -158,7 +156,11 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
 
     def _reply(self, **fields: Any) -> None:
         if self._open:
-            self._answer(answer(self._line[0][0], **fields))
+            request, throttle_ms = self._line[0][0], self._network.cluster.throttle_ms
+            if throttle_ms and request.API_KEY in _WITH_QUOTA:  # the broker answers, and reads nothing more for so long
+                fields["throttle_time_ms"] = throttle_ms
+                self._quiet_until_s = self._loop.time() + throttle_ms / 1000
+            self._answer(answer(request, **fields))
 
     def _answer(self, response: Any) -> None:
         self._later(self._network.chance.random() * 0.002, self._deliver, response)

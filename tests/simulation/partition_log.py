@@ -56,6 +56,7 @@ class PartitionLog:
         epoch: of the leader.
         node: the leader.
         ongoing: by producer id, where its open transaction has begun.
+        alone: whether no other replica is in sync.
         aborted: producer id, first offset and last stable mark of aborted transactions.
     """
 
@@ -64,16 +65,18 @@ class PartitionLog:
         self.start = self.end = 0
         self.epoch = 0
         self.node = node
+        self.alone = False
         self.ongoing: dict[int, int] = {}
         self.aborted: list[tuple[int, int, int]] = []
         self._producers: dict[int, _Producer] = {}
         self._bases: list[int] = []
+        self._epochs = [(0, 0)]  # each with its first offset
         self.waiters: list[Any] = []
 
     @property
     def stable(self) -> int:
         """The last stable offset."""
-        return min(self.ongoing.values(), default=self.end)
+        return max(self.start, min(self.ongoing.values(), default=self.end))
 
     def append(self, data: bytes, limit: int) -> Produced:  # noqa: C901, PLR0911  # the checks of a broker, in order
         """Appends a batch of format 2 as a producer has sent it."""
@@ -153,22 +156,41 @@ class PartitionLog:
         return [(producer, first) for producer, first, last in self.aborted if last >= offset and first < until]
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """See KIP-320: the greatest epoch that is not above, and where it ends."""
+        """See KIP-320: the greatest epoch that is not above, and where it ends; as Kafka's `LeaderEpochFileCache`."""
         if epoch == self.epoch:
-            return self.epoch, self.end
-        found, end = -1, -1
-        for batch in self.batches:
-            if batch.epoch > epoch:
-                return (found, batch.base) if found >= 0 else (-1, -1)
-            found, end = batch.epoch, batch.last + 1
-        return found, end
+            return epoch, self.end
+        above = [start for each, start in self._epochs if each > epoch]
+        if not above:
+            return -1, -1
+        found = [each for each, _ in self._epochs if each <= epoch]
+        return found[-1] if found else epoch, above[0]
+
+    def elect(self, node: int) -> None:
+        """Another broker leads from now on."""
+        self.node = node
+        self.epoch += 1
+        self._epochs = [each for each in self._epochs if each[1] < self.end] + [(self.epoch, self.end)]
 
     def delete_before(self, offset: int) -> None:
         """What retention does, or who deletes records."""
         self.start = max(self.start, min(offset, self.end))
+        older = [each for each, first in self._epochs if first <= self.start]
+        self._epochs = [(older[-1], self.start)] * bool(older) + self._epochs[len(older) :]
         keep = bisect_left([each.last for each in self.batches], self.start)
         del self.batches[:keep]
         del self._bases[:keep]
+
+    def truncate(self, end: int) -> None:
+        """What is lost when a replica leads that has not got it; no transaction may be there."""
+        while self.batches and self.batches[-1].base >= end:
+            self.batches.pop()
+            self._bases.pop()
+        self.end = self.batches[-1].last + 1 if self.batches else self.start
+        self._epochs = [each for each in self._epochs if each[1] < self.end]
+
+    def records(self) -> list[Any]:
+        """All records of producers, committed or not."""
+        return [record for each in self.batches if not each.control for record in DefaultRecordBatch(each.data)]
 
     def offset_at(self, time_ms: int) -> tuple[int, int]:
         """Offset and time of the first record that is not older; -1 each if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.commit_history import CommitHistory
 from tests.simulation.damaged import Damaged
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
@@ -33,9 +34,16 @@ class Promises:
         self._world = world
         self.broken: str | None = None
         self.damaged = Damaged(world)
+        self._commits = CommitHistory()
 
     def committed(self, group: str, offsets: Mapping[Any, Commit]) -> None:
-        """Each record below a committed offset is durable."""
+        """Each record below a committed offset is durable, and no offset goes back."""
+        for (topic, number), commit in offsets.items():
+            if topic == "raw":
+                before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
+                cut = number in self._world.losses.unsteady
+                if before is not None and not cut and self.broken is None:
+                    self.broken = f"raw-{number}: offset {commit.offset} is committed behind {before}"
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
                 if topic == "raw":
@@ -50,14 +58,15 @@ class Promises:
             self._check_durable(number, commit.offset)
 
     def _check_durable(self, number: int, end: int) -> None:
-        if self.broken is not None:
+        if self.broken is not None or number in self._world.losses.unsteady:
             return
         out: set[bytes] = set()
         for name in ("out", "dead"):
             for log in self._world.cluster.topics[name].logs:
                 out |= {record.key for _, record in log.committed()}
         written = self._world.source.written[number]
-        missing: list[Any] = [key for offset, key in written if offset < end and key not in out]
+        keys = [key for offset, key in written if offset < end]
+        missing: list[Any] = [key for key in self._world.losses.wanted(keys, out) if key not in out]
         missing += self.damaged.lost(number, end)
         if missing:
             self.broken = f"raw-{number} is committed up to {end}, and {missing[:5]} are not written"
@@ -70,9 +79,15 @@ class Promises:
         for number in world.source.written:
             commit = offsets.get(("raw", number))
             end = world.cluster.log("raw", number).end
-            if end and (commit is None or commit.offset < end):
+            behind = end and (commit is None or commit.offset < end)
+            if behind or (number in world.losses.unsteady and self._missing(number)):
                 found[number] = (-1 if commit is None else commit.offset, end)
         return found
+
+    def _missing(self, number: int) -> list[bytes]:
+        found = {record.key for log in self._world.cluster.topics["out"].logs for _, record in log.committed()}
+        keys = [key for _, key in self._world.source.written[number]]
+        return [key for key in self._world.losses.wanted(keys, found) if key not in found]
 
     def check_end(self) -> None:
         """Raises `Broken` for what does not hold in the end, when all workers have stopped."""
@@ -96,15 +111,21 @@ class Promises:
             first = [*dict.fromkeys(found)]
             if self.damaged.ended_all:  # what is behind the damage may not be there, nor all of the other partitions
                 behind = [at for at, _ in world.source.damaged[number]] or [2**63]
-                wanted = [key for offset, key in written[: len(first)] if offset < min(behind)]
+                wanted = [key for offset, key in written if offset < min(behind)]
+            wanted = world.losses.wanted(wanted, set(first))
+            if world.losses.unsteady:
+                first = [key for key in first if key not in world.losses.gone]
+                wanted = [key for key in wanted if key not in world.losses.gone]
+            if self.damaged.ended_all:
+                wanted = wanted[: len(first)]
             if first != wanted:
                 missing = [each for each in wanted if each not in first]
                 if missing:
                     raise Broken(f"out-{number}: lost {missing[:5]} of {len(wanted)}")
                 raise Broken(f"out-{number}: the order is {first}, not {wanted}")
             self._check_records(number, [Record(row.key, row.value, row.headers, row.timestamp) for row in rows])
-            if world.scenario.exactly_once and found != wanted:
-                twice = [each for each in first if found.count(each) > 1]
+            twice = [each for each in first if found.count(each) > 1]
+            if world.scenario.exactly_once and twice and number not in world.losses.repeated:
                 raise Broken(f"out-{number}: twice {twice[:5]} of {len(wanted)}")
 
     def _check_records(self, number: int, found: list[Record]) -> None:

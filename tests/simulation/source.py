@@ -40,10 +40,16 @@ class Source:
     def _note(self, number: int, offset: int, record: Record) -> None:
         assert record.key is not None
         bisect.insort(self.written[number], (offset, record.key))
+        if offset < self._world.cluster.log("raw", number).start:
+            self._world.losses.gone.add(record.key)
         self.records[record.key] = record
 
     def _note_damage(self, number: int, offset: int, data: bytes) -> None:
         self.damaged[number].append((offset, data))
+
+    def forget(self, number: int, end: int) -> None:
+        """A source partition has lost its records from the offset `end` on."""
+        self.written[number] = [each for each in self.written[number] if each[0] < end]
 
     async def write(self) -> None:
         """Writes all records of the scenario, in twice the time of the storm at most."""

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulation.topic_acts import TopicActs
+
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["ACTS", "Storm"]
 
 
-class Storm:
+class Storm(TopicActs):
     """Lets things happen, as chance wills. Each public method but `blow` is an act that a scenario may name.
 
     Args:
@@ -90,6 +92,14 @@ class Storm:
             cluster.stop(broker)
             self._world.loop.call_later(self._chance.choice((0.3, 3.0)), setattr, broker, "up", True)
 
+    def kill_brokers(self) -> None:
+        """All brokers are killed at once. Their first answers may be older than what was committed."""
+        cluster = self._world.cluster
+        if all(each.up for each in cluster.brokers.values()):
+            self._tell("all brokers are killed")
+            draw = self._chance.random
+            cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
+
     def break_store(self) -> None:
         """The store is down, or fails at times; and its check may say that all is well."""
         store = self._world.store
@@ -99,5 +109,5 @@ class Storm:
         self._tell(f"store: down {store.down}, fails {store.rate}, lies {store.lying}")
 
 
-ACTS = [name for name in vars(Storm) if not name.startswith("_") and name != "blow"]
+ACTS = [name for name in (*vars(Storm), *vars(TopicActs)) if not name.startswith("_") and name != "blow"]
 """The names of all acts, in the order of the class."""

@@ -30,7 +30,8 @@ class Transactions:
     Args:
         later: see `Groups`.
         delay_s: draws how long the marks of an end take.
-        mark: writes the mark into a partition: place, producer id, epoch, whether it commits.
+        mark: writes the mark into a partition: place, producer id, epoch, whether it commits; says
+            whether the partition takes it now.
         end_offsets: ends the offsets of a group: name, producer id, whether it commits.
 
     Attributes:
@@ -41,7 +42,7 @@ class Transactions:
         self,
         later: Callable[..., Any],
         delay_s: Callable[[], float],
-        mark: Callable[[tuple[str, int], int, int, bool], None],
+        mark: Callable[[tuple[str, int], int, int, bool], bool],
         end_offsets: Callable[[str, int, bool], None],
     ) -> None:
         self._later, self._delay_s, self._mark, self._end_offsets = later, delay_s, mark, end_offsets
@@ -124,8 +125,9 @@ class Transactions:
         def mark(target: Any) -> None:
             if isinstance(target, str):
                 self._end_offsets(target, found.producer_id, commit)
-            else:
-                self._mark(target, found.producer_id, epoch, commit)
+            elif not self._mark(target, found.producer_id, epoch, commit):
+                self._later(0.1, mark, target)
+                return
             left.remove(target)
             if not left:
                 found.state = found.after

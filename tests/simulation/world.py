@@ -9,7 +9,7 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
+from tests.simulation.losses import Losses
 from tests.simulation.network import Network, take_the_place_of_connections
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
@@ -83,10 +84,12 @@ class World:
         self.cluster = Cluster(self.loop, self.stream("cluster"))
         self.workers: list[Worker] = []
         self.source = Source(self, self.stream("source"))
+        self.losses = Losses(self)
         self.promises = Promises(self)
         self._outside = contextvars.Context()
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
+        self._restores: list[tuple[Callable[..., Any], Any]] = []
 
     def stream(self, name: str) -> Random:
         """A random stream of its own: what is left out of one part of a history changes no other part's draws."""
@@ -185,10 +188,17 @@ class World:
         self.store.down, self.store.rate, self.store.lying = False, 0.0, False
         for broker in self.cluster.brokers.values():
             broker.up = True
+        for end, args in self._restores:
+            end(*args)
         for worker in self.workers:
             worker.thaw()
         if not self.alive:
             self.new_worker()
+
+    def restore(self, after_s: float, end: Callable[..., Any], *args: Any) -> None:
+        """Ends what an act has done, after this time, or when the storm is over."""
+        self._restores.append((end, args))
+        self.loop.call_later(after_s, end, *args)
 
     async def _until_done(self) -> None:
         until_s, wait_s = self.loop.time() + _CALM_S, 0.2
@@ -197,7 +207,7 @@ class World:
             for worker in self.alive:
                 if damaged.ended(worker):
                     continue
-                if worker.failed is not None and worker.proven:
+                if worker.failed is not None and worker.proven and not damaged.stopped(worker):
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
                     worker.kill()

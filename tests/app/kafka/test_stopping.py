@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,7 +17,7 @@ class Fetching:
     """What `stop` looks at of the part of a consumer that fetches."""
 
     def __init__(self) -> None:
-        self.error_future = asyncio.create_task(asyncio.Event().wait())
+        self.error_future: asyncio.Task[Any] = asyncio.create_task(asyncio.Event().wait())
         self._pending_tasks = {asyncio.create_task(asyncio.Event().wait())}
 
     @property
@@ -71,4 +72,27 @@ async def test_it_stops_though_it_is_cancelled() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert (client.closed, fetching.ended) == (True, True)
+
+
+async def swallow() -> None:
+    """As aiokafka's requests of a fetcher: they end when they are cancelled, and do not say so."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await hang()
+
+
+async def fetch() -> None:
+    """As aiokafka's fetcher in a rebalance: what it waits for takes the cancellation, and it goes on."""
+    await asyncio.create_task(swallow())
+    await hang()
+
+
+async def test_a_fetcher_that_loses_its_cancellation_ends() -> None:
+    """It would go on for as long as the process lives, and fetch, or wait for an assignment."""
+    consumer, client, fetching = consuming()
+    fetching.error_future.cancel()
+    fetching.error_future = asyncio.create_task(fetch())
+    for _ in range(2):
+        await asyncio.sleep(0)
+    await stop_in_time(consumer, hang, 0.1)
     assert (client.closed, fetching.ended) == (True, True)

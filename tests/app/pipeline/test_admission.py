@@ -215,7 +215,10 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
     spans: list[int] = []
     letters = SimpleNamespace(append=lambda _p, _r, tracker, offset, _h, _c: spans.append(tracker.span(offset).first))
     output = SimpleNamespace(
-        _dead_letters=letters, _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)), _codec=None
+        _dead_letters=letters,
+        _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)),
+        _codec=None,
+        _termination=SimpleNamespace(error=None),
     )
     place = PlacedRecord("raw", 0, 20, 0)
     slot = Slot(place, 0, (Record(b"a", b"1"), Record(b"b", b"2")), dead=True, first=12)

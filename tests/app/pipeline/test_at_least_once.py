@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,11 +15,12 @@ from aiokafka.errors import CorruptRecordException
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.kafka.broker_health import BrokerHealth
+from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane
+from app.pipeline.lane import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.stats import PipelineStats
@@ -83,28 +84,31 @@ async def test_an_older_commit_does_not_follow(bench: Bench) -> None:
     assert bench.committed == [100, 200]
 
 
-async def test_a_batch_that_cannot_be_read_is_passed_by_none(bench: Bench) -> None:
-    """Neither the commit nor the batches behind it pass it: the flow ends, and they are read again."""
-    lane: Lane = bench.lane
+def batch(offset: int, rows: Callable[[], object]) -> Any:
+    """A batch that does not go whole."""
+    return SimpleNamespace(offset=offset, codec=0, batch=None, goes_whole=lambda *_: False, rows=rows, merged_from=0)
+
+
+async def test_a_batch_that_cannot_be_read_ends_the_flow(bench: Bench) -> None:
+    """Nothing behind it is admitted, and the commit does not pass it: the records are read again."""
 
     def unreadable() -> object:
         raise CorruptRecordException("broken")
 
-    def batch(offset: int) -> Any:
-        return SimpleNamespace(
-            offset=offset, codec=0, batch=None, goes_whole=lambda *_: False, rows=unreadable, merged_from=0
-        )
-
-    lane.tracked(7)
-    bench.delivery.forward(lane, batch(7), 10)
-    assert bench.termination.error is not None
-    bench.delivery.forward(lane, SimpleNamespace(offset=8), 10)  # type: ignore[arg-type]
-    assert (lane.tracked(7).safe(), lane.tracked(7).in_flight) == (7, True)
-
-
-def test_a_batch_that_comes_after_an_error_is_passed_by_none(bench: Bench) -> None:
-    """A record of another partition has ended the flow: what is not written any more is not committed as read."""
-    bench.termination.fail(ValueError("of another partition"))
-    bench.delivery.forward(bench.lane, SimpleNamespace(offset=7), 10)  # type: ignore[arg-type]
+    bench.lane.tracked(7)
+    with pytest.raises(ClusterError, match="reading topic raw"):
+        bench.delivery.forward(bench.lane, batch(7, unreadable), 10)
     bench.lane.committed, bench.lane.read_to = 7, 9
     assert bench.delivery._lanes.to_commit(bench.lane) is None
+    assert bench.lane.busy
+
+
+async def test_an_error_of_another_partition_makes_no_gap(bench: Bench) -> None:
+    """What leaves in the same turn as the record that ended the flow leaves in order: each batch and each record."""
+    first, second = (PlacedRecord("raw", 0, offset, 1, b"k", b"v") for offset in (7, 8))
+    bench.termination.fail(ValueError("of another partition"))
+    bench.delivery.forward(bench.lane, batch(7, lambda: [first]), 10)
+    bench.delivery.append(bench.lane, second, 8, 10, 0)
+    (outbox,) = bench.delivery._sink._outboxes.values()
+    assert outbox.filling is not None
+    assert outbox.filling.load.offsets == [7, 8]

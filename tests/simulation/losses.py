@@ -1,0 +1,49 @@
+"""What a history takes away from the logs: it may be missing in the end, or need not be in order any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.partition_log import PartitionLog
+    from tests.simulation.world import World
+
+__all__ = ["Losses"]
+
+
+class Losses:
+    """Keeps account of it.
+
+    Attributes:
+        gone: the keys that need not come out: they left the source before they were durable.
+        kept: the keys that were in a sink that was deleted.
+        unsteady: the source partitions whose offsets mean something else than before: a commit proves nothing there.
+        repeated: the source partitions of topics that were created again, whose records may come twice.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.gone: set[bytes] = set()
+        self.kept: set[bytes] = set()
+        self.unsteady: set[int] = set()
+        self.repeated: set[int] = set()
+
+    def source_lost(self, number: int, first: int, last: int) -> None:
+        """A source partition has lost the records from the offset `first` to before `last`."""
+        self.gone |= {key for offset, key in self._world.source.written[number] if first <= offset < last}
+        damaged = self._world.source.damaged
+        kept = [each for each in damaged[number] if not first <= each[0] < last]
+        for offset, data in damaged[number]:
+            end = int.from_bytes(data[:8], "big") + int.from_bytes(data[23:27], "big")
+            if first <= offset < last <= end:  # the log still has the batch, of which the rest cannot be decoded
+                kept.append((last, data))
+        damaged[number] = kept
+
+    def sink_lost(self, log: PartitionLog) -> None:
+        """A partition of the sink or of the dead letters is gone."""
+        self.kept |= {record.key for record in log.records() if record.key is not None}
+        self._world.promises.damaged.kept += [record.value for record in log.records()]
+
+    def wanted(self, keys: list[bytes], found: set[bytes]) -> list[bytes]:
+        """Of the keys of a source partition those that must be found."""
+        return [key for key in keys if key in found or key not in self.gone | self.kept]
