@@ -24,5 +24,5 @@ PLAYS: Mapping[str, type[World | Play]] = {
 ALL = "all"
 """Stands for all of them, by turns."""
 
-MIX = "worker worker kafka-python worker chunks worker worker confluent worker replay".split()
+MIX = ["worker", "worker", "kafka-python", "worker", "chunks", "worker", "worker", "confluent", "worker", "replay"]
 """What a seed is of, by its last digit, if all are run."""
