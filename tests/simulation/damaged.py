@@ -80,6 +80,6 @@ class Damaged:
 
     def has_ended_all(self) -> bool:
         """Whether that has happened to all workers; remembered in `ended_all`."""
-        alive = self._world.alive
+        alive = [each for each in self._world.alive if not each.replaced]
         self.ended_all = bool(alive) and all(self.ended(each) for each in alive)
         return self.ended_all

@@ -28,6 +28,7 @@ class Scenario:
         rate: of the requests to which something happens.
         release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
             see docs/exactly-once.md.
+        static: whether workers are static members of the group: one that takes another's place has its id.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -43,11 +44,12 @@ class Scenario:
     rate: float
     odd: float = 0.0
     release: str = "4.1"
+    static: bool = False
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
-    def document(self) -> Mapping[str, Any]:
-        """The configuration of the workers."""
+    def document(self, member: int = 0) -> Mapping[str, Any]:
+        """The configuration of the workers; of a static member that of its own."""
         table: dict[str, Any] = {
             "topics": ["raw"],
             "output.topic": "out",
@@ -58,6 +60,8 @@ class Scenario:
             "large.message.threshold.bytes": 1_000,
             **self.keys,
         }
+        if self.static:
+            table["consumer.group.instance.id"] = f"member-{member}"
         if self.tolerance == "all":
             table["errors.deadletterqueue.topic.name"] = "dead"
         return {
@@ -102,6 +106,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        static=chance.random() < 0.2,
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,

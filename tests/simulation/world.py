@@ -129,13 +129,15 @@ class World:
         """The workers that run."""
         return [each for each in self.workers if each.alive]
 
-    def new_worker(self) -> None:
-        """One more worker starts."""
+    def new_worker(self, former: Worker | None = None) -> None:
+        """One more worker starts, with the id of a former one if members are static."""
         number = next(self._numbers)
         chance = self.stream(f"worker {number}")
         seen = partial(self._seen, number) if self._aloud or self.tallies else None
         network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
-        worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
+        member = number if former is None else former.member
+        settings = parse(self.scenario.document(member)) if self.scenario.static else self.settings
+        worker = Worker(self.loop, number, network, settings, chance, self.tell, member)
         self.workers.append(worker)
         worker.begin()
 
@@ -223,13 +225,13 @@ class World:
         damaged = self.promises.damaged
         while (self.promises.left() or self.cluster.transactions.open) and not damaged.has_ended_all():
             for worker in self.alive:
-                if damaged.ended(worker):
+                if damaged.ended(worker) or worker.replaced:
                     continue
                 if worker.failed is not None and worker.proven and not damaged.stopped(worker):
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
                     worker.kill()
-                    self.new_worker()
+                    self.new_worker(worker)
             if self.loop.time() > until_s:
                 raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
             await asyncio.sleep(wait_s)
