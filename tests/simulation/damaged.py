@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["Damaged"]
+
+_PLACE = re.compile(r"topic raw, partition (\d+), offset \d+: malformed record: .*?\(offsets (\d+) to")
 
 
 class Damaged:
@@ -52,3 +55,18 @@ class Damaged:
             f"topic raw, partition {number}, offset" in worker.failed and f"(offsets {offset} to" in worker.failed
             for number, offset in places
         )
+
+    def lacking(self, worker: Worker) -> str | None:
+        """What is not written, or not committed, though it comes before the batch at which a pipeline has ended."""
+        found = _PLACE.search(worker.failed or "")
+        if found is None:
+            return None
+        number, first = map(int, found.groups())
+        world = self._world
+        if number in world.losses.unsteady:
+            return None
+        end = max((offset for offset, _ in world.source.written[number] if offset < first), default=None)
+        commit = world.cluster.groups.committed(world.settings.pipelines[0].group_id).get(("raw", number))
+        if end is not None and (commit is None or commit.offset <= end):
+            return f"raw-{number}: the pipeline has ended at {first}, and what is before it is not committed: {commit}"
+        return None

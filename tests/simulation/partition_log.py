@@ -137,6 +137,8 @@ class PartitionLog:
 
     def read(self, offset: int, until: int, most: int) -> bytes:
         """The batches from that of `offset` on and below `until`; at least one, if there is one."""
+        if offset >= until:  # the batch of `offset` may begin before it, where records were deleted
+            return b""
         at = max(0, bisect_right(self._bases, offset) - 1)
         pieces: list[bytes] = []
         size = 0
@@ -175,7 +177,7 @@ class PartitionLog:
         """What retention does, or who deletes records."""
         self.start = max(self.start, min(offset, self.end))
         older = [each for each, first in self._epochs if first <= self.start]
-        self._epochs = [(older[-1], self.start)] * bool(older) + self._epochs[len(older) :]
+        self._epochs = [*([(older[-1], self.start)] if older else []), *self._epochs[len(older) :]]
         keep = bisect_left([each.last for each in self.batches], self.start)
         del self.batches[:keep]
         del self._bases[:keep]

@@ -31,6 +31,7 @@ class Scenario:
         store_threads: how many calls of the store go on at a time.
         release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
             see docs/exactly-once.md.
+        static: whether workers are static members of the group: one that takes another's place has its id.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -48,6 +49,7 @@ class Scenario:
     in_flight_bytes: int = 100_000
     odd: float = 0.0
     release: str = "4.1"
+    static: bool = False
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -61,8 +63,8 @@ class Scenario:
         """Whether values go as chunks only while the store is down."""
         return self.keys.get("large.message.strategy") == "auto"
 
-    def document(self, *, tolerant: bool = False) -> Mapping[str, Any]:
-        """The configuration of the workers. `tolerant`: with dead letters, however it was drawn."""
+    def document(self, member: int = 0, *, tolerant: bool = False) -> Mapping[str, Any]:
+        """The configuration of a worker, of a static member its own. `tolerant`: with dead letters in any case."""
         tolerance = "all" if tolerant else self.tolerance
         table: dict[str, Any] = {
             "topics": ["raw"],
@@ -71,6 +73,8 @@ class Scenario:
             "processing.guarantee": "exactly_once" if self.exactly_once else "at_least_once",
             **self.keys,
         }
+        if self.static:
+            table["consumer.group.instance.id"] = f"member-{member}"
         if tolerance == "all":
             table["errors.deadletterqueue.topic.name"] = "dead"
         return {
@@ -119,6 +123,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         in_flight_bytes=100_000 if work.in_chunks else chance.choice((20_000, 100_000)),
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        static=chance.random() < 0.2,
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
         keys=keys,

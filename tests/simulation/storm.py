@@ -47,20 +47,28 @@ class Storm(TopicActs):
         """A worker is gone, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._chance.choice(alive).kill()
-            self._world.new_worker()
+            worker = self._chance.choice(alive)
+            worker.kill()
+            self._world.new_worker(worker)
 
     def stop(self) -> None:
         """A worker is stopped as Kubernetes does it, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._chance.choice(alive).stop()
-            self._world.new_worker()
+            worker = self._chance.choice(alive)
+            worker.stop()
+            self._world.new_worker(worker)
 
     def join(self) -> None:
         """One more worker."""
         if len(self._world.alive) < 3:
             self._world.new_worker()
+
+    def replace(self) -> None:
+        """A worker starts with the id of a static member that runs, and puts it out of the group (KIP-345)."""
+        alive = self._world.alive
+        if alive and self._world.scenario.static:
+            self._world.new_worker(self._chance.choice(alive))
 
     def freeze(self) -> None:
         """A worker stands still: shorter than its session lasts, or longer, as a zombie."""

@@ -30,6 +30,7 @@ class Worker:
         chance: of the seed.
         tell: called with what happens to it.
         hangs: whether calls of the store may hang now.
+        member: the number of its id as a static member of the group.
 
     Attributes:
         pipeline: once it has started.
@@ -48,9 +49,10 @@ class Worker:
         chance: Random,
         tell: Callable[[str], None],
         hangs: Callable[[], bool],
+        member: int = 0,
     ) -> None:
         self._loop, self._settings, self._chance, self._tell = loop, settings, chance, tell
-        self.process = Process(f"worker {number}")
+        self.process, self.member = Process(f"worker {number}"), member
         self.network = network
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self.process)
@@ -111,6 +113,11 @@ class Worker:
         self._tell(f"{self.process.name} is stopped")
         self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
         self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
+
+    @property
+    def replaced(self) -> bool:
+        """Whether it has ended because another worker has its id."""
+        return self.failed is not None and "another worker has joined group" in self.failed
 
     @property
     def alive(self) -> bool:

@@ -133,13 +133,17 @@ class World:
         """The workers that run."""
         return [each for each in self.workers if each.alive]
 
-    def new_worker(self) -> None:
-        """One more worker starts."""
+    def new_worker(self, former: Worker | None = None) -> None:
+        """One more worker starts, with the id of a former one if members are static."""
         number = next(self._numbers)
         chance = self.stream(f"worker {number}")
         seen = partial(self._seen, number) if self._aloud or self.tallies else None
         network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
-        worker = Worker(self.loop, number, network, self.settings, chance, self.tell, self._hangs)
+        member = number if former is None else former.member
+        settings = self.settings
+        if self.scenario.static:
+            settings = parse(self.scenario.document(member, tolerant=self.tolerates))
+        worker = Worker(self.loop, number, network, settings, chance, self.tell, self._hangs, member)
         worker.tolerates = self.tolerates
         self.workers.append(worker)
         worker.begin()
@@ -216,15 +220,16 @@ class World:
         until_s, wait_s = self.loop.time() + _CALM_S, 0.2
         while self.promises.left() or self.cluster.transactions.open:
             if not self.tolerates and any(self._poisoned(each) for each in self.alive):
+                await self._start_again()
                 self._tolerate()
             for worker in self.alive:
-                if self._poisoned(worker):
+                if self._poisoned(worker) or worker.replaced:
                     continue
                 if worker.failed is not None and worker.proven and not self.promises.damaged.stopped(worker):
                     raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
                 if worker.failed is not None:  # it could not start in the storm
                     worker.kill()
-                    self.new_worker()
+                    self.new_worker(worker)
             if self.loop.time() > until_s:
                 raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
             await asyncio.sleep(wait_s)
@@ -235,6 +240,20 @@ class World:
         if worker.failed is None or worker.tolerates:
             return False
         return self.delivered.poison(worker.failed) or self.promises.damaged.ended(worker)
+
+    async def _start_again(self) -> None:
+        """Starts a worker where one has ended: in the calm it must come as far as it can before it ends, too."""
+        for worker in self.alive:
+            worker.stop()
+        self.new_worker()
+        (worker,) = self.alive
+        until_s = self.loop.time() + _CALM_S
+        while worker.failed is None and self.promises.left():
+            if self.loop.time() > until_s:
+                raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as another one has")
+            await asyncio.sleep(0.5)
+        if (lacking := self.promises.damaged.lacking(worker)) is not None:
+            raise Broken(lacking)
 
     def _tolerate(self) -> None:
         """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""
