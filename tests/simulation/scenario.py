@@ -25,6 +25,7 @@ class Scenario:
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        graceful_ms: how long a worker that loses partitions, or stops, may take to finish its records.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -39,6 +40,7 @@ class Scenario:
     storm_s: float
     rate: float
     odd: float = 0.0
+    graceful_ms: int = 5_000
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -59,7 +61,7 @@ class Scenario:
         return {
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
             "in.flight.bytes": 100_000,
-            "task.shutdown.graceful.timeout.ms": 5_000,
+            "task.shutdown.graceful.timeout.ms": self.graceful_ms,
             "pipeline": {"p": table},
         }
 
@@ -98,6 +100,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        graceful_ms=chance.choice((100, 5_000)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )

@@ -23,6 +23,7 @@ from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
 from tests.simulation.losses import Losses
 from tests.simulation.network import Network, take_the_place_of_connections
+from tests.simulation.ownership import Ownership
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
@@ -89,6 +90,7 @@ class World:
         self.promises = Promises(self)
         self._outside = contextvars.Context()
         self.sweep = Sweep(self)
+        self._ownership = Ownership(self)
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
@@ -115,6 +117,10 @@ class World:
         self.requests.append((self.loop.now_s, worker, node, -1 if request is None else request.API_KEY))
         return self.weather.fate(worker, node, request)
 
+    def _sends(self, worker: Worker, request: Any) -> None:
+        if (wrong := self._ownership.sent(worker, request)) is not None and self.promises.broken is None:
+            self.promises.broken = wrong
+
     def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
         if self.tallies:
             self.tally[f"request: {request_name(request)}"] += 1
@@ -136,6 +142,7 @@ class World:
         seen = partial(self._seen, number) if self._aloud or self.tallies else None
         network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
         worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
+        network.sends = partial(self._sends, worker)
         self.workers.append(worker)
         worker.begin()
 
