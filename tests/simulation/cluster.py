@@ -16,17 +16,10 @@ from tests.simulation.offsets_log import OffsetsLog
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.transactions import Transactions
 
-__all__ = ["API_VERSIONS", "Broker", "Cluster", "Topic"]
+__all__ = ["Broker", "Cluster", "Topic"]
 
 NOT_LEADER, UNKNOWN_TOPIC, OUT_OF_RANGE, NOT_COORDINATOR, LOADING, FENCED_EPOCH, UNKNOWN_EPOCH = 6, 3, 1, 16, 14, 74, 76
 NOT_AVAILABLE, LEADER_NOT_AVAILABLE, NOT_ENOUGH_REPLICAS = 15, 5, 19
-
-API_VERSIONS: Mapping[int, tuple[int, int]] = {
-    0: (3, 12), 1: (4, 17), 2: (1, 10), 3: (0, 13), 8: (2, 9), 9: (1, 9), 10: (0, 6), 11: (0, 9), 12: (0, 4),
-    13: (0, 5), 14: (0, 5), 15: (0, 6), 16: (0, 5), 17: (0, 1), 18: (0, 4), 19: (2, 7), 20: (1, 6), 21: (0, 2),
-    22: (0, 5), 23: (2, 4), 24: (0, 5), 25: (0, 4), 26: (0, 5), 28: (0, 5), 32: (1, 4), 60: (0, 2), 66: (0, 1),
-}  # fmt: skip
-"""What a broker of Kafka 4.1 says."""
 
 Reply = Callable[..., None]
 _DEFAULTS = {
@@ -44,10 +37,11 @@ _DEFAULTS = {
 
 @dataclass(slots=True, eq=False)
 class Broker:
-    """One broker. `connections` are those that are open."""
+    """One broker. `connections` are those that it knows; `silent`: nothing answers in its place while it is down."""
 
     number: int
     up: bool = True
+    silent: bool = False
     connections: dict[Any, None] = field(default_factory=dict)
 
     @property
@@ -69,12 +63,13 @@ class Cluster:
     """The cluster of one history.
 
     Attributes:
+        release: of Kafka, which the brokers have.
         throttle_ms: how long the answers to Produce and Fetch say that the client has to wait.
         changed: called with a text for each thing that happens to the cluster.
         accepted: called with topic, partition and base offset for each batch that a producer has written.
     """
 
-    def __init__(self, loop: SimulatedLoop, chance: Random, brokers: int = 3) -> None:
+    def __init__(self, loop: SimulatedLoop, chance: Random, release: str, brokers: int = 3) -> None:
         self._loop = loop
         self._chance = chance
         self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
@@ -86,6 +81,7 @@ class Cluster:
         self._loading: dict[tuple[int, str], float] = {}
         self._topic_ids = 0
         self.throttle_ms = 0
+        self.release = release
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
     # --- what tests do ------------------------------------------------------------------------------------------------
@@ -98,6 +94,22 @@ class Cluster:
         own = _DEFAULTS | {key.replace("_", "."): value for key, value in config.items()}
         self.topics[name] = Topic(name, self._topic_ids, logs, own)
         return self.topics[name]
+
+    def logs(self, topic: str) -> list[PartitionLog]:
+        """The logs of a topic; none if it does not exist."""
+        return self.topics[topic].logs if topic in self.topics else []
+
+    def grow(self, topic: str) -> None:
+        """Adds a partition to a topic that exists."""
+        self.topics[topic].logs.append(PartitionLog(self._chance.choice(sorted(self.brokers))))
+
+    def delete(self, topic: str) -> Topic:
+        """Deletes a topic that exists, and what groups have committed of it."""
+        gone = self.topics.pop(topic)
+        self.groups.forget(topic)
+        for log in gone.logs:
+            wake_all(log)
+        return gone
 
     def log(self, topic: str, partition: int) -> PartitionLog:
         return self.topics[topic].logs[partition]
@@ -125,11 +137,18 @@ class Cluster:
         """What has a coordinator: 0 and a group, or 1 and a transactional id."""
         return [*self._coordinators]
 
-    def stop(self, broker: Broker) -> None:
-        """The broker goes down; others lead and coordinate in its place."""
-        broker.up = False
+    def stop(self, broker: Broker, *, silent: bool = False) -> None:
+        """The broker goes down; others lead and coordinate in its place.
+
+        Args:
+            broker: the broker.
+            silent: whether its machine is gone, so that its connections do not end: nothing answers there any more.
+        """
+        broker.up, broker.silent = False, silent
         for connection in [*broker.connections]:
-            connection.cut("the broker went down")
+            if not silent:
+                connection.cut("the broker went down")
+        broker.connections.clear()
         for topic in self.topics.values():
             for log in topic.logs:
                 if log.node == broker.number:
@@ -381,12 +400,18 @@ class Cluster:
         code = self._coordinates(node, 0, group)
         if not code:
             code, group = self.groups.commit(request)
-        offsets = commits(request.topics)
+        offsets, unknown = self._known(commits(request.topics))
         codes = dict.fromkeys(offsets, code) if code else self.groups.take(group, offsets)
         if not code:
             self.offsets_log.note(group, self.groups.committed(group))
             self.committed(group, offsets)
+        codes = {**codes, **dict.fromkeys(unknown, UNKNOWN_TOPIC)}
         reply(topics=by_topic({place: {"error_code": each} for place, each in codes.items()}))
+
+    def _known(self, offsets: Mapping[Any, Commit]) -> tuple[Mapping[Any, Commit], list[Any]]:
+        """The offsets of partitions that exist, and the other partitions."""
+        unknown = [each for each in offsets if each[1] >= len(self.logs(each[0]))]
+        return {place: each for place, each in offsets.items() if place not in unknown}, unknown
 
     def _fetch_offsets(self, node: int, request: Any, reply: Reply) -> None:
         names = request.SCHEMA.names
@@ -434,14 +459,15 @@ class Cluster:
             self.offsets_log.hold(partial(self._commit_in_transaction, node, request, reply))
             return
         group = request.group if "group" in request.SCHEMA.names else request.group_id
-        offsets = commits(request.topics)
+        offsets, unknown = self._known(commits(request.topics))
         code = self._coordinates(node, 0, group)
         code = code or self.transactions.allows(
             request.transactional_id, request.producer_id, request.producer_epoch, group
         )
         if not code:
             self.groups.take_pending(group, request.producer_id, offsets)
-        rows = by_topic({place: {"error_code": code} for place in offsets}, "partition_errors")
+        codes = {**dict.fromkeys(offsets, code), **dict.fromkeys(unknown, UNKNOWN_TOPIC)}
+        rows = by_topic({place: {"error_code": each} for place, each in codes.items()}, "partition_errors")
         for row in rows:
             row["partitions"] = row["partition_errors"]
         reply(errors=rows)

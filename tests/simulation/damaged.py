@@ -40,7 +40,7 @@ class Damaged:
         return [offset for batches in found for offset, data in batches if values.count(data) > 1]
 
     def _values(self) -> list[bytes | None]:
-        logs = self._world.cluster.topics["dead"].logs
+        logs = self._world.cluster.logs("dead")
         return self.kept + [record.value for log in logs for _, record in log.committed()]
 
     def stopped(self, worker: Worker) -> bool:

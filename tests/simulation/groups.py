@@ -289,6 +289,12 @@ class Groups:
         self._remove(group, member)
         self._moved_on(group)
 
+    def forget(self, topic: str) -> None:
+        """Forgets what was committed of a topic that is deleted."""
+        for group in self._groups.values():
+            for place in [each for each in group.offsets if each[0] == topic]:
+                del group.offsets[place]
+
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     def commit(self, request: Any) -> tuple[int, str]:

@@ -18,6 +18,7 @@ class Losses:
         gone: the keys that need not come out: they left the source before they were durable.
         kept: the keys that were in a sink that was deleted.
         unsteady: the source partitions whose offsets mean something else than before: a commit proves nothing there.
+        rerouted: whether source and sink have had different numbers of partitions, so that the key has decided.
         repeated: the source partitions of topics that were created again, whose records may come twice.
     """
 
@@ -25,6 +26,7 @@ class Losses:
         self._world = world
         self.gone: set[bytes] = set()
         self.kept: set[bytes] = set()
+        self.rerouted = False
         self.unsteady: set[int] = set()
         self.repeated: set[int] = set()
 

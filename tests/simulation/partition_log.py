@@ -141,7 +141,7 @@ class PartitionLog:
         pieces: list[bytes] = []
         size = 0
         for batch in self.batches[at:]:
-            if batch.base >= until:
+            if batch.last >= until:  # a limit within a batch ends before it
                 break
             if batch.last < offset:
                 continue
@@ -185,7 +185,7 @@ class PartitionLog:
         while self.batches and self.batches[-1].base >= end:
             self.batches.pop()
             self._bases.pop()
-        self.end = self.batches[-1].last + 1 if self.batches else self.start
+        self.end = max(self.start, self.batches[-1].last + 1 if self.batches else 0)
         self._epochs = [each for each in self._epochs if each[1] < self.end]
 
     def records(self) -> list[Any]:

@@ -155,7 +155,7 @@ class Play(ABC):
         self.chance = chance = self.stream("scenario")
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
         self.weather = Weather(self.stream, chance.choice((0.0, 0.02, 0.1, 0.3)), self.happens)
-        self.cluster = Cluster(self.loop, self.stream("cluster"))
+        self.cluster = Cluster(self.loop, self.stream("cluster"), "4.1")
         self.storm_s: float = chance.choice((0.5, 2.0, 5.0))
         self.acts: list[Callable[[], None]] = [each for each in self.drawn() if chance.random() < 0.4]
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.cuts import Cuts
+from tests.simulation.releases import RELEASES
 
 __all__ = ["Scenario", "cut", "drawn"]
 
@@ -26,6 +27,8 @@ class Scenario:
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
         graceful_ms: how long a worker that loses partitions, or stops, may take to finish its records.
+        release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
+            see docs/exactly-once.md.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -41,6 +44,7 @@ class Scenario:
     rate: float
     odd: float = 0.0
     graceful_ms: int = 5_000
+    release: str = "4.1"
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +105,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
         odd=chance.choice((0.0, 0.2, 0.5)),
         graceful_ms=chance.choice((100, 5_000)),
+        release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4],
         keys=keys,
     )

@@ -33,7 +33,7 @@ class Source:
         self.written: dict[int, list[tuple[int, bytes]]] = {each: [] for each in range(world.scenario.partitions)}
         self.damaged: dict[int, list[tuple[int, bytes]]] = {each: [] for each in self.written}
         self.records: dict[bytes, Record] = {}
-        upstream = Upstream(world, chance, self._note, self._note_damage)
+        self._upstream = upstream = Upstream(world, chance, self._note, self._note_damage)
         names = ["plain", *(each for each in KINDS if chance.random() < world.scenario.odd)]
         self._kinds = [getattr(upstream, each) for each in names]
 
@@ -47,6 +47,17 @@ class Source:
     def _note_damage(self, number: int, offset: int, data: bytes) -> None:
         self.damaged[number].append((offset, data))
 
+    def begin_again(self) -> None:
+        """The source topic is deleted."""
+        self._upstream.forget_open()
+        for number in self.written:
+            self.forget(number, 0)
+
+    def grow(self) -> None:
+        """The source topic has one more partition."""
+        self.written[len(self.written)] = []
+        self.damaged[len(self.damaged)] = []
+
     def forget(self, number: int, end: int) -> None:
         """A source partition has lost its records from the offset `end` on."""
         self.written[number] = [each for each in self.written[number] if each[0] < end]
@@ -58,7 +69,9 @@ class Source:
         while left > 0:
             count = min(left, chance.choice((1, 1, 2, 5, 10)))
             left -= count
-            number = chance.randrange(scenario.partitions)
+            while "raw" not in self._world.cluster.topics:  # noqa: ASYNC110  # producers wait as they like
+                await asyncio.sleep(0.1)
+            number = chance.randrange(len(self.written))
             kind = chance.choice(self._kinds)
             self._world.tell(f"raw-{number} gets {count} records: {kind.__name__}")
             kind(number, [self._record(number) for _ in range(count)])

@@ -70,7 +70,7 @@ class Storm(TopicActs):
 
     def move_leader(self) -> None:
         """A partition has another leader."""
-        topic = self._chance.choice([*self._world.cluster.topics.values()])
+        topic = self._chance.choice([*self._world.cluster.topics.values()])  # never all are gone
         number = self._chance.randrange(len(topic.logs))
         self._world.cluster.move_leader(topic.logs[number])
         self._tell(f"{topic.name}-{number} has another leader: broker {topic.logs[number].node}")
@@ -91,6 +91,15 @@ class Storm(TopicActs):
             self._tell(f"broker {broker.number} goes down")
             cluster.stop(broker)
             self._world.loop.call_later(self._chance.choice((0.3, 3.0)), setattr, broker, "up", True)
+
+    def lose_machine(self) -> None:
+        """The machine of a broker is gone, and comes back: nothing refuses a connection, or ends one."""
+        cluster = self._world.cluster
+        if all(each.up for each in cluster.brokers.values()):
+            broker = self._chance.choice([*cluster.brokers.values()])
+            self._tell(f"the machine of broker {broker.number} is gone")
+            cluster.stop(broker, silent=True)
+            self._world.loop.call_later(self._chance.choice((3.0, 10.0, 30.0)), setattr, broker, "up", True)
 
     def kill_brokers(self) -> None:
         """All brokers are killed at once. Their first answers may be older than what was committed."""

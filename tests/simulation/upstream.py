@@ -28,7 +28,7 @@ _EDGES = (0, -1, 1, 2**63 - 1, -(2**63), 2**62, -5)
 class Upstream:
     """Writes records into source logs as producers, brokers and cleaners of all ages have.
 
-    Each public method is a kind of batch: it writes the given records, or some of them.
+    Each public method but `forget_open` is a kind of batch: it writes the given records, or some of them.
 
     Args:
         world: whose cluster has the logs.
@@ -165,6 +165,11 @@ class Upstream:
             log = self._log(number)
             log.end_transaction(producer, 0, commit=commit, time_ms=self._world.cluster.now_ms)
 
+    def forget_open(self) -> None:
+        """The source topic is gone, and what was written in open transactions."""
+        for written in self._open.values():
+            written.clear()
+
     def mark(self, number: int, records: Sequence[Record]) -> None:
         """The mark of a transaction without a record here, behind a batch."""
         self.plain(number, records)
@@ -190,5 +195,5 @@ class Upstream:
         self._damaged(number, base + good, data)
 
 
-KINDS = [name for name in vars(Upstream) if not name.startswith("_")]
+KINDS = [name for name in vars(Upstream) if not name.startswith("_") and name != "forget_open"]
 """The names of all kinds, in the order of the class."""

@@ -83,7 +83,7 @@ class World:
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
         self.weather = Weather(self.stream, self.scenario.rate, self.happens)
         self.store = StoreWorld(self.stream("store"), self.tell, self.happens)
-        self.cluster = Cluster(self.loop, self.stream("cluster"))
+        self.cluster = Cluster(self.loop, self.stream("cluster"), self.scenario.release)
         self.workers: list[Worker] = []
         self.source = Source(self, self.stream("source"))
         self.losses = Losses(self)
