@@ -90,7 +90,7 @@ class World:
         self.promises = Promises(self)
         self._outside = contextvars.Context()
         self.sweep = Sweep(self)
-        self._ownership = Ownership(self)
+        self._ownership = Ownership()
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
