@@ -62,4 +62,4 @@ class Ownership:
         flow = None if worker.pipeline is None else worker.pipeline.flow
         if flow is None or flow._leaving or flow._plan.sink_partition("raw", number) != number:
             return True  # it ends, or the key decides on the partition
-        return flow._lanes.get(TopicPartition("raw", number)) is not None
+        return TopicPartition("raw", number) in flow._source.consumer.assignment()  # type: ignore[attr-defined]
