@@ -81,5 +81,5 @@ class Source:
         chance = self._chance
         key = b"p%d-%d" % (number, next(self._ids))
         large = self._world.scenario.offloads and chance.random() < 0.4
-        value = key + b"." * (chance.choice((1_500, 3_000)) if large else chance.choice((0, 10, 200)))
+        value = key + b"." * (chance.choice((1_500, 3_000)) if large else chance.choice((0, 10, 200, 800)))
         return Record(key, value, (("n", key),), self._world.cluster.now_ms)
