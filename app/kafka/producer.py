@@ -175,6 +175,9 @@ class ProducerControls:
         self._hear_batches()
         await self._producer.client.close()
         # A request that has failed by that waits for the client's next look at the cluster, which never comes.
+        look = self._producer.client._md_update_fut
+        if look is not None and not look.done():
+            look.set_result(False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
         self._drop_batches()
