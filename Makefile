@@ -190,7 +190,7 @@ soak: setup-test ## Break workers, store and broker at random for MINUTES=30, an
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $${SEED:+--seed "$$SEED"} $(SOAK)
 
 simulate: setup-demo ## Run the worker in simulated worlds for MINUTES=10: each SEED is another history (SEED=N begins there)
-	@$(RUN) -m tests.simulation $$SEED --minutes $${MINUTES:-10} $(SIMULATE)
+	@$(RUN) -m tests.simulation $$SEED --play all --minutes $${MINUTES:-10} $(SIMULATE)
 
 matrix: setup-test ## Run the tests of the marker `matrix` on the brokers, Sparks, Pythons and packages that users have (CELLS=...)
 	@$(RUN) -m tests.matrix.run --workers "$(WORKERS)" --cells "$(CELLS)"

@@ -79,7 +79,7 @@ class GroupConsumer(ConsumerControls):
         self._clock = asyncio.get_running_loop().time
         self._polled_s = self._clock()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
-        join_patiently(self.client, interval_ms / 1000)
+        join_patiently(self.client, self._group_id, interval_ms / 1000)
         brokers.watch(self.client)
         receive_at_once(self.client)
         instance_id = settings.consumer["consumer.group.instance.id"]

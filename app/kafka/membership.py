@@ -10,6 +10,7 @@ from itertools import chain, cycle
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient, CoordinationType
+from aiokafka.conn import CloseReason
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, UnknownMemberIdError, for_code
 from aiokafka.protocol.coordination import FindCoordinatorRequest
@@ -26,13 +27,17 @@ log = logging.getLogger(logger_name(__name__))
 _ANSWER_S = 5.0  # Java's consumer waits so much longer for the answer to JoinGroup than a rebalance may take
 _LEAVE_S = 2.0
 _PATIENCE_S = 0.5  # so long a broker is asked alone
+_LOOK_S, _ELSEWHERE = 5.0, 2  # which broker coordinates the group is asked so often, and believed after so many answers
 
 
-def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
+def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> None:
     """Lets each JoinGroup of a client that has not been started wait as long as a rebalance may take.
 
     The coordinator answers when all members have joined again, or are given up. aiokafka waits for `request.timeout.ms`
     and then asks anew, as another member: the former one stays in the group, reads nothing, and gets partitions.
+
+    A coordinator that loses the group answers, or its connection ends, unless its machine is gone. So other brokers are
+    asked meanwhile which one coordinates the group. If it is another one twice in a row, the member asks that.
     """
     patience_s = rebalance_s + _ANSWER_S
 
@@ -42,11 +47,36 @@ def join_patiently(client: AIOKafkaClient, rebalance_s: float) -> None:
         usual_s = connection._request_timeout
         connection._request_timeout = max(usual_s, patience_s)
         try:
-            return send()  # the connection's own, which looks at the time-out before the first await
+            answer = send()  # the connection's own, which looks at the time-out before the first await
         finally:
             connection._request_timeout = usual_s
+        return _joined(client, connection, group, answer)
 
     watch_sends(client, patient, innermost=True)
+
+
+async def _joined(client: AIOKafkaClient, connection: Any, group: str, answer: Awaitable[Any]) -> Any:
+    looking = asyncio.get_running_loop().create_task(_close_once_elsewhere(client, connection, group))
+    try:
+        return await answer
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+
+
+async def _close_once_elsewhere(client: AIOKafkaClient, connection: Any, group: str) -> None:
+    """Closes the connection to a coordinator once it is that of a group no more, so that its requests fail."""
+    elsewhere = 0
+    while elsewhere < _ELSEWHERE:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            node = await client.coordinator_lookup(CoordinationType.GROUP, group)
+        except (KafkaError, TimeoutError):
+            continue
+        broker = client.cluster.broker_metadata(node)
+        if broker is not None:
+            elsewhere = elsewhere + 1 if (broker.host, broker.port) != (connection.host, connection.port) else 0
+    connection.close(CloseReason.CONNECTION_TIMEOUT)
 
 
 def end_heartbeats(coordinator: GroupCoordinator) -> None:

@@ -13,6 +13,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 
 from app.kafka.shielded import heard
+from app.kafka.watched_client import close_for_good
 from transforms.record_batch import Stamp
 
 __all__ = ["UNLIMITED_BYTES", "ProducerControls"]
@@ -173,8 +174,8 @@ class ProducerControls:
         """
         self._end_commit()
         self._hear_batches()
-        await self._producer.client.close()
-        # A request that has failed by that waits for the client's next look at the cluster, which never comes.
+        await close_for_good(self._producer.client)
+        # What searches for a coordinator goes on searching.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
         self._drop_batches()

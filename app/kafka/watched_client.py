@@ -16,6 +16,7 @@ from app.kafka.shielded import shielded
 __all__ = [
     "Send",
     "Versions",
+    "close_for_good",
     "leave_no_connection",
     "prepared",
     "remade",
@@ -159,6 +160,23 @@ def leave_no_connection(client: AIOKafkaClient) -> None:
             raise
 
     client._get_conn, client.close, client.bootstrap = connected, closing, started
+
+
+async def close_for_good(client: AIOKafkaClient) -> None:
+    """Closes a client so that whatever still asks it for something fails soon, or goes on.
+
+    aiokafka's connects again, and whoever waits for its next look at the cluster, which never comes, waits for ever.
+    """
+    await client.close()
+    client._get_conn = _no_connection
+    looking = client._md_update_fut or asyncio.get_running_loop().create_future()
+    if not looking.done():
+        looking.set_result(False)
+    client._md_update_fut = looking
+
+
+async def _no_connection(*_: object, **__: object) -> None:
+    """As `_get_conn` of a client whose brokers do not answer."""
 
 
 def watch_requests(client: AIOKafkaClient, handle: Callable[[str, Any, Send], Awaitable[Any]]) -> None:

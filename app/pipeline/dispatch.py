@@ -145,9 +145,7 @@ class Dispatcher:
         lane.holds.append(slots[-1].hold)
         lane.slots.extend(slots)
         cause = self._error_policy.condemn(event, slots)
-        if cause is None:
-            return
-        if len(parts) == 1 and self._error_policy.discard(slots[0], parts[0], cause):
+        if cause is None or (len(parts) == 1 and self._error_policy.discard(slots[0], parts[0], cause)):
             self.release(lane)
         else:
             self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
@@ -156,10 +154,10 @@ class Dispatcher:
         """Part by part: a message may have a hundred thousand chunks, and other tasks must have their turn."""
         for slot, part in parts:
             await self._error_policy.bury_chunks(slot, part, cause)
-            if slot.result is None:
-                return  # the flow ends
             slot.stored_s = self._clock()
             self.release(lane)
+            if slot.result is None:
+                return  # the flow ends
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
         with self._retries.watching(lane, slot.source):
@@ -198,7 +196,7 @@ class Dispatcher:
                 work = again
 
     def release(self, lane: Lane) -> None:
-        """Delivers the results at the front of the lane, up to the first record that is not finished."""
+        """Delivers the results at the front of the lane, up to a record that is not finished, or that ends the flow."""
         if not self._may_write(lane):
             return
         for slot in lane.slots:  # before any is written, which would be written again
@@ -226,6 +224,8 @@ class Dispatcher:
                     self._termination.fail_by_defect(exc, slot.source)
             if not self._may_write(lane):
                 return
+        if lane.slots and lane.slots[0].failure is not None:
+            self._error_policy.end(lane.slots[0])
         self._delivery.flush()
 
     def _may_write(self, lane: Lane) -> bool:

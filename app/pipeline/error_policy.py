@@ -75,7 +75,8 @@ class ErrorPolicy:
     def of(self, slot: Slot) -> Iterator[None]:
         """Decides on an error of the body, and raises nothing.
 
-        After an error the slot has a result, or has a `cause` and waits for `bury`, or the flow ends.
+        After an error the slot has a result, or has a `cause` and waits for `bury`, or a `failure` that waits for
+        `end`. If no record can pass, the flow ends.
         """
         try:
             try:
@@ -91,14 +92,20 @@ class ErrorPolicy:
                     self._finish(slot, (letter,), cause)
                     self._log(slot.source, f"goes to {self._topic_name}", exc)
         except RecordError as exc:
-            self._termination.fail(exc)
+            slot.failure = exc
         except PayloadStoreError as exc:
             self._termination.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
             self._termination.fail_by_defect(exc, slot.source)
 
+    def end(self, slot: Slot) -> None:
+        """Ends the flow with the failure of a slot. All before it in its lane is written."""
+        assert slot.failure is not None
+        self._stats.count_failed(slot.source, reason_of(slot.failure.error))
+        self._termination.fail(slot.failure)
+
     async def bury(self, slot: Slot) -> None:
-        """Gives a slot with a `cause` its dead letter, which goes to the store or as chunks; or ends the flow."""
+        """Gives a slot with a `cause` its dead letter, which goes to the store or as chunks; or a failure."""
         cause = slot.cause
         assert cause is not None
         await self.bury_chunks(slot, (slot.source,), cause)
@@ -111,7 +118,7 @@ class ErrorPolicy:
         """Counts a message that will not be whole, whose chunks, in these slots, become dead letters.
 
         Returns:
-            The cause for the letters; None if there is no topic for them, and the flow ends.
+            The cause for the letters; None if there is no topic for them, and the first slot has a failure.
         """
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
         first, *others = chunks_of(event)
@@ -137,14 +144,14 @@ class ErrorPolicy:
         return True
 
     async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
-        """As `discard`, on a thread; or ends the flow."""
+        """As `discard`, on a thread; or gives the slot a failure."""
         copies = sum(map(held_bytes, chunks))  # the copies are made while the records are still held
         self._share.take(copies)
         try:
             letters = await self._runtime.threads.call(self._write, chunks, cause)
         except TransformError as exc:
             advice = f"; and it cannot be a dead letter: {exc}"
-            self._termination.fail(RecordError(slot.source, cause.error, advice))
+            slot.failure = RecordError(slot.source, cause.error, advice)
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
             self._termination.fail_by_defect(exc, slot.source)
         else:
@@ -192,8 +199,8 @@ class ErrorPolicy:
         )
 
     def _count(self, source: SourceRecord, error: WideloadError) -> None:
-        # Where the first error ends the flow, nothing is decided on the records behind it: they are read again.
-        if self._letters is not None or self._termination.error is None:
+        # Without letters the first one ends the flow (`end`), and those behind it are read again.
+        if self._letters is not None:
             self._stats.count_failed(source, reason_of(error))
 
     def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:

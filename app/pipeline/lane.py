@@ -11,6 +11,7 @@ from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
+from app.pipeline.termination import RecordError
 from transforms.letter import Cause
 from transforms.record import Header, RecordLike, SourceRecord
 
@@ -51,6 +52,7 @@ class Slot:
         batch: the records that leave in the place of the result, as they were read; None for a single record.
         first: the offset of the first record, if the slot is for several that were not read; None for a single record.
         stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
+        failure: ends the flow once all before the slot is written; None if the record has not failed, or has a letter.
     """
 
     source: SourceRecord
@@ -65,6 +67,7 @@ class Slot:
     batch: SourceBatch | None = None
     first: int | None = None
     stored_s: float | None = None
+    failure: RecordError | None = None
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, whose bytes it holds from here on.

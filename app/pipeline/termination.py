@@ -30,6 +30,7 @@ class RecordError(WideloadError):
 
     Attributes:
         topic, partition, offset: the place of the record.
+        error: why.
     """
 
     def __init__(self, record: SourceRecord, error: BaseException, advice: str) -> None:
@@ -37,6 +38,7 @@ class RecordError(WideloadError):
         self.topic = record.topic
         self.partition = record.partition
         self.offset = record.offset
+        self.error = error
         self._message = f"topic {record.topic}, partition {record.partition}, offset {record.offset}: {error}{advice}"
 
     def __str__(self) -> str:

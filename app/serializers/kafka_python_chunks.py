@@ -228,11 +228,19 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
     def _polled_records(self, wait_s: float, max_records: int | None) -> Mapping[TopicPartition, list[ConsumerRecord]]:
         since_s, counts, self._untaken = time.monotonic(), self._polled.waits, True
         found: Mapping[TopicPartition, list[ConsumerRecord]] = super().poll(wait_s * 1000, max_records)
-        self._drop_gone()
+        gone = self._drop_gone()
+        if gone:
+            found = {tp: records for tp, records in found.items() if tp not in gone or self._is_behind(tp, records)}
         if counts:
             places = [place_of(tp) for tp in self._begun - self.paused()]
             self._polled.count(places, time.monotonic() - since_s)
         return found
+
+    def _is_behind(self, tp: TopicPartition, records: Sequence[ConsumerRecord]) -> bool:
+        """Whether these records were polled since a partition has come, or was sought: its position is behind them."""
+        with contextlib.suppress(KafkaError, KeyError):
+            return bool(super().position(tp, timeout_ms=0) == records[-1].offset + 1)
+        return False
 
     def _take_all(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
         """Fills the buffer; the next call begins with the first record of each partition that is not in it."""
@@ -417,7 +425,8 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
     def _look_at_positions(self) -> None:
         """Takes in that positions are behind what is no record, such as the mark of a transaction."""
         for tp in self.assignment():
-            with contextlib.suppress(KafkaError):  # `poll` raises it
+            # `poll` raises the first; the other comes where kafka-python's thread takes the partition away meanwhile.
+            with contextlib.suppress(KafkaError, KeyError):
                 offset = super().position(tp, timeout_ms=0)
                 if offset is None:
                     continue
@@ -486,10 +495,15 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
-    def _drop_gone(self) -> None:
+    def _drop_gone(self) -> set[TopicPartition]:
+        """Forgets the partitions that have gone, or were sought; gives them."""
         self._rebalances.settle()
+        gone: set[TopicPartition] = set()
         while self._rebalances.gone:
-            self._forget([self._rebalances.gone.popleft()])
+            tp = self._rebalances.gone.popleft()
+            self._forget([tp])
+            gone.add(tp)
+        return gone
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)

@@ -25,6 +25,7 @@ def test_workflow_runs_the_matrix_each_night_and_for_each_release() -> None:
     assert {"schedule", "push", "workflow_dispatch"} == set(workflow["on"])
     commands = [step["run"] for step in workflow["jobs"]["matrix"]["steps"] if "run" in step]
     assert commands[-1] == 'make matrix CELLS="$CELLS"'
+    commands += [step["run"] for step in workflow["jobs"]["simulation"]["steps"] if "run" in step]
     assert not any("${{" in command for command in commands)
     (python,) = (step for step in workflow["jobs"]["matrix"]["steps"] if "setup-python" in step.get("uses", ""))
     versions = python["with"]["python-version"].split()

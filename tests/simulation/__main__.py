@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 __all__ = ["main"]
@@ -21,41 +22,43 @@ _KINDS = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs them; the exit status."""
-    given = _parser().parse_args(arguments)
+    options = _parser()
+    given = options.parse_args(arguments)
     from tests.simulation.clock import real_s, take_the_place_of_time
 
     take_the_place_of_time()  # before anything else of the project, or of aiokafka, is imported
     from tests.simulation.cuts import Cuts
+    from tests.simulation.plays import ALL, MIX, PLAYS
     from tests.simulation.processes import Detail, outcomes
     from tests.simulation.report import Report, explain, told
 
     cuts = Cuts(
-        None if given.only is None else frozenset(given.only.split(",")) - {"none"},
-        given.workers,
-        given.records,
-        given.play,
+        None if given.only is None else frozenset(given.only.split(",")) - {"none"}, given.workers, given.records
     )
     first = int(time.time()) if given.seed is None else given.seed
-    seeds: Iterable[int]
-    if given.minutes is not None:
-        until_s = real_s() + given.minutes * 60
-        seeds = itertools.takewhile(lambda _: real_s() < until_s, itertools.count(first))
-    else:
-        count = given.count or (1 if given.seed is not None else 1_000)
-        seeds = range(first, first + count)
-        if count == 1:
-            (outcome,) = outcomes([(first, cuts)], 1, Detail(history=True))
-            print("\n".join(told(outcome)))
-            return 1 if outcome.broken else 0
+    if given.play not in (ALL, *PLAYS):
+        options.error(f"--play {given.play} is not one of {', '.join(PLAYS)}, {ALL}")
+    seeds: Iterable[tuple[int, str]]
     if given.seeds is not None:
-        lines = given.seeds.read_text().splitlines()
-        seeds = [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
+        lines = [line.split() for line in given.seeds.read_text().splitlines()]
+        seeds = [(int(seed), play) for seed, play, *_ in (each for each in lines if each and each[0] != "#")]
     else:
         print(f"seeds from {first}", file=sys.stderr, flush=True)
+        count = given.count or (1 if given.seed is not None and given.minutes is None else 1_000)
+        until_s = real_s() + (given.minutes or 0) * 60
+        numbers: Iterable[int] = range(first, first + count)
+        if given.minutes is not None:
+            numbers = itertools.takewhile(lambda _: real_s() < until_s, itertools.count(first))
+        seeds = ((each, MIX[each % len(MIX)] if given.play == ALL else given.play) for each in numbers)
+        if given.minutes is None and count == 1:
+            one = [(seed, replace(cuts, play=play)) for seed, play in seeds]
+            (outcome,) = outcomes(one, 1, Detail(history=True))
+            print("\n".join(told(outcome)))
+            return 1 if outcome.broken else 0
     report = Report()
     digests = []
     try:
-        jobs = ((seed, cuts) for seed in seeds)
+        jobs = ((seed, replace(cuts, play=play)) for seed, play in seeds)
         for outcome in outcomes(jobs, given.processes, Detail(tally=given.tally), given.chunk):
             report.add(outcome)
             digests.append(f"{outcome.seed} {outcome.digest}")
@@ -76,13 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("seed", type=int, nargs="?", help="the first seed; by default the time")
     options.add_argument("count", type=int, nargs="?", help="how many seeds (1 after a seed, else 1,000)")
     options.add_argument("--minutes", type=float, help="as many seeds as this takes, in place of a count")
-    options.add_argument("--seeds", type=Path, help="the seeds of this file, one at the start of each line")
+    options.add_argument("--seeds", type=Path, help="the seeds of this file: a seed and a play on each line")
     options.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at a time (%(default)s: the cores)"
     )
-    options.add_argument("--chunk", type=int, default=50, help="histories of one process (%(default)s)")
+    options.add_argument("--chunk", type=int, default=100, help="histories of one process (%(default)s)")
     options.add_argument("--shrink", type=float, default=30, help="seconds for each kind that broke (%(default)s)")
-    options.add_argument("--play", default="worker", help="what is simulated: a name of plays.py (%(default)s)")
+    options.add_argument(
+        "--play", default="worker", help="what is simulated: worker, chunks, …; or all, by turns (%(default)s)"
+    )
     options.add_argument("--only", metavar="NAMES", help="the only faults and acts that happen, or none")
     options.add_argument("--workers", type=int, help="at the start, at most")
     options.add_argument("--records", type=int, help="in the source, at most")

@@ -15,6 +15,8 @@ from transforms.commit_metadata import noted
 
 __all__ = ["Given", "Ledger", "Reading", "given_up"]
 
+_EXPIRED = {"expired", "missing-first"}  # after a restart behind the first chunk, too
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -94,7 +96,7 @@ class Ledger:
         values = self._values()
         for given in self._got.get(number, {}).values():
             if given.reason is not None:
-                if given.key in whole and not (given.reason == "expired" and self._expires):
+                if given.key in whole and not (given.reason in _EXPIRED and self._expires):
                     raise Broken(f"{given.key!r} is whole in the log, and was discarded: {given.reason}")
             elif values.get(given.key) != given.value:
                 raise Broken(f"{given.key!r} was given with another value")
@@ -123,6 +125,10 @@ class Reading:
         for number in names:
             self.forget(number)
             self._least[number] = self._ledger.least(number)
+
+    def distrust(self, number: int) -> None:
+        """Takes in that the client could not read the commit: records may come again, which a warning says."""
+        self._least.pop(number, None)
 
     def forget(self, number: int) -> None:
         """Takes in that a partition has gone, or is read from elsewhere."""

@@ -47,6 +47,7 @@ class ChunksPlay(Play):
             "chunk.max.message.bytes": 5_000,
             "max.pending.chunked.message": chance.choice((1, 2, 100)),
             "expire.time.of.incomplete.chunked.message.ms": 500 if expires else 30_000,
+            "chunk.lookback": chance.choice((0, 10_000)),
             "fetch.max.bytes": chance.choice((2_000, 52_428_800)),
         }
         self._habits = {
@@ -56,6 +57,8 @@ class ChunksPlay(Play):
             "pauses": chance.random() < 0.2,
             "seeks": chance.random() < 0.2,
         }
+        if self._habits["seeks"]:
+            self._reading["chunk.lookback"] = 10_000
         self._writing: dict[str, Any] = {
             "bootstrap.servers": _SERVERS,
             "request.timeout.ms": 4_000,

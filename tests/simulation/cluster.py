@@ -37,10 +37,11 @@ _DEFAULTS = {
 
 @dataclass(slots=True, eq=False)
 class Broker:
-    """One broker. `connections` are those that are open."""
+    """One broker. `connections` are those that it knows; `silent`: nothing answers in its place while it is down."""
 
     number: int
     up: bool = True
+    silent: bool = False
     connections: dict[Any, None] = field(default_factory=dict)
 
     @property
@@ -118,11 +119,10 @@ class Cluster:
         return int((BEGAN_S + self._loop.time()) * 1000)
 
     def move_leader(self, log: PartitionLog) -> None:
-        """Another broker leads the partition."""
+        """Another broker leads the partition; the same one again if no other is up."""
         up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
-        if up:
-            log.elect(self._chance.choice(up))
-            wake_all(log)
+        log.elect(self._chance.choice(up or [log.node]))
+        wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
@@ -137,11 +137,18 @@ class Cluster:
         """What has a coordinator: 0 and a group, or 1 and a transactional id."""
         return [*self._coordinators]
 
-    def stop(self, broker: Broker) -> None:
-        """The broker goes down; others lead and coordinate in its place."""
-        broker.up = False
+    def stop(self, broker: Broker, *, silent: bool = False) -> None:
+        """The broker goes down; others lead and coordinate in its place.
+
+        Args:
+            broker: the broker.
+            silent: whether its machine is gone, so that its connections do not end: nothing answers there any more.
+        """
+        broker.up, broker.silent = False, silent
         for connection in [*broker.connections]:
-            connection.cut("the broker went down")
+            if not silent:
+                connection.cut("the broker went down")
+        broker.connections.clear()
         for topic in self.topics.values():
             for log in topic.logs:
                 if log.node == broker.number:
@@ -167,7 +174,7 @@ class Cluster:
             self._loop.call_later(down_s, setattr, broker, "up", True)
         for topic in self.topics.values():
             for log in topic.logs:
-                log.epoch += 1
+                log.elect(log.node)
                 wake_all(log)
         for key in self._coordinators:
             self._loading[key] = back_s + self._chance.random() * 0.2

@@ -23,8 +23,7 @@ class CommitHistory:
     def goes_back(self, log: PartitionLog, offset: int) -> int | None:
         """Notes a committed offset; the one before, if that was higher.
 
-        A log that was cut below what was committed begins a history of its own, and so does that of another topic of
-        the name: both are other objects, or shorter.
+        The log of another topic of the name is another object, and has a history of its own.
         """
         before = self._last.get(log, -1)
         self._last[log] = offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["Damaged"]
+
+_PLACE = re.compile(r"topic raw, partition (\d+), offset \d+: .*\(offsets (\d+) to")
 
 
 class Damaged:
@@ -54,6 +57,26 @@ class Damaged:
             f"topic raw, partition {number}, offset" in worker.failed and f"(offsets {offset} to" in worker.failed
             for number, offset in places
         )
+
+    def lacking(self, worker: Worker) -> str | None:
+        """What is not written, or not committed, though it comes before the batch at which a pipeline has ended."""
+        found = _PLACE.search(worker.failed or "")
+        if found is None:
+            return None
+        number, first = map(int, found.groups())
+        world = self._world
+        if number in world.losses.unsteady:
+            return None
+        written = {record.key for _, record in world.cluster.log("out", number).committed()}
+        before = [(offset, key) for offset, key in world.source.written[number] if offset < first]
+        wanted = world.losses.wanted([key for _, key in before], written)
+        missing = [key for key in wanted if key not in written]
+        if missing:
+            return f"raw-{number}: the pipeline has ended at {first}, and {missing[:5]} before it are not written"
+        commit = world.cluster.groups.committed(world.settings.pipelines[0].group_id).get(("raw", number))
+        if wanted and (commit is None or commit.offset <= before[-1][0]):
+            return f"raw-{number}: the pipeline has ended at {first}, and what is before it is not committed: {commit}"
+        return None
 
     def has_ended_all(self) -> bool:
         """Whether that has happened to all workers; remembered in `ended_all`."""

@@ -94,11 +94,12 @@ class _Task(asyncio.Task):  # type: ignore[type-arg]
 
 
 class _Future(asyncio.Future):  # type: ignore[type-arg]
-    def __init__(self, *, loop: SimulatedLoop, number: int) -> None:
-        self._number = number
-        super().__init__(loop=loop)
+    _number: int | None = None
 
     def __hash__(self) -> int:
+        if self._number is None:  # few are ever in a set
+            loop: Any = self._loop
+            self._number = loop.number()
         return self._number
 
 
@@ -139,7 +140,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def create_future(self) -> _Future:
-        return _Future(loop=self, number=next(self._numbers))
+        return _Future(loop=self)
+
+    def number(self) -> int:
+        """Another one each time."""
+        return next(self._numbers)
 
     def time(self) -> float:
         return self.now_s
@@ -190,7 +195,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.call_later(self._draw() * 0.004, call)
         return future
 
-    def _run_once(self) -> None:
+    def _run_once(self) -> None:  # noqa: C901  # the time of a history is spent here: no calls
         """Runs callbacks until the loop is to stop; one of asyncio's runs those that are ready once."""
         ready, timers, draw, shuffles = self._ready, self._timers, self._draw, self._shuffles
         most_steps, process_of = self._most_steps, PROCESS
@@ -213,7 +218,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not handle._cancelled:
                 process = handle._context.get(process_of)  # type: ignore[attr-defined]
                 if process is None or process.runs(handle):
-                    handle._run()
+                    try:
+                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as exc:  # noqa: BLE001  # as asyncio's own
+                        self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": exc})
 
     @staticmethod
     def context_of(task: asyncio.Task[Any]) -> contextvars.Context:

@@ -83,7 +83,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._broker = network.cluster.brokers.get(self._port - 9000)
         await asyncio.sleep(draw() * 0.002)
         fate = network.fate(self._port - 9000, None)
-        if fate == "silent":
+        if fate == "silent" or (self._broker is not None and self._broker.silent and not self._broker.up):
             await asyncio.sleep(self._request_timeout)
             raise TimeoutError
         if self._broker is None or not self._broker.up or fate is not None:
@@ -114,10 +114,12 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._later(quiet_s + self._network.chance.random() * 0.002, self._arrive)
 
     def _arrive(self) -> None:
-        if not self._open:
+        assert self._broker is not None
+        if self._is_lost and self._broker.up:
+            self.cut("the machine of the broker was away")
+        if not self._open or self._is_lost:
             return
         struct, _ = self._line[0]
-        assert self._broker is not None
         fate = self._network.fate(self._broker.number, struct)
         if fate is None:
             self._process(struct, self._reply)
@@ -138,8 +140,13 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
             else:
                 self._reply(**refused(struct, code))
 
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the machine of the broker has gone since, so that it knows nothing of the connection."""
+        return self._broker is None or self not in self._broker.connections
+
     def _late(self, struct: Any) -> None:
-        if self._open:
+        if self._open and not self._is_lost:
             self._process(struct, self._reply)
 
     def _process(self, struct: Any, reply: Any) -> None:
@@ -156,7 +163,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._network.cluster.handle(number, struct, tell)
 
     def _reply(self, **fields: Any) -> None:
-        if self._open:
+        if self._open and not self._is_lost:
             request, throttle_ms = self._line[0][0], self._network.cluster.throttle_ms
             if throttle_ms and request.API_KEY in _WITH_QUOTA:  # the broker answers, and reads nothing more for so long
                 fields["throttle_time_ms"] = throttle_ms
@@ -167,7 +174,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         self._later(self._network.chance.random() * 0.002, self._deliver, response)
 
     def _deliver(self, response: Any) -> None:
-        if not self._open:
+        if not self._open or self._is_lost:
             return
         _, future = self._line.popleft()
         if not future.done():

@@ -11,6 +11,7 @@ from tests.simulation.cuts import Cuts
 __all__ = ["Outcome"]
 
 _VARIES = re.compile(r"b?'[^']*'|\d+(?:[.,]\d+)*")
+_LISTS = re.compile(r"#(?:, #)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Outcome:
         lines = (self.broken or "").strip().splitlines() or [""]
         # Of an error with a traceback: which line of the log, and the error.
         text = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"
-        return _VARIES.sub("#", text)
+        return _LISTS.sub("#", _VARIES.sub("#", text))
 
     @property
     def command(self) -> str:

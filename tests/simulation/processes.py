@@ -72,8 +72,8 @@ def played(seed: int, cuts: Cuts, detail: Detail) -> Outcome:
     )
 
 
-class _TooLongError(BaseException):
-    """Raised wherever the process is."""
+class _TooLongError(KeyboardInterrupt):
+    """Raised wherever the process is; the loop and its tasks let it pass as they do what a user sends."""
 
 
 def _too_long(*_: Any) -> None:
@@ -86,19 +86,17 @@ class _Child:
     jobs: list[tuple[int, Cuts]]
     data: bytearray
 
-    def outcomes(self, status: int) -> Iterator[Outcome]:
-        """What it has sent; and that it died, if it did."""
-        view, at = bytes(self.data), 0
-        done = 0
-        while at + 4 <= len(view):
-            size = int.from_bytes(view[at : at + 4], "big")
-            if at + 4 + size > len(view):
-                break
-            yield pickle.loads(view[at + 4 : at + 4 + size])  # noqa: S301  # of a child of this process
+    def outcomes(self) -> Iterator[Outcome]:
+        """What it has sent; what it has not stays in `jobs`."""
+        at = 0
+        while at < len(self.data):
+            size = int.from_bytes(self.data[at : at + 4], "big")
+            data = self.data[at + 4 : at + 4 + size]
+            if len(data) < max(size, 1):
+                return  # it died within
+            yield pickle.loads(data)  # noqa: S301  # of a child of this process
+            self.jobs.pop(0)
             at += 4 + size
-            done += 1
-        for seed, cuts in self.jobs[done : done + 1]:
-            yield Outcome(seed, cuts, f"the process of the history ended with status {status}", "")
 
 
 def outcomes(
@@ -133,7 +131,12 @@ def outcomes(
                 os.close(key.fd)
                 running -= 1
                 _, status = os.waitpid(key.data.number, 0)
-                yield from key.data.outcomes(os.waitstatus_to_exitcode(status))
+                yield from key.data.outcomes()
+                if key.data.jobs:
+                    (seed, cuts), *rest = key.data.jobs
+                    code = os.waitstatus_to_exitcode(status)
+                    yield Outcome(seed, cuts, f"the process of the history ended with status {code}", "")
+                    jobs = itertools.chain(rest, jobs)
 
 
 def _forked(jobs: list[tuple[int, Cuts]], detail: Detail) -> tuple[int, _Child]:

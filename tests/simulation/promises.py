@@ -41,8 +41,7 @@ class Promises:
         for (topic, number), commit in offsets.items():
             if topic == "raw" and number not in self._world.losses.unsteady:
                 before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
-                cut = number in self._world.losses.unsteady
-                if before is not None and not cut and self.broken is None:
+                if before is not None and self.broken is None:
                     self.broken = f"raw-{number}: offset {commit.offset} is committed behind {before}"
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
@@ -109,6 +108,8 @@ class Promises:
             found = [record.key for record in rows]
             wanted = [key for _, key in written]
             first = [*dict.fromkeys(found)]
+            if number in world.losses.repeated:  # read from where the former topic was, and then from the first one
+                first = [*dict.fromkeys(reversed(found))][::-1]
             if self.damaged.ended_all:  # what is behind the damage may not be there, nor all of the other partitions
                 behind = [at for at, _ in world.source.damaged[number]] or [2**63]
                 wanted = [key for offset, key in written if offset < min(behind)]

@@ -100,6 +100,15 @@ class Storm(TopicActs):
             cluster.stop(broker)
             self._world.loop.call_later(self._chance.choice((0.3, 3.0)), setattr, broker, "up", True)
 
+    def lose_machine(self) -> None:
+        """The machine of a broker is gone, and comes back: nothing refuses a connection, or ends one."""
+        cluster = self._world.cluster
+        if all(each.up for each in cluster.brokers.values()):
+            broker = self._chance.choice([*cluster.brokers.values()])
+            self._tell(f"the machine of broker {broker.number} is gone")
+            cluster.stop(broker, silent=True)
+            self._world.loop.call_later(self._chance.choice((3.0, 10.0, 30.0)), setattr, broker, "up", True)
+
     def kill_brokers(self) -> None:
         """All brokers are killed at once. Their first answers may be older than what was committed."""
         cluster = self._world.cluster
@@ -107,6 +116,10 @@ class Storm(TopicActs):
             self._tell("all brokers are killed")
             draw = self._chance.random
             cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
+
+    def sweep(self) -> None:
+        """One payload does not go in for long, and a sweep takes what no record refers to."""
+        self._world.sweep.begin()
 
     def break_store(self) -> None:
         """The store is down, or fails at times; and its check may say that all is well."""

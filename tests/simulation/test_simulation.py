@@ -12,20 +12,34 @@ _SEEDS = Path(__file__).with_name("seeds.txt")
 _FRESH = 1_000
 
 
-def _run(*arguments: object, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+# A worker that commits what it has read, whether it is written or not.
+_CARELESS = """
+import sys
+from tests.simulation.clock import take_the_place_of_time
+take_the_place_of_time()
+from app.pipeline.offset_tracker import OffsetTracker
+OffsetTracker.safe = lambda self: self.released
+from tests.simulation.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _run(
+    *arguments: object, hash_seed: str = "0", program: tuple[str, ...] = ("-m", "tests.simulation")
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=_ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def _digests(folder: Path, seeds: list[int], *arguments: object, hash_seed: str) -> dict[str, str]:
+def _digests(folder: Path, seeds: list[str], *arguments: object, hash_seed: str) -> dict[str, str]:
     given, found = folder / "seeds", folder / "digests"
-    given.write_text("\n".join(map(str, seeds)))
+    given.write_text("\n".join(seeds))
     run = _run("--seeds", given, "--digests", found, "--shrink", 0, *arguments, hash_seed=hash_seed)
     assert run.returncode in (0, 1), run.stderr
     return dict(line.split() for line in found.read_text().splitlines())
@@ -33,11 +47,25 @@ def _digests(folder: Path, seeds: list[int], *arguments: object, hash_seed: str)
 
 def test_seed_has_one_history(tmp_path: Path) -> None:
     """A seed has the same history in another process, behind other seeds, and whatever the order of sets is."""
-    seeds = [*range(1, 31)]
+    plays = ["worker"] * 30 + ["chunks"] * 6 + ["replay"] * 6
+    seeds = [f"{seed} {play}" for seed, play in enumerate(plays, 1)]
     first = _digests(tmp_path, seeds, "--processes", 1, "--chunk", 30, hash_seed="0")
     again = _digests(tmp_path, seeds[::-1], "--processes", 2, "--chunk", 7, hash_seed="7")
     assert len(first) == len(seeds)
     assert again == first
+
+
+def test_fault_is_found_and_told_in_a_short_history() -> None:
+    """A worker that commits too early is found; the command that is printed runs the shortened history again."""
+    careless = ("-c", _CARELESS)
+    run = _run(1, 40, "--processes", 1, "--shrink", 2, program=careless)
+    assert run.returncode == 1, run.stderr
+    assert "are not written" in run.stdout
+    line = next(line for line in run.stdout.splitlines() if line.startswith("again: "))
+    _, _, arguments = line.partition("tests.simulation ")
+    again = _run(*arguments.split(), program=careless)
+    assert again.returncode == 1, again.stdout
+    assert again.stdout.splitlines()[-1].startswith("  BROKEN: ")
 
 
 def test_seeds_that_found_something_break_no_promise() -> None:
@@ -51,7 +79,7 @@ def test_fresh_seeds_break_no_promise() -> None:
     """Histories that nobody has run before break no promise: each commit has other seeds."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False).stdout
     first = int(head[:7] or "1", 16)
-    run = _run(first, _FRESH, "--processes", 1)
+    run = _run(first, _FRESH, "--play", "all", "--processes", 1)
     assert run.returncode == 0, (
         f"Seeds from {first} on broke a promise. Your change may not be at fault, as these seeds are new: see"
         f" 'The simulation' in CONTRIBUTING.md.\n{run.stdout}{run.stderr}"

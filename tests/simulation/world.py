@@ -29,6 +29,7 @@ from tests.simulation.source import Source
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
 from tests.simulation.story import codes, exchange, request_name
+from tests.simulation.sweep import Sweep
 from tests.simulation.worker import Worker
 
 __all__ = ["Broken", "World"]
@@ -87,6 +88,7 @@ class World:
         self.losses = Losses(self)
         self.promises = Promises(self)
         self._outside = contextvars.Context()
+        self.sweep = Sweep(self)
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
@@ -177,6 +179,8 @@ class World:
         await writing
         self._calm()
         await self._until_done()
+        if self.promises.damaged.ended_all:
+            await self._start_again()
         for worker in self.alive:
             worker.stop()
         stopping = [each.stopping for each in self.workers if each.stopping is not None and not each.process.dead]
@@ -201,6 +205,20 @@ class World:
         """Ends what an act has done, after this time, or when the storm is over."""
         self._restores.append((end, args))
         self.loop.call_later(after_s, end, *args)
+
+    async def _start_again(self) -> None:
+        """Starts a worker where all have ended: in the calm it must come as far as it can before it ends, too."""
+        for worker in self.alive:
+            worker.stop()
+        self.new_worker()
+        (worker,) = self.alive
+        until_s = self.loop.time() + _CALM_S
+        while worker.failed is None:
+            if self.loop.time() > until_s:
+                raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as the others have")
+            await asyncio.sleep(0.5)
+        if (lacking := self.promises.damaged.lacking(worker)) is not None:
+            raise Broken(lacking)
 
     async def _until_done(self) -> None:
         until_s, wait_s = self.loop.time() + _CALM_S, 0.2

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.group import JoinGroupRequest
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
-from app.kafka.membership import become_dynamic, end_heartbeats, leave, leave_in_any_case
+from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently, leave, leave_in_any_case
 
 FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
 EVERYTHING = (FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS)
@@ -196,3 +198,57 @@ async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
         become_dynamic(coordinator)
         await leave(coordinator, member.client, 0.001)
     assert LEAVE_GROUP in broker.asked
+
+
+class Joining:
+    """A connection to broker 1, over which a member joins; its answer comes when a test wills."""
+
+    host, port, _request_timeout = "broker", 1, 40.0
+
+    def __init__(self) -> None:
+        self.answer = asyncio.get_running_loop().create_future()
+
+    def connected(self) -> bool:
+        """Until `close`."""
+        return not self.answer.done()
+
+    async def send(self, _: Any, *, expect_response: bool) -> Any:
+        """As aiokafka's."""
+        assert expect_response
+        return await self.answer
+
+    def close(self, _: Any) -> None:
+        """Fails what waits, as aiokafka's does."""
+        self.answer.set_exception(KafkaConnectionError("closed"))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_join_follows_the_group_to_another_coordinator(
+    monkeypatch: pytest.MonkeyPatch, *, answered: bool
+) -> None:
+    """A machine that is gone ends no connection: the member would wait for as long as a rebalance may take."""
+    monkeypatch.setattr(membership, "_LOOK_S", 0.001)
+    client, connection = AIOKafkaClient(), Joining()
+    found: list[Any] = [2, KafkaConnectionError("it broke"), 1, 2, 1, 7, 2, 2]  # broker 7 is not known
+
+    async def look_up(*_: object) -> int:
+        if answered and len(found) == 1:
+            connection.answer.set_result("joined")
+        node = found.pop(0)
+        if isinstance(node, Exception):
+            raise node
+        return int(node)
+
+    monkeypatch.setattr(client, "coordinator_lookup", look_up)
+    brokers = {number: SimpleNamespace(host="broker", port=number) for number in (1, 2)}
+    monkeypatch.setattr(client.cluster, "broker_metadata", brokers.get)
+    client._conns[1, 1] = connection
+    join_patiently(client, "g", 60)
+    before = asyncio.all_tasks()
+    joining = connection.send(JoinGroupRequest.__new__(JoinGroupRequest), expect_response=True)
+    if answered:
+        assert await joining == "joined"
+    else:
+        with pytest.raises(KafkaConnectionError, match="closed"):
+            await joining
+    assert (found, asyncio.all_tasks()) == ([], before)

@@ -142,6 +142,7 @@ NAMES = (
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_get_conn", "see connections that fail"),
+    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_md_update_fut", "let nobody wait for a closed client"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_request_timeout_ms", "leave time to other addresses"),
 )
 

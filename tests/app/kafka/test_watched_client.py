@@ -10,6 +10,7 @@ from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
 
 from app.kafka.watched_client import (
     Send,
+    close_for_good,
     leave_no_connection,
     prepared,
     remade,
@@ -141,3 +142,14 @@ def test_requests_are_remade_within_each_other() -> None:
     assert told == [(["u"], versions)]
     assert request.prepare(versions).topics == ["t"]
     assert "prepare" not in vars(request)
+
+
+async def test_a_closed_client_keeps_nobody_waiting() -> None:
+    """A batch that has failed waits for the next look at the cluster, which never comes: its task would stay."""
+    client = AIOKafkaClient()
+    look = client.force_metadata_update()
+    await close_for_good(client)
+    await asyncio.sleep(0)
+    assert look.done()
+    assert not await client.force_metadata_update()
+    assert not await client.ready(1)

@@ -31,6 +31,7 @@ from tests.app.pipeline.runtimes import SHARED, running_on
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
+from transforms.errors import PayloadNotFoundError
 from transforms.record import Record
 
 PARTITION = TopicPartition("raw", 3)
@@ -190,6 +191,23 @@ async def test_what_is_not_written_is_not_committed(written: int) -> None:
     for span in spans:
         span.durable = True
     assert tracker.safe() == 41
+
+
+async def test_a_record_that_ends_the_flow_waits_for_those_before_it() -> None:
+    """They are written first, and the failed one is counted then; those behind it are neither written nor counted."""
+    bench = Bench(1_000_000)
+    lane = bench.lane
+    bench.dispatcher._error_policy._letters = None
+    lane.slots.append(Slot(Read(40), 0))  # the store takes its time for it
+    for offset in (41, 42):
+        bench.dispatcher.fail(lane, Read(offset), PayloadNotFoundError("memory://default/raw/x"), 0)
+    assert (bench.termination.error, bench.stats.failed) == (None, {})
+    lane.slots[0].result = (Record(b"k", b"v", (), 0),)
+    bench.dispatcher.release(lane)
+    assert bench.output.values == [b"v"]
+    assert isinstance(bench.termination.error, RecordError)
+    assert bench.termination.error.offset == 41
+    assert sum(bench.stats.failed.values()) == 1
 
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:

@@ -1,0 +1,283 @@
+"""The history of confluent-kafka's consumer with chunks, over a simulated `confluent_kafka.Consumer`.
+
+The fake does as librdkafka: rebalances are served within `poll`, which stores, commits and positions follow; what is
+stored is committed in the background, and when partitions go. Messages, errors and partitions are those of the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from app.chunks.polled import Polled
+from tests.simulation.chunk_ledger import Given, given_up
+from tests.simulation.polled_play import TOPIC, Member, PolledPlay
+from transforms.assembly import Discarded, Limits
+
+__all__ = ["ConfluentPlay"]
+
+_STATE, _NO_OFFSET, _TIMED_OUT, _TRANSPORT = -172, -168, -185, -195
+_EOF, _INVALID, _UNKNOWN_MEMBER = -191, -1001, 25
+
+
+def _failed(code: int) -> KafkaException:
+    return KafkaException(KafkaError(code))
+
+
+class _AppError(Exception):
+    """Of the application, in a callback."""
+
+
+class FakeConsumer:
+    """confluent-kafka's consumer, with what ours calls of it.
+
+    Attributes:
+        member: to which it belongs; None for one that only reads.
+        positions: behind the last message that was polled; None until the commit is known.
+        stored: what is committed next.
+    """
+
+    play: ConfluentPlay
+    member: ConfluentMember | None = None
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.positions: dict[int, int | None] = {}
+        self.given: set[int] = set()
+        self.stored: dict[int, tuple[int, str]] = {}
+        self.held: set[int] = set()
+        self.callbacks: dict[str, Any] = {}
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        self.callbacks = callbacks
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.positions = {each.partition: each.offset if each.offset >= 0 else None for each in partitions}
+        self.given, self.stored, self.held = set(), {}, set()
+
+    def unassign(self) -> None:
+        self.assign([])
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self.held |= {each.partition for each in partitions}
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self.held -= {each.partition for each in partitions}
+
+    def seek(self, partition: TopicPartition) -> None:
+        if partition.partition not in self.positions:
+            raise _failed(_STATE)
+        self.positions[partition.partition] = partition.offset
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As librdkafka's: behind the last message that was given."""
+        return [
+            TopicPartition(TOPIC, each.partition, self.positions[each.partition] or _INVALID)
+            if each.partition in self.given and each.partition in self.positions
+            else TopicPartition(TOPIC, each.partition, _INVALID)
+            for each in partitions
+        ]
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        if self.member is not None and self.play.fails(self.member.name, "committed", self.member.chance):
+            for each in partitions:
+                self.member.reading.distrust(each.partition)
+            raise _failed(_TIMED_OUT)
+        found = [(each.partition, *self.play.commits.get(each.partition, (_INVALID, ""))) for each in partitions]
+        return [TopicPartition(TOPIC, *each) for each in found]
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float = -1) -> tuple[int, int]:
+        return 0, self.play.logs[partition.partition].end
+
+    def store_offsets(self, offsets: Sequence[TopicPartition]) -> None:
+        if any(each.partition not in self.positions for each in offsets):
+            raise _failed(_STATE)
+        self.stored.update({each.partition: (each.offset, each.metadata or "") for each in offsets})
+
+    def commit(self, offsets: Sequence[TopicPartition] | None = None, asynchronous: bool = True) -> Any:  # noqa: FBT001, FBT002
+        member = self.member
+        assert member is not None
+        told = self.stored if offsets is None else {each.partition: (each.offset, each.metadata) for each in offsets}
+        told = {number: (offset, text or "") for number, (offset, text) in told.items() if offset >= 0}
+        if not told:
+            raise _failed(_NO_OFFSET)
+        if self.play.fails(member.name, "commit", member.chance):
+            if asynchronous:
+                return None
+            raise _failed(_TIMED_OUT)
+        if not self.play.commit(member, told) and not asynchronous:
+            raise _failed(_UNKNOWN_MEMBER)
+        return None if asynchronous else offsets
+
+    def commit_stored(self) -> None:
+        """What the background commit does."""
+        if self.member is not None and self.play.commits_stored:
+            told = {number: each for number, each in self.stored.items() if self.play.commits.get(number) != each}
+            if told:
+                self.play.commit(self.member, told)
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        """One message; waits for one."""
+        member, play = self.member, self.play
+        play.pass_time(0.000_1 if member is None else member.chance.random() * 0.003)
+        if member is not None:
+            play.rebalance_now_and_then()
+            if member.chance.random() < 0.3:
+                self.commit_stored()
+            if play.fails(member.name, "poll", member.chance):
+                return Message(error=KafkaError(_TRANSPORT))
+        if member is None or not member.expelled:
+            for number in self._readable():
+                position = self.positions[number]
+                assert position is not None
+                for offset, record in play.records(number, position, 1):
+                    self.positions[number] = offset + 1
+                    self.given.add(number)
+                    headers = list(record.headers) or None
+                    return Message(TOPIC, number, offset, record.key, record.value, headers, timestamp=(1, 1))
+                if member is None:
+                    return Message(TOPIC, number, position, error=KafkaError(_EOF))
+        play.pass_time(max(0.0, min(timeout, 5.0)))
+        return None
+
+    def _readable(self) -> list[int]:
+        """The partitions that are read, in turn; where the commit is not known yet, it is asked for."""
+        found = [number for number in self.positions if number not in self.held]
+        for number in found:
+            if self.positions[number] is None:
+                self.positions[number] = self.play.commits.get(number, (0, ""))[0]
+        if self.member is not None:
+            self.member.chance.shuffle(found)
+        return found
+
+    def serve(self, name: str, numbers: Sequence[int]) -> None:
+        """Calls a callback of a rebalance, and then assigns as the C code does if the callback has not."""
+        partitions = [TopicPartition(TOPIC, number) for number in numbers]
+        if name in self.callbacks:
+            self.callbacks[name](self, partitions)
+        if name == "on_assign":
+            FakeConsumer.assign(self, partitions)
+        else:
+            if self.member is not None and not self.member.expelled:
+                self.commit_stored()
+            FakeConsumer.assign(self, [])
+
+    def close(self) -> None:
+        if self.member is not None:
+            self.serve("on_revoke", [*self.positions])
+
+
+class ConfluentMember(Member):
+    """An application with confluent-kafka."""
+
+    client: Any
+    play: ConfluentPlay
+
+    def begin(self) -> None:
+        keys = self.play.keys
+        limits = Limits(keys["pending"], keys["pending_bytes"], 5_000, keys["expire_ms"])
+        made = self.play.client_class()
+        self.client = made.__new__(made)
+        self.client.member = self
+        config = {"group.id": "g"}
+        FakeConsumer.__init__(
+            self.client, self.client.begin(Polled(limits, keys["lookback"]), self._discarded, config, stores=True)
+        )
+        self.client.subscribe([TOPIC])
+
+    def _discarded(self, discarded: Discarded) -> None:
+        if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
+            raise _AppError
+        self.reading.give(given_up(discarded))
+
+    def call(self) -> None:
+        chance, calm, client = self.chance, self.play.weather.calm, self.client
+        message = None
+        for _ in range(chance.choice((1, 5))):
+            try:
+                message = client.poll(1.0 if calm else chance.choice((0.0, 0.1, 1.0)))
+            except _AppError as exc:
+                self.play.tell(f"{self.name}: poll raised {exc!r}")
+                client.restore()
+                client.taken()
+                continue
+            if message is not None and message.error() is None:
+                number, offset = message.partition(), message.offset()
+                self.reading.give(Given(number, offset, message.key(), message.value(), offset))
+            client.taken()
+        try:
+            self._acts(message, calm=calm)
+        except KafkaException as exc:
+            self.play.tell(f"{self.name}: {exc!r}")
+
+    def _acts(self, message: Message | None, *, calm: bool) -> None:
+        chance, client, keys = self.chance, self.client, self.play.keys
+        if keys["commits"] == "manual" and (calm or chance.random() < 0.4):
+            asynchronous = chance.random() < 0.5
+            if message is not None and message.error() is None and chance.random() < 0.4:
+                client.commit(message=message, asynchronous=asynchronous)
+            else:
+                client.commit(asynchronous=asynchronous)
+        owned = [TopicPartition(TOPIC, number) for number in sorted(client.positions)]
+        if keys["pauses"]:
+            if calm:
+                client.resume(owned)
+            elif owned and chance.random() < 0.2:
+                chance.choice((client.pause, client.resume))([chance.choice(owned)])
+        if keys["seeks"] and owned and not calm and chance.random() < 0.15 and not self.expelled:
+            self._seek(chance.choice(owned))
+
+    def _seek(self, tp: TopicPartition) -> None:
+        seen = self.reading.seen.get(tp.partition, [])
+        offset = 0
+        kind = self.chance.choice(("record", "position", "beginning"))
+        if kind == "record" and seen:
+            offset = self.chance.choice(seen[-5:]).offset
+        elif kind == "position":
+            (found,) = self.client.position([tp])
+            offset = max(0, found.offset)
+        self.play.tell(f"{self.name} seeks to {offset} of {tp.partition} ({kind})")
+        self.reading.forget(tp.partition)
+        self.client.seek(TopicPartition(TOPIC, tp.partition, offset))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class ConfluentPlay(PolledPlay):
+    """See the module."""
+
+    @property
+    def commits_stored(self) -> bool:
+        """Whether `enable.auto.commit` is true."""
+        return bool(self.keys["commits"] == "auto")
+
+    def client_class(self) -> Any:
+        """Our consumer, derived from the fake in this process."""
+        module: Any = importlib.import_module("app.serializers.confluent_chunks")
+        replaced: Any = confluent_kafka.Consumer
+        if replaced is not FakeConsumer:
+            setattr(confluent_kafka, "Consumer", FakeConsumer)  # noqa: B010
+            module = importlib.reload(module)
+        FakeConsumer.play = self
+        return module.PollingConsumer
+
+    def member(self, number: int) -> ConfluentMember:
+        return ConfluentMember(self, number)
+
+    def revoke(self, member: Member, *, lost: bool) -> None:
+        assert isinstance(member, ConfluentMember)
+        if member.owned or lost:
+            member.client.serve("on_revoke", member.owned)
+
+    def assign(self, member: Member, numbers: list[int], *, came_back: bool) -> None:
+        assert isinstance(member, ConfluentMember)
+        for number in member.owned:
+            member.reading.forget(number)
+        member.owned = numbers
+        member.reading.assigned(numbers)
+        member.client.serve("on_assign", numbers)

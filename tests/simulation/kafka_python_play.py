@@ -1,0 +1,305 @@
+"""The history of kafka-python's consumer with chunks, over a simulated `kafka.KafkaConsumer`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import kafka
+from kafka import TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import CommitFailedError, IllegalStateError, KafkaTimeoutError
+from kafka.structs import OffsetAndMetadata
+
+from app.chunks.polled import Polled
+from tests.simulation.chunk_ledger import Given, given_up
+from tests.simulation.polled_play import TOPIC, Member, PolledPlay
+from transforms.assembly import Discarded, Limits
+
+__all__ = ["KafkaPythonPlay"]
+
+_DEFAULTS = {**kafka.KafkaConsumer.DEFAULT_CONFIG}
+
+
+class _AppError(Exception):
+    """Of the application, in a callback."""
+
+
+class _Committed:
+    """What `commit_async` gives: it is awaited, or not."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def __await__(self) -> Iterator[None]:
+        if self._error is not None:
+            raise self._error
+        return iter(())
+
+
+class FakeConsumer:
+    """kafka-python's consumer, with what ours calls of it; its positions and its buffer are one.
+
+    Attributes:
+        member: to which it belongs; None for one that only reads.
+    """
+
+    DEFAULT_CONFIG: Mapping[str, Any] = _DEFAULTS
+    play: KafkaPythonPlay
+    member: KafkaPythonMember | None = None
+
+    def __init__(self, **arguments: Any) -> None:
+        self.config = {**_DEFAULTS, **arguments}
+        self.listener: Any = None
+        self.positions: dict[TopicPartition, int | None] = {}
+        self._paused: set[TopicPartition] = set()
+
+    def _fail(self, name: str) -> None:
+        member = self.member
+        if member is not None and self.play.fails(member.name, name, member.chance):
+            raise KafkaTimeoutError(f"simulated: {name}")
+
+    def subscribe(self, topics: Any = (), pattern: Any = None, listener: Any = None) -> None:
+        self.listener = listener
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        self.positions = {tp: self.positions.get(tp) for tp in partitions}
+
+    def unsubscribe(self) -> None:
+        self.positions = {}
+
+    def assignment(self) -> set[TopicPartition]:
+        return {*self.positions}
+
+    def paused(self) -> set[TopicPartition]:
+        return self._paused & {*self.positions}
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._paused |= {*partitions}
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._paused -= {*partitions}
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        if tp not in self.positions:
+            raise ValueError("Unassigned partition")
+        self.positions[tp] = offset
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        for tp in partitions or [*self.positions]:
+            self.positions[tp] = 0
+
+    def position(self, tp: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        if tp not in self.positions:
+            raise IllegalStateError("Partition is not assigned")
+        self._locate(tp)
+        return self.positions[tp]
+
+    def _locate(self, tp: TopicPartition) -> None:
+        if self.positions[tp] is None:
+            self.positions[tp] = self.play.commits.get(tp.partition, (0, ""))[0]
+
+    def committed(self, tp: TopicPartition, **_: object) -> Any:
+        if self.member is not None:
+            self.play.rebalance_now_and_then()
+            if self.play.fails(self.member.name, "committed", self.member.chance):
+                self.member.reading.distrust(tp.partition)
+                raise KafkaTimeoutError("simulated: committed")
+        found = self.play.commits.get(tp.partition)
+        return None if found is None else OffsetAndMetadata(found[0], found[1], -1)
+
+    def beginning_offsets(self, partitions: Any, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def end_offsets(self, partitions: Any, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+        return {tp: self.play.logs[tp.partition].end for tp in partitions}
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[Any]]:
+        self._fail("poll")
+        if self.member is not None:  # the thread of kafka-python rebalances at any time
+            self.play.rebalance_now_and_then()
+        chance = self.play.chance if self.member is None else self.member.chance
+        left = min(max_records or 500, chance.choice((1, 3, 500)))
+        found: dict[TopicPartition, list[Any]] = {}
+        self.play.pass_time(chance.random() * 0.005)
+        if self.member is not None and self.member.expelled:
+            self.play.pass_time(timeout_ms / 1000)
+            return {}
+        for tp in [each for each in self.positions if each not in self._paused]:
+            self._locate(tp)
+            position = self.positions[tp]
+            assert position is not None
+            for offset, record in self.play.records(tp.partition, position, left):
+                found.setdefault(tp, []).append(_record(tp, offset, record))
+                self.positions[tp] = offset + 1
+                left -= 1
+        if not found:
+            self.play.pass_time(min(timeout_ms / 1000, 5.0))
+        if self.member is not None:
+            self.play.rebalance_now_and_then()
+        return found
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_ms: Any = None) -> None:
+        self._fail("commit")
+        error = self._commit(offsets)
+        if error is not None:
+            raise error
+
+    def commit_async(self, offsets: Any = None, callback: Any = None) -> Any:
+        member = self.member
+        assert member is not None
+        failed = self.play.fails(member.name, "commit_async", member.chance)
+        error = KafkaTimeoutError("simulated") if failed else self._commit(offsets)
+        if callback is not None:
+            callback(offsets, error)
+        return _Committed(error)
+
+    def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> Exception | None:
+        assert self.member is not None
+        assert offsets is not None
+        told = {tp.partition: (each.offset, each.metadata) for tp, each in offsets.items()}
+        return None if self.play.commit(self.member, told) else CommitFailedError("expelled")
+
+    def close(self, *_: object) -> None:
+        if self.member is not None:
+            _run(self.listener.on_partitions_revoked([*self.positions]))
+        self.positions = {}
+
+
+def _record(tp: TopicPartition, offset: int, record: Any) -> ConsumerRecord:
+    headers, value = list(record.headers), record.value
+    return ConsumerRecord(*tp, -1, offset, record.timestamp, 0, record.key, value, headers, None, 1, len(value), 0)
+
+
+def _run(call: Any) -> None:
+    """Runs a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a listener waits")
+
+
+class KafkaPythonMember(Member):
+    """An application with kafka-python."""
+
+    client: Any
+    play: KafkaPythonPlay
+
+    def begin(self) -> None:
+        keys = self.play.keys
+        limits = Limits(keys["pending"], keys["pending_bytes"], 5_000, keys["expire_ms"])
+        made = self.play.client_class()
+        self.client = made.__new__(made)
+        self.client.member = self
+        arguments = {"enable_auto_commit": keys["commits"] == "auto", "auto_commit_interval_ms": 300}
+        arguments["consumer_timeout_ms"] = 500
+        made.__init__(self.client, Polled(limits, keys["lookback"]), self._discarded, TOPIC, group_id="g", **arguments)
+
+    def _discarded(self, discarded: Discarded) -> None:
+        if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
+            raise _AppError
+        self.reading.give(given_up(discarded))
+
+    def call(self) -> None:
+        chance, calm, client = self.chance, self.play.weather.calm, self.client
+        try:
+            if self.play.keys["iterates"] and chance.random() < 0.8:
+                record = next(client, None)
+                found = {} if record is None else {TopicPartition(TOPIC, record.partition): [record]}
+            else:
+                most = chance.choice((None, None, 1, 3))
+                found = client.poll(timeout_ms=1_000 if calm else chance.choice((0, 100, 1_000)), max_records=most)
+        except (KafkaTimeoutError, _AppError) as exc:
+            self.play.tell(f"{self.name}: poll raised {exc!r}")
+            found = {}
+        for tp, records in found.items():
+            for record in records:
+                self.reading.give(Given(tp.partition, record.offset, record.key, record.value, record.offset))
+        try:
+            self._acts(calm=calm)
+        except (KafkaTimeoutError, CommitFailedError, IllegalStateError) as exc:
+            self.play.tell(f"{self.name}: {exc!r}")
+
+    def _acts(self, *, calm: bool) -> None:
+        chance, client, keys = self.chance, self.client, self.play.keys
+        if keys["commits"] == "manual" and (calm or chance.random() < 0.4):
+            if chance.random() < 0.3:
+                last = self.reading.last
+                told = {TopicPartition(TOPIC, each): OffsetAndMetadata(last[each] + 1, "", -1) for each in sorted(last)}
+                client.commit(told)
+            else:
+                client.commit()
+        owned = sorted(client.assignment())
+        if keys["pauses"]:
+            if calm:
+                client.resume(*owned)
+            elif owned and chance.random() < 0.2:
+                chance.choice((client.pause, client.resume))(chance.choice(owned))
+        if keys["seeks"] and owned and not calm and chance.random() < 0.15 and not self.expelled:
+            self._seek(chance.choice(owned))
+
+    def _seek(self, tp: TopicPartition) -> None:
+        seen = self.reading.seen.get(tp.partition, [])
+        kind = self.chance.choice(("record", "position", "beginning"))
+        offset = 0
+        if kind == "record" and seen:
+            offset = self.chance.choice(seen[-5:]).offset
+        elif kind == "position":
+            offset = self.client.position(tp)
+        self.play.tell(f"{self.name} seeks to {offset} of {tp.partition} ({kind})")
+        self.reading.forget(tp.partition)
+        self.client.seek(tp, offset)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class KafkaPythonPlay(PolledPlay):
+    """See the module."""
+
+    def client_class(self) -> Any:
+        """Our consumer, derived from the fake in this process."""
+        if kafka.KafkaConsumer is not FakeConsumer:
+            kafka.KafkaConsumer = FakeConsumer
+            importlib.reload(importlib.import_module("app.serializers.kafka_python_log"))
+            importlib.reload(importlib.import_module("app.serializers.kafka_python_chunks"))
+        FakeConsumer.play = self
+        polling: Any = importlib.import_module("app.serializers.kafka_python_chunks").PollingConsumer
+
+        class Plain(polling):  # type: ignore[misc]
+            def _allowance(self) -> Any:
+                return lambda _: True
+
+            def _restored_bytes(self, record: Any) -> None:
+                return None
+
+            def _restored(self, record: Any) -> Any:
+                return record
+
+        return Plain
+
+    def member(self, number: int) -> KafkaPythonMember:
+        return KafkaPythonMember(self, number)
+
+    def revoke(self, member: Member, *, lost: bool) -> None:
+        assert isinstance(member, KafkaPythonMember)
+        partitions = [TopicPartition(TOPIC, number) for number in member.owned]
+        listener = member.client.listener
+        _run((listener.on_partitions_lost if lost else listener.on_partitions_revoked)(partitions))
+        if lost:
+            member.client.positions = {}
+
+    def assign(self, member: Member, numbers: list[int], *, came_back: bool) -> None:
+        assert isinstance(member, KafkaPythonMember)
+        client = member.client
+        partitions = [TopicPartition(TOPIC, number) for number in numbers]
+        for number in member.owned:
+            if number not in numbers:
+                member.reading.forget(number)
+        new = [number for number in numbers if number not in member.owned or not came_back]
+        client.positions = {tp: client.positions.get(tp) if came_back else None for tp in partitions}
+        member.owned = numbers
+        member.reading.assigned(new)
+        _run(client.listener.on_partitions_assigned(partitions))

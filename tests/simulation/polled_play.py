@@ -1,0 +1,301 @@
+"""Histories of clients that are polled on one thread: their own calls in random order, over a simulated client.
+
+The client that ours derives from is replaced, as its threads and its C code run on no simulated loop: a fake gives
+records, positions, commits and rebalances as it does. Nothing is awaited, and time passes within its calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Any
+
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from tests.simulation.chunk_ledger import Ledger, Reading
+from tests.simulation.partition_log import PartitionLog
+from tests.simulation.play import Actor, Play, PlayScenario
+from tests.simulation.promises import Broken
+from transforms.chunk import Chunking
+from transforms.record import Record
+
+__all__ = ["TOPIC", "Member", "PolledPlay"]
+
+TOPIC = "chunks"
+_LIMIT = 500
+_CALM_CALLS = 3_000
+
+
+class Member:
+    """A consumer of the group, and the application that calls it.
+
+    Attributes:
+        owned: the partitions that it knows to be its own, in order.
+        expelled: whether the group has given its partitions to others, and it does not know yet.
+        gone: whether it was killed, or has closed.
+    """
+
+    def __init__(self, play: PolledPlay, number: int) -> None:
+        self.play = play
+        self.name = f"member {number}"
+        self.chance = play.stream(self.name)
+        self.reading = Reading(play.ledger, self.name)
+        self.owned: list[int] = []
+        self.expelled = self.gone = False
+        self.errors = play.errors
+
+    def begin(self) -> None:
+        """Starts the client, which subscribes."""
+        raise NotImplementedError
+
+    def call(self) -> None:
+        """One poll, and what the application does before the next one."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends it."""
+        raise NotImplementedError
+
+
+class PolledPlay(Play):
+    """See the module.
+
+    Attributes:
+        ledger: what the members were given.
+        logs: the partitions.
+        commits: the committed offset and metadata of each partition.
+        errors: the share of the client's calls that fail.
+    """
+
+    ledger: Ledger
+    errors: float
+
+    @abstractmethod
+    def member(self, number: int) -> Member:
+        """A member of this kind of client."""
+
+    def prepare(self) -> None:
+        chance = self.chance
+        expires = chance.random() < 0.2
+        self.keys: dict[str, Any] = {
+            "commits": chance.choice(("auto", "manual")),
+            "pending": chance.choice((1, 2, 100)),
+            "pending_bytes": chance.choice((40_000, 200_000)),
+            "expire_ms": 500 if expires else 40_000,
+            "seeks": chance.random() < 0.3,
+            "pauses": chance.random() < 0.3,
+            "raises": chance.random() < 0.2,
+            "iterates": chance.random() < 0.3,
+        }
+        # What a commit has passed would be found by looking back; a seek needs it.
+        self.keys["lookback"] = 10_000 if self.keys["seeks"] else chance.choice((0, 10_000))
+        self.errors = chance.choice((0.0, 0.0, 0.05, 0.2))
+        self.logs = [PartitionLog(1) for _ in range(chance.choice((1, 1, 2, 3)))]
+        self.commits: dict[int, tuple[int, str]] = {}
+        self.values: dict[bytes, bytes] = {}
+        self.ledger = Ledger(self, self.logs.__getitem__, lambda: self.values, expires=expires)
+        self.members: list[Member] = []
+        self._rebalance_due = True
+        self._writing = self.stream("source")
+        self._coming = [self._records(number, self._writing.choice((2, 5, 12))) for number in range(len(self.logs))]
+        members = chance.choice((1, 1, 2))
+        self.scenario = PlayScenario(members, sum(map(len, self._coming)), self.keys)
+        for _ in range(members):
+            self._new()
+
+    def _records(self, number: int, messages: int) -> list[Record]:
+        """What is written into a partition: the chunks of several messages, some without an end, among each other."""
+        chance = self._writing
+        open_messages: list[list[Record]] = []
+        for each in range(messages):
+            key = b"p%d-%d" % (number, each)
+            value = self.values[key] = key + b"." * chance.choice((0, 10, 700, 1_500, 4_000))
+            record = Record(key, value, [("n", key)], 1_800_000_000_000)
+            chunking = Chunking(_LIMIT)
+            pieces = [*chunking.split(record, f"u{number}-{each}")] if chunking.wants(record) else [record]
+            if len(pieces) > 1 and chance.random() < 0.15:
+                del pieces[chance.randrange(len(pieces)) :]
+            open_messages.append(pieces)
+        found: list[Record] = []
+        while open_messages := [each for each in open_messages if each]:
+            found.append(chance.choice(open_messages[:3]).pop(0))
+        return found
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, in which records may come."""
+        self.loop.now_s += seconds + 0.000_1
+        self.loop.steps += 1
+        chance = self._writing
+        while self.weather.calm or chance.random() < 0.4:
+            left = [number for number, records in enumerate(self._coming) if records]
+            if not left:
+                return
+            number = chance.choice(left)
+            record = self._coming[number].pop(0)
+            builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 30)
+            builder.append(0, record.timestamp, record.key, record.value, list(record.headers))
+            assert self.logs[number].append(bytes(builder.build()), 1 << 30).code == 0
+
+    def fails(self, member: str, name: str, chance: Random) -> bool:
+        """Whether a call of the client fails now."""
+        if self.weather.calm or chance.random() >= self.errors:
+            return False
+        return self.happens(f"{member} {name} {next(self._acts)}", f"{member}: {name} fails")
+
+    def records(self, number: int, offset: int, most: int) -> Iterable[tuple[int, Any]]:
+        """Offset and record, from an offset on."""
+        batches = self.logs[number].batches
+        found = (each for each in batches if each.last >= offset)
+        for batch in itertools.islice(found, most):
+            for record in DefaultRecordBatch(batch.data):
+                yield record.offset, record
+
+    def commit(self, member: Member, offsets: Mapping[int, tuple[int, str]]) -> bool:
+        """Takes a commit of a member; False if the group does not know it any more."""
+        if member.expelled or member.gone:
+            return False
+        for number, (offset, metadata) in offsets.items():
+            self.commits[number] = offset, metadata
+            self.ledger.commit(number, offset, metadata)
+        return True
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    def _new(self) -> None:
+        member = self.member(len(self.members) + 1)
+        self.members.append(member)
+        self.tell(f"{member.name} starts")
+        member.begin()
+        self._rebalance_due = True
+
+    def joined(self) -> dict[str, list[int]]:
+        """The partitions of each member after a rebalance: in turn, from a member that is drawn."""
+        running = [each for each in self.members if not each.gone]
+        first = self.stream(f"rebalance {next(self._acts)}").randrange(max(1, len(running)))
+        given: dict[str, list[int]] = {each.name: [] for each in running}
+        for number in range(len(self.logs)):
+            given[running[(first + number) % len(running)].name].append(number)
+        return given
+
+    def rebalance_now_and_then(self) -> None:
+        """A rebalance that is due happens, or not yet."""
+        if self._rebalance_due and (self.weather.calm or self.chance.random() < 0.3):
+            self.rebalance()
+
+    def rebalance(self) -> None:
+        """All that are in the group give their partitions back, and then get new ones."""
+        self._rebalance_due = False
+        running = [each for each in self.members if not each.gone]
+        lost = {each.name for each in running if each.expelled}
+        for each in running:
+            self.revoke(each, lost=each.expelled)
+        for each in running:
+            each.expelled = False
+        given = self.joined()
+        for each in running:
+            self.assign(each, given[each.name], came_back=each.name not in lost)
+
+    @abstractmethod
+    def revoke(self, member: Member, *, lost: bool) -> None:
+        """A member is told that its partitions may go; or that they have gone."""
+
+    @abstractmethod
+    def assign(self, member: Member, numbers: list[int], *, came_back: bool) -> None:
+        """A member is told what it has. `came_back`: it was in the group, so it may know positions."""
+
+    def drawn(self) -> list[Callable[[], None]]:
+        return [self.kill, self.close_one, self.join, self.again, self.expel]
+
+    def _running(self) -> Member | None:
+        running = [each for each in self.members if not each.gone]
+        return self.chance.choice(running) if running else None
+
+    def kill(self) -> None:
+        """A member is gone, and another one starts."""
+        if (member := self._running()) is not None:
+            member.gone = True
+            self.tell(f"{member.name} is killed")
+            self._new()
+
+    def close_one(self) -> None:
+        """A member closes, and another one starts."""
+        if (member := self._running()) is not None:
+            self._close(member)
+            self._new()
+
+    def join(self) -> None:
+        """One more member."""
+        if sum(not each.gone for each in self.members) < 3:
+            self._new()
+
+    def again(self) -> None:
+        """A rebalance."""
+        self._rebalance_due = True
+
+    def expel(self) -> None:
+        """The session of a member ends: its partitions go to others, and it is told later."""
+        others = [each for each in self.members if not (each.gone or each.expelled)]
+        if len(others) > 1:
+            member = self.chance.choice(others)
+            member.expelled = True
+            rest = [each for each in others if each is not member]
+            for number in member.owned:
+                new = self.chance.choice(rest)
+                self.revoke(new, lost=False)
+                self.assign(new, sorted({*new.owned, number}), came_back=True)
+
+    def _close(self, member: Member) -> None:
+        self.tell(f"{member.name} closes")
+        member.close()
+        member.gone = True
+        self._rebalance_due = True
+
+    # --- the history --------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        self.prepare()
+        for _ in range(self.chance.choice((10, 40, 100))):
+            if self.acts and self.chance.random() < 0.15:
+                act = self.chance.choice(self.acts)
+                if self.happens(f"act {next(self._acts)}", act.__name__):
+                    act()
+            self._call()
+        self.tell("calm")
+        self.weather.calm = True
+        self._rebalance_due = True
+        for _ in range(_CALM_CALLS):
+            self._call()
+            if not self.left():
+                break
+        else:
+            raise Broken(f"not done after {_CALM_CALLS:,} calls in calm: {self.left()}")
+        for member in self.members:
+            if not member.gone:
+                self._close(member)
+        self.check_end()
+
+    def _call(self) -> None:
+        self.rebalance_now_and_then()
+        member = self._running()
+        if member is None:
+            self._new()
+            return
+        member.call()
+        if self.broken is not None:
+            raise Broken(self.broken)
+
+    def replace(self, actor: Actor) -> None:
+        """There are no actors."""
+
+    def left(self) -> object:
+        if any(self._coming):
+            return "records"
+        return [left for number in range(len(self.logs)) if (left := self.ledger.left(number)) is not None]
+
+    def check_end(self) -> None:
+        for number in range(len(self.logs)):
+            self.ledger.check_end(number)
+        if self.broken is not None:
+            raise Broken(self.broken)
