@@ -122,12 +122,8 @@ class Storm(TopicActs):
         self._world.sweep.begin()
 
     def break_store(self) -> None:
-        """The store is down, or fails at times; and its check may say that all is well."""
-        store = self._world.store
-        store.down = self._chance.random() < 0.5
-        store.rate = self._chance.choice((0.0, 0.3))
-        store.lying = self._chance.random() < 0.3
-        self._tell(f"store: down {store.down}, fails {store.rate}, lies {store.lying}")
+        """The store is down, or fails at times, in one way or another; and its check may say that all is well."""
+        self._world.store.worsen(self._chance)
 
 
 ACTS = [name for name in (*vars(Storm), *vars(TopicActs)) if not name.startswith("_") and name != "blow"]

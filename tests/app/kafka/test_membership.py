@@ -187,19 +187,6 @@ async def test_heartbeat_that_has_not_begun_ends() -> None:
     await coordinator._stop_heartbeat_task()
 
 
-async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
-    """Before that its place is kept for it."""
-    broker = Broker(1)
-    async with joined(broker, instance_id="pod-0") as member:
-        coordinator = GroupCoordinator.__new__(GroupCoordinator)
-        vars(coordinator).update(vars(member))
-        await leave(coordinator, member.client, 0.001)
-        assert LEAVE_GROUP not in broker.asked
-        become_dynamic(coordinator)
-        await leave(coordinator, member.client, 0.001)
-    assert LEAVE_GROUP in broker.asked
-
-
 class Joining:
     """A connection to broker 1, over which a member joins; its answer comes when a test wills."""
 
@@ -252,3 +239,16 @@ async def test_a_join_follows_the_group_to_another_coordinator(
         with pytest.raises(KafkaConnectionError, match="closed"):
             await joining
     assert (found, asyncio.all_tasks()) == ([], before)
+
+
+async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
+    """Before that its place is kept for it."""
+    broker = Broker(1)
+    async with joined(broker, instance_id="pod-0") as member:
+        coordinator = GroupCoordinator.__new__(GroupCoordinator)
+        vars(coordinator).update(vars(member))
+        await leave(coordinator, member.client, 0.001)
+        assert LEAVE_GROUP not in broker.asked
+        become_dynamic(coordinator)
+        await leave(coordinator, member.client, 0.001)
+    assert LEAVE_GROUP in broker.asked
