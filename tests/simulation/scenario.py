@@ -120,7 +120,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
-        acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
+        acts=[each for each in acts if chance.random() < 0.4 and work.stands(each)],
         keys=keys,
     )
 
