@@ -11,7 +11,9 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
-__all__ = ["Subscriptions", "Undelivered", "end_each_poll"]
+from app.kafka.shielded import heard
+
+__all__ = ["Subscriptions", "Undelivered", "end_each_poll", "hear_waiters"]
 
 
 def end_each_poll(subscription: SubscriptionState) -> None:
@@ -21,6 +23,18 @@ def end_each_poll(subscription: SubscriptionState) -> None:
     """
     poll = subscription.fetch_context
     subscription.fetch_context = lambda: _ended(poll())
+
+
+def hear_waiters(subscription: SubscriptionState) -> None:
+    """Lets the event loop not log the error that ends a consumer: aiokafka gives it to waits that nobody reads, too."""
+    abort = subscription.abort_waiters
+
+    def aborted(error: BaseException) -> None:
+        for waiter in (*subscription._assignment_waiters, *subscription._fetch_waiters):
+            waiter.add_done_callback(heard)
+        abort(error)
+
+    subscription.abort_waiters = aborted
 
 
 @contextlib.contextmanager
