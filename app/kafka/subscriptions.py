@@ -123,6 +123,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
         super().__init__(loop=loop)
         self._undelivered = undelivered
         end_each_poll(self)
+        hear_waiters(self)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

@@ -65,7 +65,7 @@ class Damaged:
         world = self._world
         if number in world.losses.unsteady:
             return None
-        end = max((offset for offset, _ in world.source.written[number] if offset < first), default=None)
+        end = max((each.offset for each in world.source.written[number] if each.offset < first), default=None)
         commit = world.cluster.groups.committed(world.settings.pipelines[0].group_id).get(("raw", number))
         if end is not None and (commit is None or commit.offset <= end):
             return f"raw-{number}: the pipeline has ended at {first}, and what is before it is not committed: {commit}"

@@ -41,6 +41,9 @@ class Network:
         fate: what becomes of a request; see `Weather.fate`.
         seen: called with each request that a broker has processed, and the fields of its response; None for nobody.
         outside: the context of the cluster: what it does goes on when the process is gone.
+
+    Attributes:
+        sends: called with each request as it leaves the process.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Network:
     ) -> None:
         self.cluster, self.chance, self.fate, self.outside, self.seen = cluster, chance, fate, outside, seen
         self.connections: dict[_Connection, None] = {}
+        self.sends: Callable[[Any], None] = lambda _: None
         self.dead = False
 
     def kill(self) -> None:
@@ -100,6 +104,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         if not self._open:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self._host}:{self._port}")
         struct = request.prepare(self._versions)
+        self._network.sends(struct)
         future = self._loop.create_future()
         self._line.append((struct, future))
         if len(self._line) == 1:

@@ -29,6 +29,7 @@ class Scenario:
         rate: of the requests to which something happens.
         in_flight_bytes: of a worker.
         store_threads: how many calls of the store go on at a time.
+        graceful_ms: how long a worker that loses partitions, or stops, may take to finish its records.
         release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
             see docs/exactly-once.md.
         static: whether workers are static members of the group: one that takes another's place has its id.
@@ -48,6 +49,7 @@ class Scenario:
     store_threads: int = 8
     in_flight_bytes: int = 100_000
     odd: float = 0.0
+    graceful_ms: int = 5_000
     release: str = "4.1"
     static: bool = False
     acts: list[str] = field(default_factory=list)
@@ -81,7 +83,7 @@ class Scenario:
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
             "in.flight.bytes": self.in_flight_bytes,
             "store.threads": self.store_threads,
-            "task.shutdown.graceful.timeout.ms": 5_000,
+            "task.shutdown.graceful.timeout.ms": self.graceful_ms,
             "pipeline": {"p": table},
         }
 
@@ -124,6 +126,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
         static=chance.random() < 0.2,
+        graceful_ms=chance.choice((100, 5_000)),
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
         keys=keys,

@@ -24,6 +24,7 @@ from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
 from tests.simulation.losses import Losses
 from tests.simulation.network import Network, take_the_place_of_connections
+from tests.simulation.ownership import Ownership
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
@@ -93,6 +94,7 @@ class World:
         self.promises = Promises(self)
         self._outside = contextvars.Context()
         self.sweep = Sweep(self)
+        self._ownership = Ownership()
         self._storm = Storm(self, self.tell)
         self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
@@ -118,6 +120,10 @@ class World:
     def _fate(self, worker: int, node: int, request: Any) -> Any:
         self.requests.append((self.loop.now_s, worker, node, -1 if request is None else request.API_KEY))
         return self.weather.fate(worker, node, request)
+
+    def _sends(self, worker: Worker, request: Any) -> None:
+        if (wrong := self._ownership.sent(worker, request)) is not None and self.promises.broken is None:
+            self.promises.broken = wrong
 
     def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
         if self.tallies:
@@ -145,6 +151,7 @@ class World:
             settings = parse(self.scenario.document(member, tolerant=self.tolerates))
         worker = Worker(self.loop, number, network, settings, chance, self.tell, self._hangs, member)
         worker.tolerates = self.tolerates
+        network.sends = partial(self._sends, worker)
         self.workers.append(worker)
         worker.begin()
 
