@@ -115,7 +115,6 @@ NAMES = (
     PrivateName("app.kafka.producer", MessageBatch, "_drain_waiter", "let the loop not log a failure that is told"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_partition", "the partitioner's choice for a batch"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_sender", "stop without a flush"),
-    PrivateName("app.kafka.producer", AIOKafkaClient, "_md_update_fut", "let requests that have failed end"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_txn_manager", "sequence numbers, and states of transactions"),
     PrivateName("app.kafka.producer", TransactionManager, "_pid_and_epoch", "ask for another producer id"),
     PrivateName("app.kafka.producer", TransactionManager, "_pid_waiter", "ask for another producer id"),
