@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.shielded import heard
 
-__all__ = ["Subscriptions", "Undelivered", "end_each_poll", "hear_errors"]
+__all__ = ["Subscriptions", "Undelivered", "end_each_poll", "hear_waiters"]
 
 
 def end_each_poll(subscription: SubscriptionState) -> None:
@@ -25,15 +25,14 @@ def end_each_poll(subscription: SubscriptionState) -> None:
     subscription.fetch_context = lambda: _ended(poll())
 
 
-def hear_errors(subscription: SubscriptionState) -> None:
-    """Lets nobody log an error that ends the consumer for a call that was cancelled: the others raise it."""
+def hear_waiters(subscription: SubscriptionState) -> None:
+    """Lets the event loop not log the error that ends a consumer: aiokafka gives it to waits that nobody reads, too."""
     abort = subscription.abort_waiters
 
-    def aborted(exc: BaseException) -> None:
-        waiting = [*subscription._assignment_waiters, *subscription._fetch_waiters]
-        abort(exc)
-        for each in waiting:
-            each.add_done_callback(heard)
+    def aborted(error: BaseException) -> None:
+        for waiter in (*subscription._assignment_waiters, *subscription._fetch_waiters):
+            waiter.add_done_callback(heard)
+        abort(error)
 
     subscription.abort_waiters = aborted
 
@@ -124,7 +123,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
         super().__init__(loop=loop)
         self._undelivered = undelivered
         end_each_poll(self)
-        hear_errors(self)
+        hear_waiters(self)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

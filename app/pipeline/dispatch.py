@@ -199,14 +199,14 @@ class Dispatcher:
         """Delivers the results at the front of the lane, up to a record that is not finished, or that ends the flow."""
         if not self._may_write(lane):
             return
-        for slot in lane.slots:  # before any is written, which would be written again
-            if slot.result is None:
-                break
+        while lane.slots and lane.slots[0].result is not None:
+            slot = lane.slots[0]
             if slot.stored_s is not None and self._clock() - slot.stored_s > LONGEST_HOLD_S:
+                # What is before it is written, and committed: if it has waited for long, it would do so again each time.
+                self._delivery.flush()
                 self._termination.fail(_aged(slot.source))
                 return
-        while lane.slots and lane.slots[0].result is not None:
-            slot = lane.slots.popleft()
+            lane.slots.popleft()
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             tracker = lane.tracked(slot.source.offset)

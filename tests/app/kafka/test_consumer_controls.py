@@ -102,3 +102,18 @@ async def test_the_first_error_of_a_partition_stands(
     for error in (first, OffsetOutOfRangeError({PLACE: 1})):
         fetcher._set_error(PLACE, error)
     assert store[PLACE]._error is first
+
+
+async def test_what_ends_a_consumer_is_not_logged(consumer: AIOKafkaConsumer) -> None:
+    """aiokafka gives it to polls that are over, too: the event loop would log a traceback for each."""
+    troubles = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+    ConsumerControls(consumer)
+    subscription = consumer._subscription
+    subscription.wait_for_assignment()
+    subscription._fetch_waiters = {asyncio.get_running_loop().create_future()}
+    subscription.abort_waiters(KafkaConnectionError("it broke"))
+    subscription._assignment_waiters, subscription._fetch_waiters = [], set()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert troubles == []

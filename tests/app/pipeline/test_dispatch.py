@@ -16,7 +16,7 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Work
-from app.pipeline.dispatch import Dispatcher
+from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
@@ -33,6 +33,7 @@ from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
 from transforms.errors import PayloadNotFoundError
 from transforms.record import Record
+from transforms.retention import LONGEST_HOLD_S
 
 PARTITION = TopicPartition("raw", 3)
 
@@ -208,6 +209,18 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it() -> None:
     assert isinstance(bench.termination.error, RecordError)
     assert bench.termination.error.offset == 41
     assert sum(bench.stats.failed.values()) == 1
+
+
+async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:
+    """It may be why the payload has waited: it would be tried for as long again after each restart, for ever."""
+    bench = Bench(1_000_000)
+    for offset in (41, 42, 43):
+        bench.lane.slots.append(Slot(Read(offset), 0, (Record(b"k", b"%d" % offset, (), 0),)))
+    bench.lane.slots[1].stored_s = SHARED.monotonic() - LONGEST_HOLD_S - 1
+    bench.dispatcher.release(bench.lane)
+    assert bench.output.values == [b"41"]
+    assert isinstance(bench.termination.error, PayloadAgedError)
+    assert [slot.source.offset for slot in bench.lane.slots] == [42, 43]
 
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
