@@ -109,6 +109,14 @@ class Storm(TopicActs):
             draw = self._chance.random
             cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
 
+    def isolate(self) -> None:
+        """The leader of a source partition is cut off from the other brokers, and does not know it for a while."""
+        number, log = self._source()
+        cluster = self._world.cluster
+        if not any(cluster.isolation.of(each) for each in cluster.brokers):
+            self._tell(f"broker {log.node}, which leads raw-{number}, is cut off from the others")
+            cluster.isolate(log.node, self._chance.choice((0.5, 3.0, 8.0)))
+
     def sweep(self) -> None:
         """One payload does not go in for long, and a sweep takes what no record refers to."""
         self._world.sweep.begin()
