@@ -24,7 +24,7 @@ from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
 from app.kafka.leader_epochs import Cut, LeaderEpochs
-from app.kafka.membership import end_heartbeats, join_patiently
+from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 from app.kafka.static_member import StaticMember
@@ -102,6 +102,14 @@ class GroupConsumer(ConsumerControls):
     async def replaced(self) -> None:
         """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""
         await (asyncio.Event() if self._static is None else self._static.replaced).wait()
+
+    def give_up_place(self) -> None:
+        """Lets `stop` leave the group even if the member is static.
+
+        A static member that comes again gets the partitions that it had, and the group does not look whether its topics
+        have others by now (KIP-345): new ones would be read by nobody.
+        """
+        become_dynamic(self._coordinator)
 
     async def is_replaced(self) -> bool:
         """Asks the coordinator whether another consumer has joined with `consumer.group.instance.id`."""

@@ -20,7 +20,7 @@ from app.kafka.shielded import heard
 from app.kafka.watched_client import Send, watch_sends
 from transforms.logger_name import logger_name
 
-__all__ = ["end_heartbeats", "join_patiently", "leave", "leave_in_any_case"]
+__all__ = ["become_dynamic", "end_heartbeats", "join_patiently", "leave", "leave_in_any_case"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -108,6 +108,12 @@ def leave_in_any_case(coordinator: GroupCoordinator, client: AIOKafkaClient, bac
         coordinator.reset_generation()
 
     coordinator._maybe_leave_group = leaving
+
+
+def become_dynamic(coordinator: Any) -> None:
+    """Lets a static member leave as others do; nothing if it has not joined a group."""
+    if isinstance(coordinator, GroupCoordinator):
+        coordinator._group_instance_id = None
 
 
 async def leave(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:

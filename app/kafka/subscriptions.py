@@ -11,6 +11,8 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
+from app.kafka.shielded import heard
+
 __all__ = ["Subscriptions", "Undelivered", "end_each_poll"]
 
 
@@ -109,6 +111,13 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
         super().__init__(loop=loop)
         self._undelivered = undelivered
         end_each_poll(self)
+
+    def abort_waiters(self, exc: BaseException) -> None:
+        """Gives an error to the calls that wait; the event loop would log that of a call that was cancelled."""
+        waiting = [*self._assignment_waiters, *self._fetch_waiters]
+        super().abort_waiters(exc)
+        for each in waiting:
+            each.add_done_callback(heard)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

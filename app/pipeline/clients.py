@@ -42,8 +42,11 @@ class Source(Protocol):
     async def is_replaced(self) -> bool:
         """Whether another member has taken its place."""
 
+    def give_up_place(self) -> None:
+        """Lets `stop` leave the group even if the member is static."""
+
     async def stop(self) -> None:
-        """Leaves the group."""
+        """Leaves the group, unless the member is static."""
 
     @property
     def rebalancing(self) -> bool:

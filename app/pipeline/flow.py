@@ -47,7 +47,13 @@ from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
-from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, PolicyChangedError, TopicWatcher
+from app.pipeline.topic_watcher import (
+    LimitRaisedError,
+    PartitionsChangedError,
+    PolicyChangedError,
+    TopicChangedError,
+    TopicWatcher,
+)
 from stores.store import PayloadStore
 from transforms.logger_name import logger_name
 
@@ -317,6 +323,8 @@ class Flow:
             if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
             await self._raise_if_replaced(exc)
+            if isinstance(exc, TopicChangedError) and exc.topic in self.settings.topics:
+                self._source.give_up_place()
             lacking = self.topic_watcher.lacking
             if type(exc) is ClusterError and lacking is not None:
                 raise ClusterError(f"{exc}; {lacking}", retriable=exc.retriable, forbidden=exc.forbidden) from exc

@@ -18,6 +18,7 @@ from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
+from transforms.commit_metadata import LEAST_BYTES, note, noted
 from transforms.logger_name import logger_name
 
 __all__ = ["OffsetReset"]
@@ -169,12 +170,14 @@ class OffsetReset:
             return False
         begin, tracker = max(first, cut.offset), lane.tracker
         if tracker is None:
-            begins = await self._begin(lane, max(first, min(offset, cut.offset)))
+            offset = max(first, min(offset, cut.offset))
+            begins = await self._begin(lane, offset, _note(lane, offset, begin))
         else:
             self._lanes.discard([partition])  # nothing of the log that was lost may be committed any more
             # Nor may what the metadata of a commit says was delivered of it.
-            begins = tracker.committed <= begin and not lane.noted and lane.delivered <= begin
-            begins = begins or await self._commit_first(partition, min(begin, tracker.committed))
+            offset = min(begin, tracker.committed)
+            begins = tracker.committed <= begin and _delivered(lane) <= begin
+            begins = begins or await self._commit_first(partition, offset, _note(lane, offset, begin))
         if begins:
             self._stats.truncated_records += cut.read - cut.offset
             log.warning(
@@ -223,7 +226,7 @@ class OffsetReset:
             what,
         )
 
-    async def _begin(self, lane: Lane, offset: int) -> bool:
+    async def _begin(self, lane: Lane, offset: int, metadata: str = "") -> bool:
         """Reads from an offset, and commits it, so that the old offset does not come back with the next start.
 
         False if the lane has been discarded: the commit of another worker must not be written over.
@@ -231,17 +234,30 @@ class OffsetReset:
         if not self._lanes.holds(lane):
             return False
         self._lanes.begin_again(lane, offset)
-        return await self._commit_first(lane.partition, offset) and self._lanes.holds(lane)
+        if metadata:
+            self._lanes.resume(lane, offset, metadata, self._name)
+        return await self._commit_first(lane.partition, offset, metadata) and self._lanes.holds(lane)
 
-    async def _commit_first(self, partition: TopicPartition, offset: int) -> bool:
+    async def _commit_first(self, partition: TopicPartition, offset: int, metadata: str) -> bool:
         """Reads from an offset, and commits it; False if the partition is not this worker's any more."""
         if not self._source.begin(partition, offset):
             return False
         try:
-            await self._source.commit({partition: (offset, "")})
+            await self._source.commit({partition: (offset, metadata)})
         except GroupMovedOnError:
             return False
         return True
+
+
+def _delivered(lane: Lane) -> int:
+    """Behind the last message of a lane that was delivered, by the metadata of its commits; 0 without any."""
+    found = noted(lane.noted)
+    return lane.delivered if found is None else max(lane.delivered, found.delivered)
+
+
+def _note(lane: Lane, offset: int, end: int) -> str:
+    """The metadata of a commit of `offset`, if the log has lost all from `end` on: what is below it was delivered."""
+    return note(offset, min(_delivered(lane), end), (), max(LEAST_BYTES, len(lane.noted)))
 
 
 def _told(partition: TopicPartition, cut: Cut) -> str:

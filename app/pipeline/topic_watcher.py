@@ -31,18 +31,27 @@ from app.kafka.topics import (
 )
 from app.pipeline.termination import Termination
 
-__all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "TopicWatcher"]
+__all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "TopicChangedError", "TopicWatcher"]
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
 _REFUSED = "topic {} accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas"
 
 
-class PartitionsChangedError(ClusterError):
-    """A topic has more partitions than the plan says; what was written may be committed before another try."""
+class TopicChangedError(ClusterError):
+    """A topic is gone, or is not the one of the plan.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retriable=True)
+    Attributes:
+        topic: its name.
+    """
+
+    def __init__(self, topic: str, change: str) -> None:
+        super().__init__(f"topic {topic} {change}", retriable=True)
+        self.topic = topic
+
+
+class PartitionsChangedError(TopicChangedError):
+    """A topic has more partitions than the plan says; what was written may be committed before another try."""
 
 
 class LimitRaisedError(ClusterError):
@@ -162,9 +171,9 @@ class TopicWatcher:
         for name, topic in sorted(changed.items(), key=lambda each: each[0] not in self._sources):
             identity = found[name]
             if identity is None:
-                return ClusterError(f"topic {name} does not exist any more", retriable=True)
+                return TopicChangedError(name, "does not exist any more")
             if topic.id is not None and identity.id is not None and identity.id != topic.id:
-                return ClusterError(f"topic {name} was deleted and created anew", retriable=True)
+                return TopicChangedError(name, "was deleted and created anew")
         for name, topic in changed.items():
             if (error := _grown(topic, found[name])) is not None:
                 return error
@@ -194,6 +203,4 @@ class TopicWatcher:
 def _grown(topic: Topic, identity: Identity | None) -> PartitionsChangedError | None:
     if identity is None or identity.partitions == topic.partitions:
         return None
-    return PartitionsChangedError(
-        f"topic {topic.name} has {identity.partitions} partitions, and had {topic.partitions}"
-    )
+    return PartitionsChangedError(topic.name, f"has {identity.partitions} partitions, and had {topic.partitions}")

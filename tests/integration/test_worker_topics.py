@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -280,12 +280,13 @@ def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
 
 
 @pytest.mark.matrix
-def test_partitions_added(topics: Topics) -> None:
+@pytest.mark.parametrize("member", [{}, {"consumer.group.instance.id": "pod-0"}], ids=["dynamic", "static"])
+def test_partitions_added(topics: Topics, member: Mapping[str, str]) -> None:
     """New partitions of source and sink are used within seconds; `latest` misses none of theirs, and skips old ones."""
     topics.constants = {}  # as often as it does
     for partition in (0, 1):
         send(topics.broker, topics.raw, records(range(5), partition))
-    with topics.worker(**{"consumer.auto.offset.reset": "latest"}) as worker:
+    with topics.worker(**{"consumer.auto.offset.reset": "latest", **member}) as worker:
         group = f"{topics.raw}-g"
         until(lambda: committed(topics.broker, group, topics.raw) == {0: 5, 1: 5}, "it begins at the end")
         topics.extend(topics.raw, 4)

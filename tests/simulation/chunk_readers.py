@@ -75,7 +75,7 @@ class Reader(Actor):
                     await consumer.commit(told)
             else:
                 await consumer.commit()
-        if habits["pauses"] and owned and not calm and chance.random() < 0.1:
+        if habits["pauses"] and owned and not paused and not calm and chance.random() < 0.1:
             paused[:] = [chance.choice(owned)]
             consumer.pause(*paused)
         elif paused and (calm or chance.random() < 0.5):

@@ -66,6 +66,8 @@ class Writer(Actor):
                 await producer.stop()
                 await asyncio.sleep(0.2)
                 continue
+            # On asyncio's own loop its tasks have had their first step by now; on ours they need not have.
+            await asyncio.sleep(0.001)
             return producer
         return None
 

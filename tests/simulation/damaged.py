@@ -11,19 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Damaged"]
 
-_PLACE = re.compile(r"topic raw, partition (\d+), offset \d+: .*\(offsets (\d+) to")
+_PLACE = re.compile(r"topic raw, partition (\d+), offset \d+: malformed record: .*?\(offsets (\d+) to")
 
 
 class Damaged:
     """Looks at the batches of `Source.damaged` in a world.
 
     Attributes:
-        ended_all: whether all workers have ended as they must.
         kept: the values of dead-letter topics that were deleted.
     """
 
     def __init__(self, world: World) -> None:
-        self.ended_all = False
         self.kept: list[bytes | None] = []
         self._world = world
 
@@ -50,7 +48,7 @@ class Damaged:
 
     def ended(self, worker: Worker) -> bool:
         """Whether a pipeline has ended as it must if errors are not tolerated, with topic, partition and offset."""
-        if self._world.scenario.tolerance == "all" or worker.failed is None:
+        if worker.tolerates or worker.failed is None:
             return False
         places = [(number, offset) for number, found in self._world.source.damaged.items() for offset, _ in found]
         return any(
@@ -67,19 +65,8 @@ class Damaged:
         world = self._world
         if number in world.losses.unsteady:
             return None
-        written = {record.key for _, record in world.cluster.log("out", number).committed()}
-        before = [(offset, key) for offset, key in world.source.written[number] if offset < first]
-        wanted = world.losses.wanted([key for _, key in before], written)
-        missing = [key for key in wanted if key not in written]
-        if missing:
-            return f"raw-{number}: the pipeline has ended at {first}, and {missing[:5]} before it are not written"
+        end = max((each.offset for each in world.source.written[number] if each.offset < first), default=None)
         commit = world.cluster.groups.committed(world.settings.pipelines[0].group_id).get(("raw", number))
-        if wanted and (commit is None or commit.offset <= before[-1][0]):
+        if end is not None and (commit is None or commit.offset <= end):
             return f"raw-{number}: the pipeline has ended at {first}, and what is before it is not committed: {commit}"
         return None
-
-    def has_ended_all(self) -> bool:
-        """Whether that has happened to all workers; remembered in `ended_all`."""
-        alive = self._world.alive
-        self.ended_all = bool(alive) and all(self.ended(each) for each in alive)
-        return self.ended_all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -83,23 +83,25 @@ class Weather:
         number = next(numbers)
         if chance.random() >= rate:
             return None
-        fate = self._drawn(chance, chance.choice(self._kinds), key)
+        errors = _ERRORS.get(key, ())
+        if key == 2 and request.topics[0][0] == "__consumer_offsets":
+            errors = ((56, False),)  # a coordinator leads its partition
+        fate = self._drawn(chance, chance.choice(self._kinds), errors, connects=key == _CONNECT)
         if fate is None:
             return None
         text = f"worker {worker}, broker {node}, {request_name(request)}: {_words(fate)}"
         return fate if self._happens(f"{worker}.{key}.{number}", text) else None
 
     @staticmethod
-    def _drawn(chance: Random, kind: str, key: int) -> Any:
+    def _drawn(chance: Random, kind: str, errors: Sequence[tuple[int, bool]], *, connects: bool) -> Any:
         if kind == "silent" and chance.random() < 0.7:
             kind = "slow"  # silence takes long
-        if key == _CONNECT:
+        if connects:
             return "lost" if kind != "silent" else "silent"
         if kind == "slow":
             return chance.choice((0.05, 0.3, 1.0, 4.0)) * chance.random()
         if kind == "error":
-            errors = _ERRORS.get(key)
-            return None if errors is None else chance.choice(errors)
+            return chance.choice(errors) if errors else None
         return kind
 
 

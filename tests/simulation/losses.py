@@ -32,7 +32,11 @@ class Losses:
 
     def source_lost(self, number: int, first: int, last: int) -> None:
         """A source partition has lost the records from the offset `first` to before `last`."""
-        self.gone |= {key for offset, key in self._world.source.written[number] if first <= offset < last}
+        self.gone |= {
+            message.key
+            for message in self._world.source.began[number]
+            if any(first <= offset < last for offset in message.offsets)
+        }
         damaged = self._world.source.damaged
         kept = [each for each in damaged[number] if not first <= each[0] < last]
         for offset, data in damaged[number]:
@@ -46,6 +50,6 @@ class Losses:
         self.kept |= {record.key for record in log.records() if record.key is not None}
         self._world.promises.damaged.kept += [record.value for record in log.records()]
 
-    def wanted(self, keys: list[bytes], found: set[bytes]) -> list[bytes]:
-        """Of the keys of a source partition those that must be found."""
-        return [key for key in keys if key in found or key not in self.gone | self.kept]
+    def spares(self, key: bytes) -> bool:
+        """Whether a message need not come out."""
+        return key in self.gone or key in self.kept

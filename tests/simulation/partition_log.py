@@ -137,6 +137,8 @@ class PartitionLog:
 
     def read(self, offset: int, until: int, most: int) -> bytes:
         """The batches from that of `offset` on and below `until`; at least one, if there is one."""
+        if offset >= until:  # the batch of `offset` may begin before it, where records were deleted
+            return b""
         at = max(0, bisect_right(self._bases, offset) - 1)
         pieces: list[bytes] = []
         size = 0
@@ -175,7 +177,7 @@ class PartitionLog:
         """What retention does, or who deletes records."""
         self.start = max(self.start, min(offset, self.end))
         older = [each for each, first in self._epochs if first <= self.start]
-        self._epochs = [(older[-1], self.start)] * bool(older) + self._epochs[len(older) :]
+        self._epochs = [*([(older[-1], self.start)] if older else []), *self._epochs[len(older) :]]
         keep = bisect_left([each.last for each in self.batches], self.start)
         del self.batches[:keep]
         del self._bases[:keep]
@@ -199,14 +201,14 @@ class PartitionLog:
                 return max(batch.base, self.start), batch.time_ms
         return -1, -1
 
-    def committed(self) -> list[tuple[int, Any]]:
-        """Offset and record of all that a reader of committed records gets, in order."""
+    def committed(self, since: int = 0) -> list[tuple[int, Any]]:
+        """Offset and record of all that a reader of committed records gets, in order, from an offset on."""
         found = []
         gone: dict[int, list[tuple[int, int]]] = {}
         for producer, first, last in self.aborted:
             gone.setdefault(producer, []).append((first, last))
         for batch in self.batches:
-            if batch.control:
+            if batch.control or batch.last < since:
                 continue
             if batch.transactional:
                 if batch.base >= self.ongoing.get(batch.producer_id, 2**63):
@@ -214,7 +216,7 @@ class PartitionLog:
                 if any(first <= batch.base <= last for first, last in gone.get(batch.producer_id, ())):
                     continue
             found += [(record.offset, record) for record in DefaultRecordBatch(batch.data)]
-        return [each for each in found if each[0] >= self.start]
+        return [each for each in found if each[0] >= max(self.start, since)]
 
 
 def marker(base: int, leader_epoch: int, producer_id: int, epoch: int, *, commit: bool, time_ms: int) -> bytes:

@@ -293,6 +293,8 @@ class Play(ABC):
 
     def _check_ended(self, actor: Actor) -> None:
         assert actor.task is not None
+        if actor.task.cancelled():
+            raise Broken(f"{actor.process.name} was cancelled, by nobody")
         error = actor.task.exception()
         if error is not None:
             raise Broken(f"{actor.process.name} has ended with {error!r}") from error

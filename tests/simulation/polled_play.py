@@ -240,6 +240,7 @@ class PolledPlay(Play):
         if len(others) > 1:
             member = self.chance.choice(others)
             member.expelled = True
+            self._rebalance_due = True  # its next heartbeat tells it
             rest = [each for each in others if each is not member]
             for number in member.owned:
                 new = self.chance.choice(rest)

@@ -9,7 +9,8 @@ from tests.simulation.commit_history import CommitHistory
 from tests.simulation.damaged import Damaged
 from tests.simulation.groups import Commit
 from tests.simulation.loop import PROCESS
-from transforms.record import Record
+from tests.simulation.memory import excess, left_over
+from tests.simulation.reader import UnreadableError
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -59,16 +60,17 @@ class Promises:
     def _check_durable(self, number: int, end: int) -> None:
         if self.broken is not None or number in self._world.losses.unsteady:
             return
-        out: set[bytes] = set()
-        for name in ("out", "dead"):
-            for log in self._world.cluster.logs(name):
-                out |= {record.key for _, record in log.committed()}
-        written = self._world.source.written[number]
-        keys = [key for offset, key in written if offset < end]
-        missing: list[Any] = [key for key in self._world.losses.wanted(keys, out) if key not in out]
-        missing += self.damaged.lost(number, end)
-        if missing:
-            self.broken = f"raw-{number} is committed up to {end}, and {missing[:5]} are not written"
+        for worker in self._world.alive:
+            if (held := excess(worker)) is not None:
+                self.broken = f"{worker.process.name} {held}"
+                return
+        try:
+            lacking = [*self._world.delivered.lacking(number, end), *self.damaged.lost(number, end)]
+        except UnreadableError as exc:
+            self.broken = f"out-{number}: {exc}"
+            return
+        if lacking:
+            self.broken = f"raw-{number} is committed up to {end}, and {lacking[:5]} are not written"
 
     def left(self) -> dict[int, tuple[int, int]]:
         """Committed offset and end of each source partition that is not done."""
@@ -83,10 +85,12 @@ class Promises:
                 found[number] = (-1 if commit is None else commit.offset, end)
         return found
 
-    def _missing(self, number: int) -> list[bytes]:
-        found = {record.key for log in self._world.cluster.logs("out") for _, record in log.committed()}
-        keys = [key for _, key in self._world.source.written[number]]
-        return [key for key in self._world.losses.wanted(keys, found) if key not in found]
+    def _missing(self, number: int) -> bool:
+        """Whether something of a partition has come to nothing so far."""
+        try:
+            return bool(self._world.delivered.lacking(number, self._world.cluster.log("raw", number).end))
+        except UnreadableError:
+            return False  # as the check in the end says
 
     def check_end(self) -> None:
         """Raises `Broken` for what does not hold in the end, when all workers have stopped."""
@@ -94,6 +98,8 @@ class Promises:
             raise Broken(self.broken)
         self._check_output()
         for worker in self._world.workers:
+            if (held := excess(worker)) is not None:
+                raise Broken(f"{worker.process.name} {held}")
             if not worker.process.dead:
                 self._check_stopped(worker)
         if self._world.loop.troubles:
@@ -103,62 +109,18 @@ class Promises:
         world = self._world
         if world.scenario.exactly_once and (twice := self.damaged.twice()):
             raise Broken(f"two dead letters for the batches at {twice}")
-        for number, written in world.source.written.items():
-            rows = self._rows(number)
-            found = [record.key for record in rows]
-            wanted = [key for _, key in written]
-            first = [*dict.fromkeys(found)]
-            if self.damaged.ended_all:  # what is behind the damage may not be there, nor all of the other partitions
-                behind = [at for at, _ in world.source.damaged[number]] or [2**63]
-                wanted = [key for offset, key in written if offset < min(behind)]
-            wanted = world.losses.wanted(wanted, set(first))
-            if world.losses.unsteady:
-                first = [key for key in first if key not in world.losses.gone]
-                wanted = [key for key in wanted if key not in world.losses.gone]
-            if self.damaged.ended_all:
-                wanted = wanted[: len(first)]
-            if first != wanted:
-                missing = [each for each in wanted if each not in first]
-                if missing:
-                    raise Broken(f"out-{number}: lost {missing[:5]} of {len(wanted)}")
-                raise Broken(f"out-{number}: the order is {first}, not {wanted}")
-            self._check_records(number, [Record(row.key, row.value, row.headers, row.timestamp) for row in rows])
-            twice = [each for each in first if found.count(each) > 1]
-            if world.scenario.exactly_once and twice and number not in world.losses.repeated:
-                raise Broken(f"out-{number}: twice {twice[:5]} of {len(wanted)}")
-
-    def _rows(self, number: int) -> list[Any]:
-        """The records of a source partition in the sink: in the order of the source if the key has decided."""
-        logs, written = self._world.cluster.logs("out"), self._world.source.written[number]
-        if not self._world.losses.rerouted:
-            return [record for _, record in logs[number].committed()]
-        places = {key: offset for offset, key in written}
-        rows = []
-        for log in logs:
-            mine = [record for _, record in log.committed() if record.key.startswith(b"p%d-" % number)]
-            order = [places[key] for key in dict.fromkeys(each.key for each in mine) if key in places]
-            if order != sorted(order):
-                raise Broken(f"raw-{number}: its records are in a partition of out in the order {order}")
-            rows += mine
-        return sorted(rows, key=lambda each: places.get(each.key, -1))
-
-    def _check_records(self, number: int, found: list[Record]) -> None:
-        """Each is whole: what the source has, or a reference to it."""
-        world = self._world
-        for record in found:
-            wanted = world.source.records[record.key or b""]
-            headers, value = [*record.headers], record.value
-            if ("large-message", b"true") in headers:
-                value = world.store.payloads.get((value or b"").decode())
-                headers = [each for each in headers if not each[0].startswith("large-message")]
-            whole = Record(record.key, value, tuple(headers), record.timestamp)
-            if whole != wanted:
-                raise Broken(f"out-{number}: {whole} is not {wanted}")
+        for number in world.source.written:
+            try:
+                fault = world.delivered.faults(number)
+            except UnreadableError as exc:
+                fault = str(exc)
+            if fault is not None:
+                raise Broken(f"out-{number}: {fault}")
 
     def _check_stopped(self, worker: Worker) -> None:
         name = worker.process.name
-        if worker.budget.used:
-            raise Broken(f"{name} holds {worker.budget.used} bytes of the budget in the end")
+        if (held := left_over(worker)) is not None:
+            raise Broken(f"{name} {held}")
         for task in self._world.loop.tasks:
             if not task.done() and self._world.loop.context_of(task).get(PROCESS) is worker.process:
                 raise Broken(f"{name} has left a task: {task.get_coro().__qualname__}")  # type: ignore[union-attr]

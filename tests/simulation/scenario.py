@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.cuts import Cuts
+from tests.simulation.kinds import Work, drawn_work
 from tests.simulation.releases import RELEASES
 
 __all__ = ["Scenario", "cut", "drawn"]
@@ -20,15 +21,18 @@ class Scenario:
     Attributes:
         exactly_once: the guarantee.
         tolerance: of errors.
-        offloads: whether some values are large enough for the store.
+        work: of the pipeline.
         partitions: of the source and the sink.
         workers: at the start.
         records: in the source, in the end.
         storm_s: how long things go wrong.
         rate: of the requests to which something happens.
+        in_flight_bytes: of a worker.
+        store_threads: how many calls of the store go on at a time.
         graceful_ms: how long a worker that loses partitions, or stops, may take to finish its records.
         release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
             see docs/exactly-once.md.
+        static: whether workers are static members of the group: one that takes another's place has its id.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
         keys: other properties of the pipeline.
@@ -36,35 +40,49 @@ class Scenario:
 
     exactly_once: bool
     tolerance: str
-    offloads: bool
+    work: Work
     partitions: int
     workers: int
     records: int
     storm_s: float
     rate: float
+    store_threads: int = 8
+    in_flight_bytes: int = 100_000
     odd: float = 0.0
     graceful_ms: int = 5_000
     release: str = "4.1"
+    static: bool = False
     acts: list[str] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
 
-    def document(self) -> Mapping[str, Any]:
-        """The configuration of the workers."""
+    @property
+    def drops(self) -> bool:
+        """Whether messages that are given up by chance are dropped."""
+        return bool(self.keys.get("auto.ack.oldest.chunked.message.on.queue.full"))
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether values go as chunks only while the store is down."""
+        return self.keys.get("large.message.strategy") == "auto"
+
+    def document(self, member: int = 0, *, tolerant: bool = False) -> Mapping[str, Any]:
+        """The configuration of a worker, of a static member its own. `tolerant`: with dead letters in any case."""
+        tolerance = "all" if tolerant else self.tolerance
         table: dict[str, Any] = {
             "topics": ["raw"],
             "output.topic": "out",
-            "transforms": ["offload"],
-            "errors.tolerance": self.tolerance,
+            "errors.tolerance": tolerance,
             "processing.guarantee": "exactly_once" if self.exactly_once else "at_least_once",
-            "large.message.payload.store.class": "memory",
-            "large.message.threshold.bytes": 1_000,
             **self.keys,
         }
-        if self.tolerance == "all":
+        if self.static:
+            table["consumer.group.instance.id"] = f"member-{member}"
+        if tolerance == "all":
             table["errors.deadletterqueue.topic.name"] = "dead"
         return {
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
-            "in.flight.bytes": 100_000,
+            "in.flight.bytes": self.in_flight_bytes,
+            "store.threads": self.store_threads,
             "task.shutdown.graceful.timeout.ms": self.graceful_ms,
             "pipeline": {"p": table},
         }
@@ -86,8 +104,9 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         "producer.linger.ms": chance.choice((0, 0, 50)),
         "offset.flush.interval.ms": chance.choice((100, 1_000)),
         "errors.retry.delay.max.ms": 2_000,
-        "large.message.store.timeout.ms": 3_000,
     }
+    work = drawn_work(chance)
+    keys |= work.keys
     if exactly_once:
         keys |= {
             "producer.transaction.timeout.ms": 8_000,
@@ -96,17 +115,20 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         }
     return Scenario(
         exactly_once,
-        chance.choice(("none", "all")),
-        chance.random() < 0.4,
+        "all" if work.gives_up or work.runs_out else chance.choice(("none", "all")),
+        work,
         partitions=chance.choice((1, 1, 2, 3)),
         workers=chance.choice((1, 1, 2, 2, 3)),
         records=chance.choice((3, 8, 20, 40)),
         storm_s=chance.choice((0.5, 2.0, 5.0)),
         rate=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        in_flight_bytes=100_000 if work.in_chunks else chance.choice((20_000, 100_000)),
+        store_threads=chance.choice((1, 2, 8)),
         odd=chance.choice((0.0, 0.2, 0.5)),
+        static=chance.random() < 0.2,
         graceful_ms=chance.choice((100, 5_000)),
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
-        acts=[each for each in acts if chance.random() < 0.4],
+        acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
         keys=keys,
     )
 

@@ -47,20 +47,28 @@ class Storm(TopicActs):
         """A worker is gone, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._chance.choice(alive).kill()
-            self._world.new_worker()
+            worker = self._chance.choice(alive)
+            worker.kill()
+            self._world.new_worker(worker)
 
     def stop(self) -> None:
         """A worker is stopped as Kubernetes does it, and another one starts."""
         alive = self._world.alive
         if alive:
-            self._chance.choice(alive).stop()
-            self._world.new_worker()
+            worker = self._chance.choice(alive)
+            worker.stop()
+            self._world.new_worker(worker)
 
     def join(self) -> None:
         """One more worker."""
         if len(self._world.alive) < 3:
             self._world.new_worker()
+
+    def replace(self) -> None:
+        """A worker starts with the id of a static member that runs, and puts it out of the group (KIP-345)."""
+        alive = self._world.alive
+        if alive and self._world.scenario.static:
+            self._world.new_worker(self._chance.choice(alive))
 
     def freeze(self) -> None:
         """A worker stands still: shorter than its session lasts, or longer, as a zombie."""
@@ -122,12 +130,8 @@ class Storm(TopicActs):
         self._world.sweep.begin()
 
     def break_store(self) -> None:
-        """The store is down, or fails at times; and its check may say that all is well."""
-        store = self._world.store
-        store.down = self._chance.random() < 0.5
-        store.rate = self._chance.choice((0.0, 0.3))
-        store.lying = self._chance.random() < 0.3
-        self._tell(f"store: down {store.down}, fails {store.rate}, lies {store.lying}")
+        """The store is down, or fails at times, in one way or another; and its check may say that all is well."""
+        self._world.store.worsen(self._chance)
 
 
 ACTS = [name for name in (*vars(Storm), *vars(TopicActs)) if not name.startswith("_") and name != "blow"]

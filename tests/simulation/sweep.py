@@ -61,13 +61,12 @@ class Sweep:
 
     def _sweep(self) -> None:
         world = self._world
-        referred = {record.value for record in world.source.records.values()}
-        for name in ("out", "dead"):
-            for log in world.cluster.topics[name].logs:
-                referred |= {record.value for _, record in log.committed()}
+        logs = [log for name in ("out", "dead") for log in world.cluster.logs(name)]
+        # In wrappers there is more than the reference.
+        referred = b" ".join(record.value or b"" for log in logs for _, record in log.committed())
         oldest_s = world.loop.time() - _LEAST_AGE_S
         aged = [path for path, put_s in self._payloads.put_s.items() if put_s < oldest_s]
-        swept = [path for path in aged if path.encode() not in referred]
+        swept = [path for path in aged if "/raw/" not in path and path.encode() not in referred]
         for path in swept:
             del self._payloads[path]
         if self._stuck is not None:

@@ -84,3 +84,11 @@ def test_fresh_seeds_break_no_promise() -> None:
         f"Seeds from {first} on broke a promise. Your change may not be at fault, as these seeds are new: see"
         f" 'The simulation' in CONTRIBUTING.md.\n{run.stdout}{run.stderr}"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("play", ["chunks", "replay", "kafka-python", "confluent"])
+def test_clients_break_no_promise(play: str) -> None:
+    """Histories of the clients with chunks, and of `dlq replay`, break no promise."""
+    run = _run(1, 60, "--processes", 1, "--play", play)
+    assert run.returncode == 0, run.stdout

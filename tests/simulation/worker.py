@@ -6,38 +6,17 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from app.config.settings import Settings
 from app.pipeline.budget import Budget
-from app.pipeline.runtime import Runtime, Threads
+from app.pipeline.runtime import Runtime
 from app.pipeline.service import Pipeline
 from tests.simulation.clock import monotonic, wall
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.network import NETWORK, Network
+from tests.simulation.threads import SimulatedThreads
 
 __all__ = ["Worker"]
-
-
-class _Threads(Threads):
-    """Runs all on the thread of the loop, after a time that is drawn; the calls of one moment end in any order."""
-
-    def __init__(self, loop: SimulatedLoop, chance: Random) -> None:
-        self._loop, self._draw = loop, chance.random
-
-    def compute(self, work: Any, *args: Any) -> Any:  # type: ignore[override]
-        return self._loop.run_in_executor(None, work, *args)
-
-    call = compute  # type: ignore[assignment]
-
-    def call_apart(self, work: Any, name: str) -> Any:
-        return self._loop.run_in_executor(None, work)
-
-    def renew(self) -> None:
-        """No call hangs."""
-
-    def close(self) -> None:
-        """No call hangs."""
 
 
 class Worker:
@@ -50,12 +29,15 @@ class Worker:
         settings: of its file.
         chance: of the seed.
         tell: called with what happens to it.
+        hangs: whether calls of the store may hang now.
+        member: the number of its id as a static member of the group.
 
     Attributes:
         pipeline: once it has started.
         failed: why it has failed; None if it has not.
         proven: whether its pipeline has run, so that it may not fail any more.
         stopping: the task that stops it.
+        tolerates: whether its pipeline writes dead letters.
     """
 
     def __init__(
@@ -66,9 +48,11 @@ class Worker:
         settings: Settings,
         chance: Random,
         tell: Callable[[str], None],
+        hangs: Callable[[], bool],
+        member: int = 0,
     ) -> None:
         self._loop, self._settings, self._chance, self._tell = loop, settings, chance, tell
-        self.process = Process(f"worker {number}")
+        self.process, self.member = Process(f"worker {number}"), member
         self.network = network
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self.process)
@@ -78,6 +62,8 @@ class Worker:
         self.failed: str | None = None
         self.proven = False
         self.stopping: asyncio.Task[None] | None = None
+        self.tolerates = True
+        self.threads = SimulatedThreads(loop, chance, settings.store_threads, hangs)
 
     def begin(self) -> None:
         """Starts it."""
@@ -86,7 +72,7 @@ class Worker:
 
     async def _begin(self) -> None:
         settings = self._settings
-        runtime = Runtime(_Threads(self._loop, self._chance), monotonic, wall)
+        runtime = Runtime(self.threads, monotonic, wall)
         pipeline = Pipeline(
             settings, settings.pipelines[0], plan=None, budget=self.budget, ended=self._ended, runtime=runtime
         )
@@ -95,7 +81,10 @@ class Worker:
 
     def _ended(self, pipeline: Pipeline) -> None:
         self.failed = pipeline.last_error
-        self.proven = pipeline.stats.commits > 0 or pipeline.stats.records_out > 0
+        stats = pipeline.stats
+        self.proven = stats.commits > 0 or stats.records_out > 0
+        if "the store refuses" in (self.failed or ""):  # it may, if it has never worked
+            self.proven = stats.offloaded_records + stats.inflated_records > 0
         self._tell(f"{self.process.name} has failed: {pipeline.last_error}")
 
     def kill(self) -> None:
@@ -124,6 +113,11 @@ class Worker:
         self._tell(f"{self.process.name} is stopped")
         self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
         self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
+
+    @property
+    def replaced(self) -> bool:
+        """Whether it has ended because another worker has its id."""
+        return self.failed is not None and "another worker has joined group" in self.failed
 
     @property
     def alive(self) -> bool:

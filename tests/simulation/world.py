@@ -19,6 +19,7 @@ from app.pipeline import service
 from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
+from tests.simulation.delivered import Delivered
 from tests.simulation.faults import Weather
 from tests.simulation.loop import SimulatedLoop, StuckError
 from tests.simulation.losses import Losses
@@ -58,6 +59,7 @@ class World:
         happened: the names of the faults and acts that there were, in order.
         requests: when each request came, from which worker, to which broker, of which API.
         tally: how often each thing happened.
+        tolerates: whether records that can never succeed become dead letters.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class World:
         self.settings = parse(self.scenario.document())
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
         self.weather = Weather(self.stream, self.scenario.rate, self.happens)
-        self.store = StoreWorld(self.stream("store"), self.tell, self.happens)
+        self.store = StoreWorld(self.loop, self.stream("store"), self.tell, self.happens)
         self.cluster = Cluster(self.loop, self.stream("cluster"), self.scenario.release)
         self.workers: list[Worker] = []
         self.source = Source(self, self.stream("source"))
+        self.delivered = Delivered(self)
+        self.tolerates = self.scenario.tolerance == "all"
         self.losses = Losses(self)
         self.promises = Promises(self)
         self._outside = contextvars.Context()
@@ -135,16 +139,24 @@ class World:
         """The workers that run."""
         return [each for each in self.workers if each.alive]
 
-    def new_worker(self) -> None:
-        """One more worker starts."""
+    def new_worker(self, former: Worker | None = None) -> None:
+        """One more worker starts, with the id of a former one if members are static."""
         number = next(self._numbers)
         chance = self.stream(f"worker {number}")
         seen = partial(self._seen, number) if self._aloud or self.tallies else None
         network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
-        worker = Worker(self.loop, number, network, self.settings, chance, self.tell)
+        member = number if former is None else former.member
+        settings = self.settings
+        if self.scenario.static:
+            settings = parse(self.scenario.document(member, tolerant=self.tolerates))
+        worker = Worker(self.loop, number, network, settings, chance, self.tell, self._hangs, member)
+        worker.tolerates = self.tolerates
         network.sends = partial(self._sends, worker)
         self.workers.append(worker)
         worker.begin()
+
+    def _hangs(self) -> bool:
+        return self.store.hangs
 
     def run(self) -> None:
         """Runs it, to the end.
@@ -169,6 +181,8 @@ class World:
             raise Broken(f"stuck: {exc}") from exc
         finally:
             root.removeHandler(logs)
+            for worker in self.workers:
+                worker.threads.give_up()
             _ended.append(self)
 
     def _open_store(self, config: Mapping[str, Any]) -> SimulatedStore:
@@ -184,8 +198,6 @@ class World:
         await writing
         self._calm()
         await self._until_done()
-        if self.promises.damaged.ended_all:
-            await self._start_again()
         for worker in self.alive:
             worker.stop()
         stopping = [each.stopping for each in self.workers if each.stopping is not None and not each.process.dead]
@@ -196,7 +208,7 @@ class World:
     def _calm(self) -> None:
         self.tell("calm")
         self.weather.calm = True
-        self.store.down, self.store.rate, self.store.lying = False, 0.0, False
+        self.store.calm()
         for broker in self.cluster.brokers.values():
             broker.up = True
         for end, args in self._restores:
@@ -211,36 +223,53 @@ class World:
         self._restores.append((end, args))
         self.loop.call_later(after_s, end, *args)
 
+    async def _until_done(self) -> None:
+        until_s, wait_s = self.loop.time() + _CALM_S, 0.2
+        while self.promises.left() or self.cluster.transactions.open:
+            if not self.tolerates and any(self._poisoned(each) for each in self.alive):
+                await self._start_again()
+                self._tolerate()
+            for worker in self.alive:
+                if self._poisoned(worker) or worker.replaced:
+                    continue
+                if worker.failed is not None and worker.proven and not self.promises.damaged.stopped(worker):
+                    raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
+                if worker.failed is not None:  # it could not start in the storm
+                    worker.kill()
+                    self.new_worker(worker)
+            if self.loop.time() > until_s:
+                raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.3, 5.0)
+
+    def _poisoned(self, worker: Worker) -> bool:
+        """Whether it has ended for a record that can never succeed, as it is to without dead letters."""
+        if worker.failed is None or worker.tolerates:
+            return False
+        return self.delivered.poison(worker.failed) or self.promises.damaged.ended(worker)
+
     async def _start_again(self) -> None:
-        """Starts a worker where all have ended: in the calm it must come as far as it can before it ends, too."""
+        """Starts a worker where one has ended: in the calm it must come as far as it can before it ends, too."""
         for worker in self.alive:
             worker.stop()
         self.new_worker()
         (worker,) = self.alive
         until_s = self.loop.time() + _CALM_S
-        while worker.failed is None:
+        while worker.failed is None and self.promises.left():
             if self.loop.time() > until_s:
-                raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as the others have")
+                raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as another one has")
             await asyncio.sleep(0.5)
         if (lacking := self.promises.damaged.lacking(worker)) is not None:
             raise Broken(lacking)
 
-    async def _until_done(self) -> None:
-        until_s, wait_s = self.loop.time() + _CALM_S, 0.2
-        damaged = self.promises.damaged
-        while (self.promises.left() or self.cluster.transactions.open) and not damaged.has_ended_all():
-            for worker in self.alive:
-                if damaged.ended(worker):
-                    continue
-                if worker.failed is not None and worker.proven and not damaged.stopped(worker):
-                    raise Broken(f"{worker.process.name} has failed, which had worked: {worker.failed}")
-                if worker.failed is not None:  # it could not start in the storm
-                    worker.kill()
-                    self.new_worker()
-            if self.loop.time() > until_s:
-                raise Broken(f"not done after {_CALM_S:.0f} s of calm: {self.promises.left()}")
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 1.3, 5.0)
+    def _tolerate(self) -> None:
+        """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""
+        self.tell("from now on there are dead letters")
+        self.tolerates = True
+        self.settings = parse(self.scenario.document(tolerant=True))
+        for worker in self.alive:
+            worker.kill()
+            self.new_worker()
 
 
 class _Logs(logging.Handler):

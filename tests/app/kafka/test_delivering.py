@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.delivering import DeliveringConsumer, count_as_poll, idle_s
@@ -130,3 +132,19 @@ async def test_idle_time_counts_after_a_poll_that_was_cancelled(consumer: Delive
         assert idle_s(consumer) == 0
         raise asyncio.CancelledError
     assert idle_s(consumer) > 0
+
+
+async def test_error_of_a_call_that_was_cancelled_is_not_logged(consumer: DeliveringConsumer) -> None:
+    """What ends a consumer is raised by its calls; the event loop would log it for each call that has ended."""
+    troubles: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: troubles.append(context))
+    subscription = consumer._subscription
+    subscription.register_fetch_waiters({loop.create_future()})
+    waiter = subscription.wait_for_assignment()
+    subscription.abort_waiters(KafkaError("ended"))
+    await asyncio.sleep(0)
+    del waiter, subscription._assignment_waiters[:]
+    subscription.register_fetch_waiters(set())
+    gc.collect()
+    assert not troubles

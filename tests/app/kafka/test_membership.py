@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.group import JoinGroupRequest
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
-from app.kafka.membership import end_heartbeats, join_patiently, leave_in_any_case
+from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently, leave, leave_in_any_case
 
 FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
 EVERYTHING = (FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS)
@@ -238,3 +239,16 @@ async def test_a_join_follows_the_group_to_another_coordinator(
         with pytest.raises(KafkaConnectionError, match="closed"):
             await joining
     assert (found, asyncio.all_tasks()) == ([], before)
+
+
+async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
+    """Before that its place is kept for it."""
+    broker = Broker(1)
+    async with joined(broker, instance_id="pod-0") as member:
+        coordinator = GroupCoordinator.__new__(GroupCoordinator)
+        vars(coordinator).update(vars(member))
+        await leave(coordinator, member.client, 0.001)
+        assert LEAVE_GROUP not in broker.asked
+        become_dynamic(coordinator)
+        await leave(coordinator, member.client, 0.001)
+    assert LEAVE_GROUP in broker.asked

@@ -82,7 +82,7 @@ async def opened(connection: Connection, clock: Callable[[], float] = lambda: 0.
     return fetches, await client._get_conn(1)
 
 
-@pytest.mark.parametrize("behind", [5, 78])
+@pytest.mark.parametrize("behind", [5, 56, 78])
 @pytest.mark.parametrize("request_", [FETCH, STABLE])
 async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int) -> None:
     """It asks for the latest offsets first, again as long as one is not known; those it does not lead do not count."""

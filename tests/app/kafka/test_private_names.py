@@ -124,6 +124,8 @@ NAMES = (
     PrivateName("app.kafka.refused_batches", MessageAccumulator, "_batches", "put the halves in the place of a batch"),
     PrivateName("app.kafka.refused_batches", MessageBatch, "_msg_futures", "give the halves the records' futures"),
     PrivateName("app.kafka.refused_batches", MessageBatch, "_ttl", "give the halves the time-out of the batch"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_assignment_waiters", "log no error that was given"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_waiters", "log no error that was given"),
     PrivateName("app.kafka.subscriptions", Assignment, "_tp_state", "see where reading goes on"),
     PrivateName("app.kafka.subscriptions", Subscription, "_assignment", "commit what was delivered, not fetched"),
     PrivateName("app.kafka.subscriptions", TopicPartitionState, "_assignment", "leave former assignments alone"),

@@ -154,6 +154,16 @@ async def test_abandoned_it_stops_with_batches_in_it() -> None:
     assert controls.closed
 
 
+async def test_abandoned_it_leaves_no_request_that_waits() -> None:
+    """A request that has failed waits for a look at the cluster, which nobody takes any more."""
+    producer = AIOKafkaProducer()
+    client = producer.client
+    waiting = asyncio.ensure_future(client.force_metadata_update())
+    await ProducerControls(producer).abandon()
+    await asyncio.wait([waiting], timeout=5)
+    assert waiting.done()
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["on its way", "to be sent again"])
 async def test_an_abandoned_producer_lets_go_of_its_batches(*, again: bool) -> None:
     """Nobody waits for a batch that is not sent any more, wherever it stands; and nothing is logged for it."""

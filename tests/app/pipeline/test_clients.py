@@ -63,6 +63,9 @@ class _Source:
     async def is_replaced(self) -> bool:
         return False
 
+    def give_up_place(self) -> None:
+        pass
+
     async def stop(self) -> None:
         pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -23,7 +23,7 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
-from app.pipeline.topic_watcher import TopicWatcher
+from app.pipeline.topic_watcher import PartitionsChangedError, TopicChangedError, TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.app.pipeline.chains import memory
 from tests.app.pipeline.runtimes import running_on
@@ -124,6 +124,32 @@ async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.
     flow._termination.fail(ClusterError("a write has failed", retriable=True))
     with pytest.raises(ClusterError, match="a write has failed"):
         await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize(("topic", "gives_up"), [(0, True), (1, False)], ids=["source", "sink"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda topic: PartitionsChangedError(topic, "has 2 partitions, and had 1"),
+        lambda topic: TopicChangedError(topic, "was deleted and created anew"),
+    ],
+    ids=["grown", "created anew"],
+)
+async def test_a_source_that_has_changed_lets_a_static_member_leave(
+    flow: Flow,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Callable[[str], TopicChangedError],
+    topic: int,
+    gives_up: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    """Else the group gives it the partitions that it had, and looks for no others: new ones would be read by nobody."""
+    given_up: list[bool] = []
+    monkeypatch.setattr(GroupConsumer, "give_up_place", lambda _: given_up.append(True))
+    name = (flow.settings.topics[0], flow.settings.output_topic)[topic]
+    flow._termination.fail(error(name))
+    with pytest.raises(TopicChangedError):
+        await asyncio.wait_for(flow.run(), 20)
+    assert bool(given_up) is gives_up
 
 
 class Ends:
