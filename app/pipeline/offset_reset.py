@@ -194,13 +194,13 @@ class OffsetReset:
         if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
-        known = "is committed"
-        if lane.tracker is None:
-            begins = await self._begin(lane, first)
-        elif offset < first:
-            # What is in flight was before that, and stays valid. Another flow would begin here too, and later.
-            known = "is the next one"
+        known = "is committed" if lane.tracker is None else "is the next one"
+        if offset < first and lane.delivered <= end:
+            # What is in flight was before that, and stays valid, as does what was delivered above the commit. It is
+            # committed with the next record, or the end of the log; until then another flow would begin here too.
             begins = self._source.begin(partition, first)
+        elif lane.tracker is None:
+            begins = await self._begin(lane, first)
         else:
             raise ClusterError(
                 f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
