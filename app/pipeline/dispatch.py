@@ -199,14 +199,12 @@ class Dispatcher:
         """Delivers the results at the front of the lane, up to a record that is not finished, or that ends the flow."""
         if not self._may_write(lane):
             return
-        for slot in lane.slots:  # before any is written, which would be written again
-            if slot.result is None:
-                break
+        while lane.slots and lane.slots[0].result is not None:
+            slot = lane.slots[0]
             if slot.stored_s is not None and self._clock() - slot.stored_s > LONGEST_HOLD_S:
                 self._termination.fail(_aged(slot.source))
-                return
-        while lane.slots and lane.slots[0].result is not None:
-            slot = lane.slots.popleft()
+                break
+            lane.slots.popleft()
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             tracker = lane.tracked(slot.source.offset)
@@ -223,7 +221,7 @@ class Dispatcher:
                 else:
                     self._termination.fail_by_defect(exc, slot.source)
             if not self._may_write(lane):
-                return
+                break
         if lane.slots and lane.slots[0].failure is not None:
             self._error_policy.end(lane.slots[0])
         self._delivery.flush()

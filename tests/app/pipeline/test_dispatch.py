@@ -16,7 +16,7 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Work
-from app.pipeline.dispatch import Dispatcher
+from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
@@ -33,6 +33,7 @@ from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
 from transforms.errors import PayloadNotFoundError
 from transforms.record import Record
+from transforms.retention import LONGEST_HOLD_S
 
 PARTITION = TopicPartition("raw", 3)
 
@@ -43,6 +44,7 @@ class Output:
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.held: list[bool] = []
+        self.sent = 0
         self.begun = asyncio.Event()
 
     def write(self, lane: Lane, slot: Slot) -> None:
@@ -55,7 +57,8 @@ class Output:
         self.held.append(lane.held_back(slot.source.offset + 1) == 0)
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """Sends what was written."""
+        self.sent = len(self.values)
 
 
 class Bench:
@@ -208,6 +211,18 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it() -> None:
     assert isinstance(bench.termination.error, RecordError)
     assert bench.termination.error.offset == 41
     assert sum(bench.stats.failed.values()) == 1
+
+
+async def test_what_is_before_a_payload_that_has_waited_is_written() -> None:
+    """So each flow comes further, however long a record in front takes until it is given up, and that is committed."""
+    bench = Bench(1_000_000)
+    lane = bench.lane
+    long_ago_s = SHARED.monotonic() - LONGEST_HOLD_S - 1
+    for offset, stored_s in ((41, None), (42, long_ago_s), (43, None)):
+        lane.slots.append(Slot(Read(offset), 0, (Record(b"k", b"%d" % offset, (), 0),), stored_s=stored_s))
+    bench.dispatcher.release(lane)
+    assert (bench.output.values, bench.output.sent) == ([b"41"], 1)
+    assert isinstance(bench.termination.error, PayloadAgedError)
 
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
