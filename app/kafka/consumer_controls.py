@@ -25,7 +25,7 @@ from app.kafka.queries import Query
 from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.stopping import stop_in_time
-from app.kafka.subscriptions import end_each_poll
+from app.kafka.subscriptions import end_each_poll, hear_waiters
 
 __all__ = ["ConsumerControls"]
 
@@ -49,6 +49,7 @@ class ConsumerControls:
         self._backoff_s = backoff_s
         self.offset_fetches = OffsetFetches(self.client, backoff_s)
         end_each_poll(consumer._subscription)
+        hear_waiters(consumer._subscription)
 
     @property
     def client(self) -> AIOKafkaClient:

@@ -12,9 +12,17 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.conn import CloseReason
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, UnknownMemberIdError, for_code
+from aiokafka.errors import (
+    CoordinatorLoadInProgressError,
+    KafkaError,
+    NodeNotReadyError,
+    NoError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+    for_code,
+)
 from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
+from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from app.kafka.shielded import heard
 from app.kafka.watched_client import Send, watch_sends
@@ -42,6 +50,8 @@ def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> No
     patience_s = rebalance_s + _ANSWER_S
 
     def patient(connection: Any, request: Any, send: Send) -> Awaitable[Any]:
+        if isinstance(request, SyncGroupRequest):
+            return _synced(send())
         if not isinstance(request, JoinGroupRequest):
             return send()
         usual_s = connection._request_timeout
@@ -53,6 +63,17 @@ def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> No
         return _joined(client, connection, group, answer)
 
     watch_sends(client, patient, innermost=True)
+
+
+async def _synced(answer: Awaitable[Any]) -> Any:
+    """The answer to SyncGroup as coordinators before Kafka 4 give it while they load: the member has to join again.
+
+    aiokafka ends by the error that those of Kafka 4 give, as Java's consumer does.
+    """
+    response = await answer
+    if response.error_code == CoordinatorLoadInProgressError.errno:
+        response.error_code = RebalanceInProgressError.errno
+    return response
 
 
 async def _joined(client: AIOKafkaClient, connection: Any, group: str, answer: Awaitable[Any]) -> Any:
@@ -88,8 +109,8 @@ def end_heartbeats(coordinator: GroupCoordinator) -> None:
 
     async def ended() -> None:
         beating = coordinator._heartbeat_task
-        if beating is not None and not beating.done():
-            beating.add_done_callback(heard)
+        if beating is not None:
+            beating.add_done_callback(heard)  # also of one that has failed, which aiokafka may not have seen yet
             beating.cancel()
             await asyncio.wait([beating])
         coordinator._heartbeat_task = None

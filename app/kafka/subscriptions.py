@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.shielded import heard
 
-__all__ = ["Subscriptions", "Undelivered", "end_each_poll"]
+__all__ = ["Subscriptions", "Undelivered", "end_each_poll", "hear_waiters"]
 
 
 def end_each_poll(subscription: SubscriptionState) -> None:
@@ -23,6 +23,18 @@ def end_each_poll(subscription: SubscriptionState) -> None:
     """
     poll = subscription.fetch_context
     subscription.fetch_context = lambda: _ended(poll())
+
+
+def hear_waiters(subscription: SubscriptionState) -> None:
+    """Lets the event loop not log the error that ends a consumer: aiokafka gives it to waits that nobody reads, too."""
+    abort = subscription.abort_waiters
+
+    def aborted(error: BaseException) -> None:
+        for waiter in (*subscription._assignment_waiters, *subscription._fetch_waiters):
+            waiter.add_done_callback(heard)
+        abort(error)
+
+    subscription.abort_waiters = aborted
 
 
 @contextlib.contextmanager
@@ -111,13 +123,7 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
         super().__init__(loop=loop)
         self._undelivered = undelivered
         end_each_poll(self)
-
-    def abort_waiters(self, exc: BaseException) -> None:
-        """Gives an error to the calls that wait; the event loop would log that of a call that was cancelled."""
-        waiting = [*self._assignment_waiters, *self._fetch_waiters]
-        super().abort_waiters(exc)
-        for each in waiting:
-            each.add_done_callback(heard)
+        hear_waiters(self)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

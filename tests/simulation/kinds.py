@@ -107,6 +107,10 @@ class Work:
     gives_up: bool
     runs_out: bool
 
+    def stands(self, act: str) -> bool:
+        """Whether an act leaves what must come out as it is. To give a record up takes longer than `Sweep` holds."""
+        return (act != "change_limit" or self.kind.fits_less) and (act != "sweep" or not self.runs_out)
+
     @property
     def in_chunks(self) -> bool:
         """Whether some messages are written in chunks."""

@@ -128,7 +128,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         static=chance.random() < 0.2,
         graceful_ms=chance.choice((100, 5_000)),
         release="4.1" if exactly_once else chance.choice((*RELEASES,)),
-        acts=[each for each in acts if chance.random() < 0.4 and (each != "change_limit" or work.kind.fits_less)],
+        acts=[each for each in acts if chance.random() < 0.4 and work.stands(each)],
         keys=keys,
     )
 

@@ -17,6 +17,8 @@ _MAGIC = 16  # where a batch has its format
 # A worker that has not seen the former topic cannot know that an offset was committed for it, by one that had not yet
 # noticed: docs/reliability.md, "How soon a change is noticed".
 _WITH_NEW_WORKERS = {"kill", "stop", "join", "freeze"}
+# A static member that restarts for another reason keeps its partitions, and gets no new ones: "Static members" there.
+_WITH_RESTARTS = {*_WITH_NEW_WORKERS, "replace", "delete_topic", "change_limit", "compact", "cut_log", "add_partition"}
 
 
 class TopicActs:
@@ -104,7 +106,7 @@ class TopicActs:
     def delete_topic(self) -> None:
         """A topic is deleted, and created again."""
         names = ["out", "dead"]
-        if not _WITH_NEW_WORKERS.intersection(self._world.scenario.acts):
+        if not _WITH_NEW_WORKERS.intersection(self._world.scenario.acts) and not self._world.scenario.static:
             names.append("raw")
         if (topic := self._topic(*names)) is None:
             return
@@ -131,7 +133,9 @@ class TopicActs:
 
     def add_partition(self) -> None:
         """A partition is added to the sink, and then one to the source."""
-        cluster = self._world.cluster
+        cluster, scenario = self._world.cluster, self._world.scenario
+        if scenario.static and len(_WITH_RESTARTS.intersection(scenario.acts)) > 1:
+            return
         if 0 < len(cluster.logs("out")) < 4:
             self._world.losses.rerouted = True
             self._tell("out has one more partition")

@@ -49,6 +49,21 @@ async def test_idle_time_counts_after_a_poll_that_raised(consumer: AIOKafkaConsu
     assert idle_s(consumer) > 0
 
 
+async def test_error_of_a_call_that_was_cancelled_is_not_logged(consumer: AIOKafkaConsumer) -> None:
+    """What ends a consumer is raised by its calls; the event loop would log it for each call that has ended."""
+    ConsumerControls(consumer)
+    troubles: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: troubles.append(context))
+    subscription = consumer._subscription
+    subscription.register_fetch_waiters({loop.create_future()})
+    subscription.abort_waiters(KafkaConnectionError("ended"))
+    await asyncio.sleep(0)
+    subscription.register_fetch_waiters(set())
+    gc.collect()
+    assert not troubles
+
+
 async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
     consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,3 +102,18 @@ async def test_the_first_error_of_a_partition_stands(
     for error in (first, OffsetOutOfRangeError({PLACE: 1})):
         fetcher._set_error(PLACE, error)
     assert store[PLACE]._error is first
+
+
+async def test_what_ends_a_consumer_is_not_logged(consumer: AIOKafkaConsumer) -> None:
+    """aiokafka gives it to polls that are over, too: the event loop would log a traceback for each."""
+    troubles = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+    ConsumerControls(consumer)
+    subscription = consumer._subscription
+    subscription.wait_for_assignment()
+    subscription._fetch_waiters = {asyncio.get_running_loop().create_future()}
+    subscription.abort_waiters(KafkaConnectionError("it broke"))
+    subscription._assignment_waiters, subscription._fetch_waiters = [], set()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert troubles == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import struct
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError
-from aiokafka.protocol.group import JoinGroupRequest
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
@@ -187,6 +188,22 @@ async def test_heartbeat_that_has_not_begun_ends() -> None:
     await coordinator._stop_heartbeat_task()
 
 
+async def test_heartbeat_that_has_failed_is_not_logged() -> None:
+    """Whoever ends the membership knows why, as where another member has its place: the event loop need not say it."""
+    troubles = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+
+    async def beat() -> None:
+        raise KafkaConnectionError("it broke")
+
+    coordinator: Any = SimpleNamespace(_heartbeat_task=asyncio.create_task(beat()))
+    await asyncio.sleep(0)
+    end_heartbeats(coordinator)
+    await coordinator._stop_heartbeat_task()
+    gc.collect()
+    assert troubles == []
+
+
 class Joining:
     """A connection to broker 1, over which a member joins; its answer comes when a test wills."""
 
@@ -196,8 +213,8 @@ class Joining:
         self.answer = asyncio.get_running_loop().create_future()
 
     def connected(self) -> bool:
-        """Until `close`."""
-        return not self.answer.done()
+        """As far as aiokafka knows."""
+        return True
 
     async def send(self, _: Any, *, expect_response: bool) -> Any:
         """As aiokafka's."""
@@ -252,3 +269,14 @@ async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
         become_dynamic(coordinator)
         await leave(coordinator, member.client, 0.001)
     assert LEAVE_GROUP in broker.asked
+
+
+@pytest.mark.parametrize(("code", "told"), [(14, 27), (0, 0), (16, 16)])
+async def test_a_coordinator_that_loads_lets_a_member_join_again(code: int, told: int) -> None:
+    """It has lost the rebalance that it is to end; aiokafka would end by its error."""
+    client, connection = AIOKafkaClient(), Joining()
+    client._conns[1, 1] = connection
+    join_patiently(client, "g", 60)
+    connection.answer.set_result(SimpleNamespace(error_code=code))
+    response = await connection.send(SyncGroupRequest.__new__(SyncGroupRequest), expect_response=True)
+    assert response.error_code == told
