@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.simulation.clock import BEGAN_S
 from tests.simulation.groups import Commit, Groups
+from tests.simulation.isolation import Isolation
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.offsets_log import TOPIC as OFFSETS
 from tests.simulation.offsets_log import OffsetsLog
@@ -76,6 +77,7 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
         self.groups = Groups(loop.call_later)
         self.offsets_log = OffsetsLog(loop)
+        self.isolation = Isolation(loop)
         self.transactions = Transactions(loop.call_later, self._marking_s, self._mark, self._end_offsets)
         self._coordinators: dict[tuple[int, str], int] = {}
         self._loading: dict[tuple[int, str], float] = {}
@@ -120,13 +122,14 @@ class Cluster:
 
     def move_leader(self, log: PartitionLog) -> None:
         """Another broker leads the partition; the same one again if no other is up."""
-        up = [each.number for each in self.brokers.values() if each.up and each.number != log.node]
+        others = [each for each in self.brokers.values() if each.number != log.node]
+        up = [each.number for each in others if each.up and not self.isolation.of(each.number)]
         log.elect(self._chance.choice(up or [log.node]))
         wake_all(log)
 
     def move_coordinator(self, key: tuple[int, str]) -> None:
         """Another broker coordinates a group, or a transactional id; it loads first."""
-        up = [each.number for each in self.brokers.values() if each.up]
+        up = [each.number for each in self.brokers.values() if each.up and not self.isolation.of(each.number)]
         if not up:
             return
         self._coordinators[key] = self._chance.choice(up)
@@ -155,6 +158,17 @@ class Cluster:
                     self.move_leader(log)
         for key, node in [*self._coordinators.items()]:
             if node == broker.number:
+                self.move_coordinator(key)
+
+    def isolate(self, node: int, seconds: float) -> None:
+        """A broker is cut off from the others, which lead and coordinate in its place; see `Isolation`."""
+        self.isolation.begin(node, seconds, self.topics.values())
+        for topic in self.topics.values():
+            for log in topic.logs:
+                if log.node == node:
+                    self.move_leader(log)
+        for key, coordinator in [*self._coordinators.items()]:
+            if coordinator == node:
                 self.move_coordinator(key)
 
     def kill_all(self, down_s: float, lag_s: float, behind_s: float) -> None:
@@ -203,7 +217,10 @@ class Cluster:
             else:
                 row |= {
                     "id_low": topic.id,
-                    "partitions": [self._partition_row(*each) for each in enumerate(topic.logs)],
+                    "partitions": [
+                        self._partition_row(number, self.isolation.known(node, name, number) or log)
+                        for number, log in enumerate(topic.logs)
+                    ],
                 }
                 row["error_code"] = 0
             rows.append(row)
@@ -229,7 +246,7 @@ class Cluster:
         found = self.topics.get(topic)
         if found is None or partition >= len(found.logs):
             return None, UNKNOWN_TOPIC
-        log = found.logs[partition]
+        log = self.isolation.known(node, topic, partition) or found.logs[partition]
         if log.node != node:
             return None, NOT_LEADER
         if epoch >= 0 and epoch != log.epoch:

@@ -156,7 +156,7 @@ class Messages:
         return key + self._chance.randbytes(size)
 
     def a_small(self, key: bytes) -> Message:
-        return self._whole(key, key + b"." * self._chance.choice((0, 10, 200)))
+        return self._whole(key, key + b"." * self._chance.choice((0, 10, 200, 800)))
 
     def a_tombstone(self, key: bytes) -> Message:
         return self._whole(key, None)

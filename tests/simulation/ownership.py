@@ -62,4 +62,8 @@ class Ownership:
         flow = None if worker.pipeline is None else worker.pipeline.flow
         if flow is None or flow._leaving or flow._plan.sink_partition("raw", number) != number:
             return True  # it ends, or the key decides on the partition
-        return TopicPartition("raw", number) in flow._source.consumer.assignment()  # type: ignore[attr-defined]
+        place = TopicPartition("raw", number)
+        if flow._lanes.get(place) is not None:
+            return True
+        source: Any = flow._source
+        return place in source.consumer.assignment() and not source.rebalancing

@@ -117,6 +117,17 @@ class Storm(TopicActs):
             draw = self._chance.random
             cluster.kill_all(self._chance.choice((0.2, 2.0)), draw() * 3.0, draw() * 1.5)
 
+    def isolate(self) -> None:
+        """The leader of a source partition is cut off from the other brokers, and does not know it for a while."""
+        number, log = self._source()
+        cluster = self._world.cluster
+        if not any(cluster.isolation.of(each) for each in cluster.brokers):
+            self._tell(f"broker {log.node}, which leads raw-{number}, is cut off from the others")
+            seconds = self._chance.choice((0.5, 3.0, 8.0))
+            cluster.isolate(log.node, seconds)
+            for _ in range(3):  # clients look for leaders again, and may ask the one that is cut off
+                self._world.loop.call_later(self._chance.random() * seconds, cluster.move_leader, log)
+
     def sweep(self) -> None:
         """One payload does not go in for long, and a sweep takes what no record refers to."""
         self._world.sweep.begin()

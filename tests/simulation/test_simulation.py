@@ -10,6 +10,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _SEEDS = Path(__file__).with_name("seeds.txt")
 _FRESH = 1_000
+_CLIENTS = ["chunks", "replay", "kafka-python", "confluent"]
 
 
 # A worker that commits what it has read, whether it is written or not.
@@ -47,7 +48,7 @@ def _digests(folder: Path, seeds: list[str], *arguments: object, hash_seed: str)
 
 def test_seed_has_one_history(tmp_path: Path) -> None:
     """A seed has the same history in another process, behind other seeds, and whatever the order of sets is."""
-    plays = ["worker"] * 30 + ["chunks"] * 6 + ["replay"] * 6
+    plays = ["worker"] * 30 + _CLIENTS * 3
     seeds = [f"{seed} {play}" for seed, play in enumerate(plays, 1)]
     first = _digests(tmp_path, seeds, "--processes", 1, "--chunk", 30, hash_seed="0")
     again = _digests(tmp_path, seeds[::-1], "--processes", 2, "--chunk", 7, hash_seed="7")
@@ -87,7 +88,7 @@ def test_fresh_seeds_break_no_promise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("play", ["chunks", "replay", "kafka-python", "confluent"])
+@pytest.mark.parametrize("play", _CLIENTS)
 def test_clients_break_no_promise(play: str) -> None:
     """Histories of the clients with chunks, and of `dlq replay`, break no promise."""
     run = _run(1, 60, "--processes", 1, "--play", play)

@@ -49,6 +49,21 @@ async def test_idle_time_counts_after_a_poll_that_raised(consumer: AIOKafkaConsu
     assert idle_s(consumer) > 0
 
 
+async def test_error_of_a_call_that_was_cancelled_is_not_logged(consumer: AIOKafkaConsumer) -> None:
+    """What ends a consumer is raised by its calls; the event loop would log it for each call that has ended."""
+    ConsumerControls(consumer)
+    troubles: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: troubles.append(context))
+    subscription = consumer._subscription
+    subscription.register_fetch_waiters({loop.create_future()})
+    subscription.abort_waiters(KafkaConnectionError("ended"))
+    await asyncio.sleep(0)
+    subscription.register_fetch_waiters(set())
+    gc.collect()
+    assert not troubles
+
+
 async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
     consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

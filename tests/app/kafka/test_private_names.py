@@ -164,7 +164,7 @@ BEHIND = {
     MessageAccumulator: ("add_batch", "create_builder"),
     PartitionRecords: ("next_fetch_offset",),
     Sender: ("close",),
-    SubscriptionState: ("fetch_context", "subscription"),
+    SubscriptionState: ("abort_waiters", "fetch_context", "subscription"),
     TopicPartitionState: ("has_valid_position", "highwater", "lso", "position"),
     TransactionManager: (
         "begin_transaction",
