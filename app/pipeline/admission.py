@@ -417,13 +417,13 @@ class Admission:
     def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
         """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
         whole, discarded = assembler.add(lane, record)
-        if whole is None:
-            lane.skip(record)
-        else:
+        if whole is not None:
             work = self._chain.begin(whole, self._leaves_with(lane))
             self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         for event in discarded:
             self._dispatcher.give_up(event)
+        if whole is None:
+            lane.skip(record)  # behind the letters of its message: what is below a safe offset counts as delivered
         self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:
