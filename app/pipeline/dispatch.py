@@ -202,7 +202,7 @@ class Dispatcher:
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots[0]
             if slot.stored_s is not None and self._clock() - slot.stored_s > LONGEST_HOLD_S:
-                # What is before it is written, and committed: if it has waited for long, it would do so each time.
+                # What is before it is written and committed: if that has waited for long, it would do so each time.
                 self._delivery.flush()
                 self._termination.fail(_aged(slot.source))
                 return
