@@ -134,8 +134,9 @@ class Delivered:
             for message in written
             if message.fate == "out" and (message.key in found or not losses.spares(message.key))
         ]
-        if losses.unsteady:
-            sure = [key for key in sure if key not in losses.gone]
+        # The second copy of a message that was sent twice may be the one that is whole.
+        moved = {message.key for message in written if losses.unsteady or message.again} & losses.gone
+        sure = [key for key in sure if key not in moved]
         if missing := [key for key in sure if key not in {*found}]:
             return f"lost {missing[:_SHOWN]} of {len(sure)}"
         for rows in got:
