@@ -223,7 +223,7 @@ class Dispatcher:
                 else:
                     self._termination.fail_by_defect(exc, slot.source)
             if not self._may_write(lane):
-                return
+                break
         if lane.slots and lane.slots[0].failure is not None:
             self._error_policy.end(lane.slots[0])
         self._delivery.flush()

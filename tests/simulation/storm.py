@@ -128,6 +128,10 @@ class Storm(TopicActs):
             for _ in range(3):  # clients look for leaders again, and may ask the one that is cut off
                 self._world.loop.call_later(self._chance.random() * seconds, cluster.move_leader, log)
 
+    def defect(self) -> None:
+        """The worker has a defect: one write raises."""
+        self._world.defect.arm(self._chance)
+
     def sweep(self) -> None:
         """One payload does not go in for long, and a sweep takes what no record refers to."""
         self._world.sweep.begin()
