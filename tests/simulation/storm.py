@@ -119,7 +119,9 @@ class Storm(TopicActs):
 
     def isolate(self) -> None:
         """The leader of a source partition is cut off from the other brokers, and does not know it for a while."""
-        number, log = self._source()
+        if (source := self._source()) is None:
+            return
+        number, log = source
         cluster = self._world.cluster
         if not any(cluster.isolation.of(each) for each in cluster.brokers):
             self._tell(f"broker {log.node}, which leads raw-{number}, is cut off from the others")
