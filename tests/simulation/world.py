@@ -262,8 +262,9 @@ class World:
             if self.loop.time() > until_s:
                 raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as another one has")
             await asyncio.sleep(0.5)
-        if (lacking := self.promises.damaged.lacking(worker)) is not None:
-            raise Broken(lacking)
+        for lacking in (self.promises.damaged.lacking(worker), self.delivered.held_up(worker.failed or "")):
+            if lacking is not None:
+                raise Broken(lacking)
 
     def _tolerate(self) -> None:
         """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""
