@@ -101,7 +101,8 @@ class ErrorPolicy:
     def end(self, slot: Slot) -> None:
         """Ends the flow with the failure of a slot. All before it in its lane is written."""
         assert slot.failure is not None
-        self._stats.count_failed(slot.source, reason_of(slot.failure.error))
+        if self._letters is None:  # else it is counted already
+            self._stats.count_failed(slot.source, reason_of(slot.failure.error))
         self._termination.fail(slot.failure)
 
     async def bury(self, slot: Slot) -> None:
