@@ -106,7 +106,8 @@ class ErrorPolicy:
         assert slot.failure is not None
         error = slot.failure.error
         if isinstance(error, _OF_THE_RECORD):
-            self._stats.count_failed(slot.source, reason_of(error))
+            if self._letters is None:  # else it is counted already
+                self._stats.count_failed(slot.source, reason_of(error))
             self._termination.fail(slot.failure)
         else:  # a defect of ours must stop the pipeline as loudly
             self._termination.fail_by_defect(error, slot.source)
