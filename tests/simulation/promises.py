@@ -54,7 +54,8 @@ class Promises:
         number = int(transactional_id.rpartition(":")[2])
         offsets = self._world.cluster.groups.committed(self._world.settings.pipelines[0].group_id)
         commit = offsets.get(("raw", number))
-        if commit is not None:
+        logs = [log for topic in ("out", "dead") for log in self._world.cluster.logs(topic)]
+        if commit is not None and not any(log.ongoing for log in logs):  # behind those nobody can read yet
             self._check_durable(number, commit.offset)
 
     def _check_durable(self, number: int, end: int) -> None:
