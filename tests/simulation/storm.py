@@ -119,8 +119,10 @@ class Storm(TopicActs):
 
     def isolate(self) -> None:
         """The leader of a source partition is cut off from the other brokers, and does not know it for a while."""
-        number, log = self._source()
         cluster = self._world.cluster
+        if not cluster.logs("raw"):
+            return
+        number, log = self._source()
         if not any(cluster.isolation.of(each) for each in cluster.brokers):
             self._tell(f"broker {log.node}, which leads raw-{number}, is cut off from the others")
             seconds = self._chance.choice((0.5, 3.0, 8.0))
