@@ -130,6 +130,10 @@ class Storm(TopicActs):
             for _ in range(3):  # clients look for leaders again, and may ask the one that is cut off
                 self._world.loop.call_later(self._chance.random() * seconds, cluster.move_leader, log)
 
+    def time_out_transactions(self) -> None:
+        """The coordinator aborts all open transactions, and fences their producers."""
+        self._world.cluster.transactions.time_out_all()
+
     def defect(self) -> None:
         """The worker has a defect: one write raises."""
         self._world.defect.arm(self._chance)
