@@ -196,9 +196,8 @@ class OffsetReset:
         place = f"topic {partition.topic}, partition {partition.partition}"
         known = "is committed" if lane.tracker is None else "is the next one"
         if offset < first and lane.delivered <= end:
-            # What is in flight was before that, and stays valid, as does what was delivered above the commit. It is
-            # committed with the next record, or the end of the log; until then another flow would begin here too.
-            begins = self._source.begin(partition, first)
+            # What is in flight was before that, and stays valid, as does what was delivered above the commit.
+            begins = await self._skip_to(lane, first)
         elif lane.tracker is None:
             begins = await self._begin(lane, first)
         else:
@@ -225,6 +224,21 @@ class OffsetReset:
             f"{end:,}",
             what,
         )
+
+    async def _skip_to(self, lane: Lane, offset: int) -> bool:
+        """Reads from an offset, and commits it, with what was delivered above, if nothing is in flight."""
+        partition = lane.partition
+        if not self._source.begin(partition, offset):
+            return False
+        lane.read_to = offset
+        commit = self._lanes.to_commit(lane) if lane.tracker is None else None
+        if commit is not None:
+            try:
+                await self._source.commit({partition: commit})
+            except GroupMovedOnError:
+                return False
+            lane.mark_committed(*commit)
+        return True
 
     async def _begin(self, lane: Lane, offset: int, metadata: str = "") -> bool:
         """Reads from an offset, and commits it, so that the old offset does not come back with the next start.

@@ -14,9 +14,12 @@ from app.kafka.clients import ClusterError
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.leader_epochs import Cut
 from app.pipeline.budget import Budget, Share
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
+from tests.app.pipeline.test_lane_assembler import SETTINGS as ASSEMBLING
 from transforms.commit_metadata import note
 
 FIRST, SECOND = TopicPartition("raw", 0), TopicPartition("raw", 1)
@@ -84,11 +87,17 @@ class Flow:
     """The parts of a flow with two partitions, and its offset reset."""
 
     def __init__(
-        self, consumer: Consumer, policy: str | None = "earliest", committed: Mapping[TopicPartition, int] | None = None
+        self,
+        consumer: Consumer,
+        policy: str | None = "earliest",
+        committed: Mapping[TopicPartition, int] | None = None,
+        *,
+        assembles: bool = False,
     ) -> None:
         self.consumer = consumer
         self.stats = PipelineStats()
-        self.lanes = Lanes(Share(Budget(1_000)), None)
+        assembler = LaneAssembler(ASSEMBLING, self.stats, clock=monotonic) if assembles else None
+        self.lanes = Lanes(Share(Budget(1_000)), assembler)
         for partition in (FIRST, SECOND):
             self.lanes.open(partition, 0)
         for partition, offset in (committed or {}).items():
@@ -232,11 +241,14 @@ async def test_retention_below_a_message_that_is_not_whole(delivered: int, kept:
     """
     consumer = Consumer()
     consumer.first = 35
-    flow = Flow(consumer)
+    flow = Flow(consumer, assembles=True)
     lane = flow.lanes.get(FIRST)
     assert lane is not None
-    lane.committed, lane.delivered = 30, delivered
+    torn = ("a" * 22,)
+    flow.lanes.resume(lane, 30, note(30, delivered, torn), "p")
     await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.begun == {FIRST: 35}
-    assert (lane.delivered, consumer.notes.get(FIRST)) == ((delivered, None) if kept else (0, ""))
+    assert consumer.begun == consumer.committed == {FIRST: 35}
+    assert consumer.notes == {FIRST: note(35, delivered, torn) if kept else ""}
+    assert lane.delivered == (delivered if kept else 0)
+    assert flow.lanes.to_commit(lane) is None
     assert flow.stats.expired_records == 5
