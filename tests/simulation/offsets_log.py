@@ -41,8 +41,9 @@ class OffsetsLog:
     def fall_behind(self, lag_s: float, until_s: float) -> None:
         """From now on, and until a time, answers are those of some seconds ago."""
         self._seen_s, self._until_s = self._clock() - lag_s, until_s
+        self._held.clear()  # it is gone with the brokers
         held: list[Callable[[], None]] = []
-        self._held = held  # what was held is gone with the brokers
+        self._held = held
         self._loop.call_at(until_s, self._release, held)
 
     def hold(self, write: Callable[[], None]) -> None:
