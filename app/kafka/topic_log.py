@@ -29,7 +29,7 @@ _POLL_MS = 500
 _QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
 _LOOK_S = 2.5  # between two looks whether it is the same topic
 _ANSWER_S = 15.0
-_WRITE_MS = 10_000
+_REQUEST_MS = 10_000  # less than who asks waits, for a machine that is gone ends no connection
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
 
 
@@ -123,7 +123,7 @@ class TopicLog:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: no broker has acknowledged it.
         """
-        async with writing_producer(self._client, request_timeout_ms=_WRITE_MS) as producer:
+        async with writing_producer(self._client, request_timeout_ms=_REQUEST_MS) as producer:
             try:
                 await producer.send_and_wait(self._topic, value, key=key, partition=0)
             except (KafkaError, OSError, TimeoutError) as exc:
@@ -144,6 +144,7 @@ class TopicLog:
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
+            request_timeout_ms=_REQUEST_MS,
             # A transaction that somebody has left open must not hide what is behind it.
             isolation_level="read_uncommitted",
         )

@@ -33,6 +33,7 @@ class ControlTopic:
     Args:
         name: `control.topic`.
         settings: of the worker.
+        make_id: gives each request a name that no other one has.
 
     Attributes:
         name: of the topic.
@@ -41,10 +42,11 @@ class ControlTopic:
             there then, once that was read to its end: the last state of each group, and restarts that are new.
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, make_id: Callable[[], str] = random_id) -> None:
         self.name = name
         self.targets: dict[str, TargetState] = {}
         self.listener: Callable[[Request], None] | None = None
+        self._make_id = make_id
         self._records = ControlRecords([pipeline.group_id for pipeline in settings.pipelines])
         self._log = TopicLog(settings.client, name, self._take, self._skip)
         self._broken: set[bytes | None] = set()
@@ -90,7 +92,7 @@ class ControlTopic:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: no broker has acknowledged it.
         """
-        named = dataclasses.replace(request, id=random_id())
+        named = dataclasses.replace(request, id=self._make_id())
         self._awaited[named.id] = read = asyncio.Event()
         await self._log.append(*record_of(named))
         return read

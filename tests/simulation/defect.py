@@ -18,15 +18,21 @@ _TEXT = "a defect of the simulation"
 
 
 class Defect:
-    """Takes the place of `Sink.append` for one history."""
+    """Takes the place of `Sink.append` for one history.
+
+    Attributes:
+        raised: whether it has raised. Of a discarded message the commit then goes back to before the letters.
+    """
 
     def __init__(self) -> None:
         self._left = 0
+        self.raised = False
 
         def append(sink: Sink, *values: Any) -> None:
             if self._left:
                 self._left -= 1
                 if not self._left:
+                    self.raised = True
                     raise MemoryError(_TEXT)
             _APPEND(sink, *values)
 

@@ -35,6 +35,7 @@ class Scenario:
         static: whether workers are static members of the group: one that takes another's place has its id.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
+        control_topic: by which all workers are steered; None if each is steered alone.
         keys: other properties of the pipeline.
     """
 
@@ -53,6 +54,7 @@ class Scenario:
     release: str = "4.1"
     static: bool = False
     acts: list[str] = field(default_factory=list)
+    control_topic: str | None = None
     keys: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -79,7 +81,9 @@ class Scenario:
             table["consumer.group.instance.id"] = f"member-{member}"
         if tolerance == "all":
             table["errors.deadletterqueue.topic.name"] = "dead"
+        steered = {} if self.control_topic is None else {"control.topic": self.control_topic}
         return {
+            **steered,
             "bootstrap.servers": "broker:9001,broker:9002,broker:9003",
             "in.flight.bytes": self.in_flight_bytes,
             "store.threads": self.store_threads,

@@ -8,15 +8,21 @@ from collections.abc import Callable
 from random import Random
 
 from app.config.settings import Settings
+from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
+from app.pipeline.control_topic import ControlTopic
 from app.pipeline.runtime import Runtime
 from app.pipeline.service import Pipeline
+from app.pipeline.steering import GroupSteering, OwnSteering
 from tests.simulation.clock import monotonic, wall
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.network import NETWORK, Network
+from tests.simulation.steering import ASKED
 from tests.simulation.threads import SimulatedThreads
 
 __all__ = ["Worker"]
+
+_AGAIN_S = 1.0  # until a process that could not start is started again
 
 
 class Worker:
@@ -34,7 +40,8 @@ class Worker:
 
     Attributes:
         pipeline: once it has started.
-        failed: why it has failed; None if it has not.
+        steering: of its pipeline, once that has been made.
+        ends: how often it has failed.
         proven: whether its pipeline has run, so that it may not fail any more.
         stopping: the task that stops it.
         tolerates: whether its pipeline writes dead letters.
@@ -59,7 +66,8 @@ class Worker:
         self.context.run(NETWORK.set, network)
         self.budget = Budget(settings.in_flight_bytes)
         self.pipeline: Pipeline | None = None
-        self.failed: str | None = None
+        self.steering: GroupSteering | OwnSteering | None = None
+        self.ends = 0
         self.proven = False
         self.stopping: asyncio.Task[None] | None = None
         self.tolerates = True
@@ -76,11 +84,33 @@ class Worker:
         pipeline = Pipeline(
             settings, settings.pipelines[0], plan=None, budget=self.budget, ended=self._ended, runtime=runtime
         )
+        # As `Application` does it.
+        control = await self._control_topic()
+        if self.stopping is not None:
+            return
+        self.steering = OwnSteering() if control is None else GroupSteering(control, [pipeline])
         self.pipeline = pipeline
-        await pipeline.on_start()
+        if isinstance(self.steering, GroupSteering):
+            await self.steering.on_start()
+        if self.stopping is None:
+            await pipeline.on_start()
+
+    async def _control_topic(self) -> ControlTopic | None:
+        """See `app.application.read_control_topic`: a worker that cannot read it ends, and is started again."""
+        name = self._settings.control_topic
+        while name is not None:
+            topic = ControlTopic(name, self._settings, ASKED.get)
+            try:
+                await topic.read()
+            except ClusterError as exc:
+                self._tell(f"{self.process.name} cannot start: {exc}")
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return topic
+        return None
 
     def _ended(self, pipeline: Pipeline) -> None:
-        self.failed = pipeline.last_error
+        self.ends += 1
         stats = pipeline.stats
         self.proven = stats.commits > 0 or stats.records_out > 0
         if "the store refuses" in (self.failed or ""):  # it may, if it has never worked
@@ -111,8 +141,17 @@ class Worker:
             self.kill()
             return
         self._tell(f"{self.process.name} is stopped")
-        self.stopping = self._loop.create_task(self.pipeline.on_stop(), context=self.context)
+        self.stopping = self._loop.create_task(self._stop(self.pipeline), context=self.context)
         self.stopping.add_done_callback(lambda _: self._tell(f"{self.process.name} has stopped"))
+
+    async def _stop(self, pipeline: Pipeline) -> None:
+        steering = [self.steering] if isinstance(self.steering, GroupSteering) else []
+        await asyncio.gather(*(each.on_stop() for each in (pipeline, *steering)))
+
+    @property
+    def failed(self) -> str | None:
+        """Why it has failed; None if it has not, or was restarted since."""
+        return self.pipeline.last_error if self.pipeline is not None and self.pipeline.status == "FAILED" else None
 
     @property
     def replaced(self) -> bool:

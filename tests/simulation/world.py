@@ -29,6 +29,7 @@ from tests.simulation.ownership import Ownership
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
 from tests.simulation.source import Source
+from tests.simulation.steering import TOPIC, Steering
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
 from tests.simulation.story import codes, exchange, request_name
@@ -82,6 +83,7 @@ class World:
         chance = self.stream("scenario")
         self.scenario = drawn(chance, ACTS)
         cut(self.scenario, cuts)
+        self.steering = Steering(self)
         self.settings = parse(self.scenario.document())
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
         self.weather = Weather(self.stream, self.scenario.rate, self.happens)
@@ -124,7 +126,8 @@ class World:
         return self.weather.fate(worker, node, request)
 
     def _sends(self, worker: Worker, request: Any) -> None:
-        if (wrong := self._ownership.sent(worker, request)) is not None and self.promises.broken is None:
+        wrong = self._ownership.sent(worker, request) or self.steering.sends(worker, request)
+        if wrong is not None and self.promises.broken is None:
             self.promises.broken = wrong
 
     def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
@@ -172,6 +175,8 @@ class World:
         self.cluster.create("raw", scenario.partitions)
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
         self.cluster.create("dead", 1)
+        if self.steering.by_topic:
+            self.cluster.create(TOPIC, 1, cleanup_policy="compact")
         self.cluster.committed = self.promises.committed
         self.cluster.transactions.ended = self.promises.transaction_committed
         setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
@@ -194,11 +199,14 @@ class World:
 
     async def _play(self) -> None:
         writing = self.loop.create_task(self.source.write())
+        asking = self.loop.create_task(self.steering.storm())
         for _ in range(self.scenario.workers):
             self.new_worker()
         await self._storm.blow()
+        await asking
         await writing
         self._calm()
+        await self.steering.settle()
         await self._until_done()
         for worker in self.alive:
             worker.stop()
@@ -262,8 +270,9 @@ class World:
             if self.loop.time() > until_s:
                 raise Broken(f"{worker.process.name} does not end in {_CALM_S:.0f} s, as another one has")
             await asyncio.sleep(0.5)
-        if (lacking := self.promises.damaged.lacking(worker)) is not None:
-            raise Broken(lacking)
+        for lacking in (self.promises.damaged.lacking(worker), self.delivered.held_up(worker.failed or "")):
+            if lacking is not None:
+                raise Broken(lacking)
 
     def _tolerate(self) -> None:
         """Somebody sees that the pipeline has failed, and starts all workers with dead letters."""

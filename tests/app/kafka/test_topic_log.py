@@ -10,8 +10,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError
 
 from app.config.settings import ClientSettings
-from app.kafka import clients, producer
+from app.kafka import clients, producer, topic_log
 from app.kafka.topic_log import TopicLog
+from app.pipeline import steering
 
 
 class UnansweredProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
@@ -66,3 +67,23 @@ async def test_a_record_that_nobody_waits_for_is_not_sent_again(monkeypatch: pyt
             await writing
     assert len(made[0].requests) == 1
     assert made[0]._sender.sender_task.done()
+
+
+async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that is gone ends no connection: with aiokafka's 40 s each request was answered as not known."""
+    given: dict[str, Any] = {}
+
+    class Refused(Exception):  # noqa: N818
+        pass
+
+    def make(**arguments: Any) -> Any:
+        given.update(arguments)
+        raise Refused
+
+    monkeypatch.setattr(topic_log, "AIOKafkaConsumer", make)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    with pytest.raises(Refused):
+        await log.read(1)
+    assert given.get("request_timeout_ms", 40_000) / 1000 < steering._ANSWER_S

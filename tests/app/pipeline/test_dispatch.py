@@ -201,21 +201,28 @@ async def test_what_is_not_written_is_not_committed(written: int) -> None:
     assert tracker.safe() == 41
 
 
-async def test_a_record_that_ends_the_flow_waits_for_those_before_it() -> None:
-    """They are written first, and the failed one is counted then; those behind it are neither written nor counted."""
+@pytest.mark.parametrize("error", [PayloadNotFoundError("memory://default/raw/x"), KeyError("a defect")])
+async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written first, and the failed one is counted then; those behind it are neither written nor counted.
+
+    A defect of a stage, or of a store, waits as well, and has one traceback.
+    """
     bench = Bench(1_000_000)
     lane = bench.lane
     bench.dispatcher._error_policy._letters = None
     lane.slots.append(Slot(Read(40), 0))  # the store takes its time for it
     for offset in (41, 42):
-        bench.dispatcher.fail(lane, Read(offset), PayloadNotFoundError("memory://default/raw/x"), 0)
+        bench.dispatcher.fail(lane, Read(offset), error, 0)
     assert (bench.termination.error, bench.stats.failed) == (None, {})
     lane.slots[0].result = (Record(b"k", b"v", (), 0),)
     bench.dispatcher.release(lane)
     assert bench.output.values == [b"v"]
     assert isinstance(bench.termination.error, RecordError)
     assert bench.termination.error.offset == 41
-    assert sum(bench.stats.failed.values()) == 1
+    assert sum(bench.stats.failed.values()) == (not isinstance(error, KeyError))
+    assert caplog.text.count("KeyError") == isinstance(error, KeyError)
 
 
 async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
