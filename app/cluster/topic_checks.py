@@ -103,8 +103,8 @@ def check_wrappers(pipeline: PipelineSettings, sink: Topic) -> None:
     if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
         raise ConfigurationError(
             _NULL,
-            f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is no "
-            f'null value, and deletes nothing; set {_NULL} = "pass"',
+            f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is "
+            f'not a null value, and deletes nothing; set {_NULL} = "pass"',
         )
 
 

@@ -104,7 +104,7 @@ class Packing:
             raise ConfigurationError(
                 "--tombstone",
                 f"stands beside --wrap, and topic {topic.name} has cleanup.policy {topic.cleanup_policy}; a wrapped "
-                "tombstone is no null value, and deletes nothing; send it without --wrap, or set "
+                "tombstone is not a null value, and deletes nothing; send it without --wrap, or set "
                 'wrap.on.null.value = "pass" in the configuration of -c',
             )
         try:

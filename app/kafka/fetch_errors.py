@@ -31,6 +31,8 @@ __all__ = ["FetchErrors"]
 _NONE = 0
 # What aiokafka does not know, and any change of a leader brings: the client, or a broker, does not know the leader yet.
 _SOON_OVER = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
+# The others that aiokafka does not know, by Kafka's `Errors`.
+_NAMES = {**_SOON_OVER, 76: "UNSUPPORTED_COMPRESSION_TYPE", 78: "OFFSET_NOT_AVAILABLE"}
 # The consumer handles these.
 _FORESEEN = {
     each.errno
@@ -87,7 +89,7 @@ class FetchErrors:
         now_s = self._clock()
         told = [
             f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since "
-            f"{ago(now_s - since_s)}"
+            f"{ago(now_s - since_s)}, the log of the broker that leads it has the reason"
             for place, (code, since_s) in sorted(self._refused.items())
             if code not in _SOON_OVER or now_s - since_s > UNANSWERED_S
         ]
@@ -96,7 +98,8 @@ class FetchErrors:
 
 
 def _name(code: int) -> str:
-    if code in _SOON_OVER:
-        return _SOON_OVER[code]
+    if code in _NAMES:
+        return _NAMES[code]
     error = for_code(code)
-    return f"error {code} of Kafka's protocol" if error is UnknownError else error.__name__
+    unknown = error is UnknownError and code != UnknownError.errno
+    return f"Kafka's error {code}, which this version of Wideload does not know," if unknown else error.__name__

@@ -44,8 +44,8 @@ def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> No
     The coordinator answers when all members have joined again, or are given up. aiokafka waits for `request.timeout.ms`
     and then asks anew, as another member: the former one stays in the group, reads nothing, and gets partitions.
 
-    A coordinator that loses the group answers, or its connection ends, unless its machine is gone. So other brokers are
-    asked meanwhile which one coordinates the group. If it is another one twice in a row, the member asks that.
+    A coordinator that loses the group answers, or its connection ends, unless its machine is gone. So until it answers,
+    brokers are asked which one coordinates the group. If it is another one twice in a row, the member asks that.
     """
     patience_s = rebalance_s + _ANSWER_S
 

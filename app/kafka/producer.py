@@ -153,6 +153,7 @@ class ProducerControls:
             timeout_s: how long to wait for the end of an abort.
             abort: whether to abort the transaction, so that readers need not wait until it times out.
         """
+        self._hear_batches()  # nobody waits for them any more; they may still fail
         if abort and self._transactions.state in _OPEN:
             # Without a turn of the loop before it begins: the sender may find out then that it is fenced.
             with contextlib.suppress(KafkaError, TimeoutError):

@@ -9,10 +9,11 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import KafkaError
+from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from app.kafka.membership import leave, leave_in_any_case
 from app.kafka.shielded import heard
+from app.kafka.subscriptions import hear_waiters
 
 __all__ = ["stop_in_time"]
 
@@ -29,7 +30,8 @@ async def stop_in_time(
 
     `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It never ends if
     the coordinator is lost while it commits. And if a task that it awaits has failed, or ends with the CancelledError
-    that it gives it, it raises that, and stops nothing else.
+    that it gives it, it raises that, and stops nothing else. Calls that wait
+    for records raise ConsumerStoppedError.
 
     Args:
         consumer: started, or not.
@@ -55,6 +57,9 @@ async def stop_in_time(
         await asyncio.wait_for(stop_whole(), within_s)
         return
     await _end_fetcher(fetcher)
+    if fetcher is not None:  # calls in other tasks would wait for records for ever
+        hear_waiters(consumer._subscription)
+        consumer._subscription.abort_waiters(ConsumerStoppedError())
     if member:
         await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
         with contextlib.suppress(KafkaError, TimeoutError):

@@ -165,7 +165,7 @@ def leave_no_connection(client: AIOKafkaClient) -> None:
 async def close_for_good(client: AIOKafkaClient) -> None:
     """Closes a client so that whatever still asks it for something fails soon, or goes on.
 
-    aiokafka's connects again, and whoever waits for its next look at the cluster, which never comes, waits for ever.
+    aiokafka's connects again, and what waits for its next metadata, which never comes, would wait for ever.
     """
     await client.close()
     client._get_conn = _no_connection

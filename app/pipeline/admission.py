@@ -417,13 +417,15 @@ class Admission:
     def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
         """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
         whole, discarded = assembler.add(lane, record)
+        lane.tracked(record.offset)
+        # Before the chunk itself: what a commit notes as delivered must not pass it while the letters are not written.
+        for event in discarded:
+            self._dispatcher.give_up(event)
         if whole is None:
             lane.skip(record)
         else:
             work = self._chain.begin(whole, self._leaves_with(lane))
             self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
-        for event in discarded:
-            self._dispatcher.give_up(event)
         self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:

@@ -50,7 +50,7 @@ class Source(Protocol):
 
     @property
     def rebalancing(self) -> bool:
-        """Whether the group gives its partitions anew."""
+        """Whether the group assigns its partitions again."""
 
     @property
     def trouble(self) -> str | None:

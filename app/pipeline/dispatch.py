@@ -223,7 +223,7 @@ class Dispatcher:
                 else:
                     self._termination.fail_by_defect(exc, slot.source)
             if not self._may_write(lane):
-                return
+                break
         if lane.slots and lane.slots[0].failure is not None:
             self._error_policy.end(lane.slots[0])
         self._delivery.flush()
@@ -239,8 +239,8 @@ class PayloadAgedError(ClusterError):
 def _aged(record: SourceRecord) -> PayloadAgedError:
     return PayloadAgedError(
         f"topic {record.topic}, partition {record.partition}, offset {record.offset}: its payload was stored more than "
-        f"{duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have taken it; the records that waited are "
-        "read again, and their payloads stored anew",
+        f"{duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have removed it; the records that waited "
+        "are read again, and their payloads are stored again",
         retriable=True,
     )
 

@@ -37,8 +37,11 @@ __all__ = ["ErrorPolicy", "reason_of"]
 
 log = logging.getLogger(logger_name(__name__))
 
-# Errors of the store that other records do not meet.
-_OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, PayloadUnavailableError, ReferenceRefusedError)
+# Errors that other records do not meet; those of the store among them.
+_OF_THE_RECORD = (
+    *(PayloadNotFoundError, PayloadUnfitError, PayloadUnavailableError, ReferenceRefusedError),
+    TransformError,
+)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -81,7 +84,7 @@ class ErrorPolicy:
         try:
             try:
                 yield
-            except (TransformError, *_OF_THE_RECORD) as exc:
+            except _OF_THE_RECORD as exc:
                 self._count(slot.source, exc)
                 cause = self._cause(slot.source, exc)
                 assert self._letters is not None
@@ -95,14 +98,19 @@ class ErrorPolicy:
             slot.failure = exc
         except PayloadStoreError as exc:
             self._termination.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
-        except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
-            self._termination.fail_by_defect(exc, slot.source)
+        except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
+            slot.failure = RecordError(slot.source, exc, "")
 
     def end(self, slot: Slot) -> None:
         """Ends the flow with the failure of a slot. All before it in its lane is written."""
         assert slot.failure is not None
-        self._stats.count_failed(slot.source, reason_of(slot.failure.error))
-        self._termination.fail(slot.failure)
+        error = slot.failure.error
+        if isinstance(error, _OF_THE_RECORD):
+            if self._letters is None:  # else it is counted already
+                self._stats.count_failed(slot.source, reason_of(error))
+            self._termination.fail(slot.failure)
+        else:  # a defect of ours must stop the pipeline as loudly
+            self._termination.fail_by_defect(error, slot.source)
 
     async def bury(self, slot: Slot) -> None:
         """Gives a slot with a `cause` its dead letter, which goes to the store or as chunks; or a failure."""
@@ -152,8 +160,8 @@ class ErrorPolicy:
         except TransformError as exc:
             advice = f"; and it cannot be a dead letter: {exc}"
             slot.failure = RecordError(slot.source, cause.error, advice)
-        except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
-            self._termination.fail_by_defect(exc, slot.source)
+        except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
+            slot.failure = RecordError(slot.source, exc, "")
         else:
             self._finish(slot, letters, cause, records=len(chunks))
         finally:

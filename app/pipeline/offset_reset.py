@@ -80,7 +80,7 @@ class OffsetReset:
             if lane is None or not await self._begin(lane, first):
                 return  # the group moves on; the partitions that it assigns then begin anew
             log.warning(
-                "pipeline %s: topic %s was deleted and created anew; partition %d is read from its first record, at "
+                "pipeline %s: topic %s was deleted and created again; partition %d is read from its first record, at "
                 "offset %d",
                 self._name,
                 *partition,
@@ -194,17 +194,17 @@ class OffsetReset:
         if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
-        known = "is committed"
-        if lane.tracker is None:
-            begins = await self._begin(lane, first)
-        elif offset < first:
-            # What is in flight was before that, and stays valid. Another flow would begin here too, and later.
-            known = "is the next one"
+        known = "is committed" if lane.tracker is None else "is the next one"
+        if offset < first and lane.delivered <= end:
+            # What is in flight was before that, and stays valid, as does what was delivered above the commit. It is
+            # committed with the next record, or the end of the log; until then another flow would begin here too.
             begins = self._source.begin(partition, first)
+        elif lane.tracker is None:
+            begins = await self._begin(lane, first)
         else:
             raise ClusterError(
                 f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
-                "created anew, or records were lost in the cluster",
+                "created again, or records were lost in the cluster",
                 retriable=True,
             )
         if not begins:
@@ -213,7 +213,7 @@ class OffsetReset:
             self._stats.expired_records += first - offset
             what = f"{first - offset:,} records were deleted before they were read"
         else:
-            what = "the topic was created anew, or records were lost in the cluster"
+            what = "the topic was created again, or records were lost in the cluster"
         log.warning(
             "pipeline %s: %s: offset %s %s, and there are records from %s to %s: %s; all that are there are read, from "
             "the first",

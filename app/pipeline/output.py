@@ -229,13 +229,8 @@ class Output:
         self.writer.press()
 
     @property
-    def failure(self) -> BaseException | None:
-        """The error of the first write that has failed, after which nothing is written; None if none has."""
-        return self.writer.failure
-
-    @property
     def failed(self) -> bool:
-        """True if a write has failed."""
+        """True if a write has failed; nothing is written after it."""
         return self.writer.failure is not None
 
     async def finished(self) -> None:

@@ -70,8 +70,7 @@ class _Trial:
 class Retries:
     """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
-    `unstalled` is called when a stalled lane may be read again; `store`
-    is asked whether it is up.
+    `unstalled` is called when a stalled lane may be read again; `store` is asked whether it is up.
     """
 
     # State that changes: `_trials`, `_reasons`, `_fallen_back`, `_changed`, `_asking` and the times, on the loop alone.

@@ -38,7 +38,7 @@ class Threads:
     Its methods are called on an event loop.
 
     Args:
-        count: how many calls of the store may go on beside each other.
+        count: how many calls of the store may go on at the same time.
     """
 
     # State that changes: `_store`.

@@ -282,18 +282,12 @@ class ChunkStage:
             can complete a message that a `kill -9` has cut short.
         on_reference: unless this is `pass`, a record that has the headers of a chunk is split however well it
             compresses: readers would take it for a chunk if it were whole.
-        make_id: names the message of a record that no group has read.
     """
 
     name = "chunk"
 
     def __init__(
-        self,
-        chunking: Chunking,
-        message_limit_bytes: int,
-        group_id: str,
-        on_reference: OnReference = "pass",
-        make_id: Callable[[], str] = random_id,
+        self, chunking: Chunking, message_limit_bytes: int, group_id: str, on_reference: OnReference = "pass"
     ) -> None:
         self.wants: Callable[[RecordLike], bool] = chunking.wants
         self.moves: Callable[[RecordLike], bool] = chunking.wants
@@ -302,7 +296,6 @@ class ChunkStage:
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
         self._on_reference = on_reference
-        self._make_id = make_id
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         return self._chunking.wants_any(batch, whole=whole)
@@ -332,7 +325,7 @@ class ChunkStage:
 
     def _uuid(self, record: RecordLike, source: RecordLike, digest: str) -> str:
         if not isinstance(source, SourceRecord):
-            return self._make_id()
+            return random_id()
         origin = (self._group_id, source.topic, source.partition, source.offset)
         return self._chunking.uuid(record, digest, origin)
 

@@ -136,7 +136,7 @@ class StateLog:
         untold = f" (and {self._untold} times since the last line)" if text == self._error and self._untold else ""
         self._error, self._error_told_s, self._untold = text, now_s, 0
         fields = _fields(state="RESTARTING")
-        log.warning("pipeline %s begins again in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
+        log.warning("pipeline %s restarts in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
 
     def ends(self, left: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Tells how the pipeline has ended: what it has moved, and what is not committed.

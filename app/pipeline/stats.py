@@ -126,8 +126,9 @@ class PipelineStats:
     @classmethod
     def by(cls, clock: Callable[[], float]) -> Self:
         """Counters whose times and rates go by a clock."""
-        rates = Average(clock), Average(clock)
-        return cls(clock=clock, published_rate=rates[0], consumed_rate=rates[1], batches=BatchNumbers(clock))
+        return cls(
+            clock=clock, published_rate=Average(clock), consumed_rate=Average(clock), batches=BatchNumbers(clock)
+        )
 
     def throttled(self, seconds: float) -> None:
         """Counts a wait for a quota."""

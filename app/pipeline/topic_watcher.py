@@ -173,7 +173,7 @@ class TopicWatcher:
             if identity is None:
                 return TopicChangedError(name, "does not exist any more")
             if topic.id is not None and identity.id is not None and identity.id != topic.id:
-                return TopicChangedError(name, "was deleted and created anew")
+                return TopicChangedError(name, "was deleted and created again")
         for name, topic in changed.items():
             if (error := _grown(topic, found[name])) is not None:
                 return error

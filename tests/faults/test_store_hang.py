@@ -116,7 +116,7 @@ def test_a_payload_that_has_waited_is_stored_anew(make_way: Callable[..., Way]) 
     for record in read_all(way.broker, way.orders)[0]:
         name = (record.value or b"").decode().removeprefix("switched://")
         assert (root / name).is_file(), f"the payload of offset {record.offset} is there"
-    assert "and a sweep may have taken it" in worker.log.read_text()
+    assert "and a sweep may have removed it" in worker.log.read_text()
 
 
 def _payloads(root: Path) -> list[Path]:

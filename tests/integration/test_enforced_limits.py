@@ -77,7 +77,7 @@ def test_a_refused_name_is_told(
     assert f"{key}: the brokers enforce the limit: they answer {answer}; the {name}" in told
     assert f"has {length} characters, allowed are 249; shorten" in told
     assert LONG not in told
-    assert "begins again" not in log
+    assert "restarts in" not in log
     assert enforcing.refused < 4, "it is not tried for ever"
     assert "Traceback" not in log
 

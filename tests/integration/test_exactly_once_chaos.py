@@ -295,7 +295,7 @@ async def test_rebalance_aborts_nothing(road: Road, rng: random.Random, chaos: s
             await more(ends, RECORDS[chaos])
         await whole(road.broker, road.orders, traffic, first)
         assert [await asyncio.to_thread(each.terminate) for each in (first, second)] == [0, 0]
-        assert "begins again" not in first.log.read_text() + second.log.read_text()
+        assert "restarts in" not in first.log.read_text() + second.log.read_text()
     for isolation in ("read_committed", "read_uncommitted"):
         found = await asyncio.to_thread(rows, road.broker, road.orders, isolation)
         assert_once(keys_of(found), keys_of(traffic.rows))

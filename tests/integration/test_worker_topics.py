@@ -200,7 +200,7 @@ def test_source_replaced_by_a_longer_one(topics: Topics) -> None:
         until(lambda: topics.commit({0: 5}), "an offset is committed, as by a worker that had records in flight")
         os.kill(worker.process.pid, signal.SIGCONT)
         until(lambda: {*range(100, 150)} <= {*topics.values(topics.orders)[0]}, "no record is passed over")
-        until(lambda: "was deleted and created anew" in worker.log.read_text(), "the log says why")
+        until(lambda: "was deleted and created again" in worker.log.read_text(), "the log says why")
         assert worker.terminate() == 0
     assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 50
 

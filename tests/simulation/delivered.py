@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Delivered"]
 
 _SHOWN = 5
+_PLACE = re.compile(r"topic raw, partition (\d+), offset (\d+):")
 
 
 class Delivered:
@@ -134,8 +136,9 @@ class Delivered:
             for message in written
             if message.fate == "out" and (message.key in found or not losses.spares(message.key))
         ]
-        if losses.unsteady:
-            sure = [key for key in sure if key not in losses.gone]
+        # The second copy of a message that was sent twice may be the one that is whole.
+        moved = {message.key for message in written if losses.unsteady or message.again} & losses.gone
+        sure = [key for key in sure if key not in moved]
         if missing := [key for key in sure if key not in {*found}]:
             return f"lost {missing[:_SHOWN]} of {len(sure)}"
         for rows in got:
@@ -179,3 +182,26 @@ class Delivered:
                         if f"topic raw, partition {number}, offset {offset}:" in text:
                             return True
         return False
+
+    def held_up(self, text: str) -> str | None:
+        """What has not come out, though it is whole before the record at which a pipeline has ended, as the text says.
+
+        Raises:
+            UnreadableError: the application cannot read what it gets.
+        """
+        found, losses = _PLACE.search(text), self._world.losses
+        if found is None or self._world.cluster.transactions.open:
+            return None
+        number, end = map(int, found.groups())
+        if number in losses.unsteady:
+            return None
+        came = {record.key for rows in self._got(number) for record in rows}
+        held = [
+            message.key
+            for message in self._world.source.written[number]
+            if message.offset < end
+            and message.fate == "out"
+            and message.key not in came
+            and not losses.spares(message.key)
+        ]
+        return f"raw-{number}: the pipeline has ended at {end}, and before it lacks {held[:_SHOWN]}" if held else None

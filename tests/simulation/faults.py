@@ -14,7 +14,7 @@ __all__ = ["Weather"]
 # Retriable errors that brokers give, by request. Those with True come though the request was processed.
 _ERRORS: dict[int, tuple[tuple[int, bool], ...]] = {
     0: ((6, False), (7, True), (7, False), (19, False), (20, True), (56, False), (3, False), (9, False)),
-    1: ((6, False), (3, False), (9, False), (56, False), (76, False)),
+    1: ((6, False), (3, False), (9, False), (56, False), (75, False)),
     2: ((6, False), (3, False), (56, False)),
     8: ((14, False), (15, False), (16, False), (7, True)),
     9: ((14, False), (15, False), (16, False)),

@@ -108,8 +108,8 @@ class Work:
     runs_out: bool
 
     def stands(self, act: str) -> bool:
-        """Whether an act leaves what must come out as it is. To give a record up takes longer than `Sweep` holds."""
-        return (act != "change_limit" or self.kind.fits_less) and (act != "sweep" or not self.runs_out)
+        """Whether an act leaves what must come out as it is."""
+        return act != "change_limit" or self.kind.fits_less
 
     @property
     def in_chunks(self) -> bool:

@@ -42,7 +42,7 @@ class Promises:
         for (topic, number), commit in offsets.items():
             if topic == "raw" and number not in self._world.losses.unsteady:
                 before = self._commits.goes_back(self._world.cluster.log(topic, number), commit.offset)
-                if before is not None and self.broken is None:
+                if before is not None and self.broken is None and not self._world.defect.raised:
                     self.broken = f"raw-{number}: offset {commit.offset} is committed behind {before}"
         if not self._world.scenario.exactly_once:  # else the marks of a transaction come one after the other
             for (topic, number), commit in offsets.items():
@@ -54,7 +54,8 @@ class Promises:
         number = int(transactional_id.rpartition(":")[2])
         offsets = self._world.cluster.groups.committed(self._world.settings.pipelines[0].group_id)
         commit = offsets.get(("raw", number))
-        if commit is not None:
+        logs = [log for topic in ("out", "dead") for log in self._world.cluster.logs(topic)]
+        if commit is not None and not any(log.ongoing for log in logs):  # behind those nobody can read yet
             self._check_durable(number, commit.offset)
 
     def _check_durable(self, number: int, end: int) -> None:

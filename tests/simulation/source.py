@@ -74,15 +74,21 @@ class Source:
         while left > 0:
             count = min(left, chance.choice((1, 1, 2, 5, 10)))
             left -= count
-            while "raw" not in self._world.cluster.topics:  # noqa: ASYNC110  # producers wait as they like
-                await asyncio.sleep(0.1)
+            await self._exists()
             number = chance.randrange(len(self.written))
             self._write(number, [self._messages.record(number, self._world.cluster.now_ms) for _ in range(count)])
             await asyncio.sleep(chance.random() * scenario.storm_s * 2 * count / scenario.records)
         for number in [*self.written]:
+            await self._exists()
             while rest := self._messages.rest(number, self._world.cluster.now_ms, chance.choice((1, 5))):
                 self._write(number, rest)
                 await asyncio.sleep(chance.random() * scenario.storm_s / 10)
+                await self._exists()
+
+    async def _exists(self) -> None:
+        """Waits while the source topic is deleted."""
+        while "raw" not in self._world.cluster.topics:  # noqa: ASYNC110  # producers wait as they like
+            await asyncio.sleep(0.1)
 
     def _write(self, number: int, records: list[Record]) -> None:
         simple = all(self._messages.by_key[each.key].simple for each in records)

@@ -119,7 +119,9 @@ class Storm(TopicActs):
 
     def isolate(self) -> None:
         """The leader of a source partition is cut off from the other brokers, and does not know it for a while."""
-        number, log = self._source()
+        if (source := self._source()) is None:
+            return
+        number, log = source
         cluster = self._world.cluster
         if not any(cluster.isolation.of(each) for each in cluster.brokers):
             self._tell(f"broker {log.node}, which leads raw-{number}, is cut off from the others")
@@ -127,6 +129,14 @@ class Storm(TopicActs):
             cluster.isolate(log.node, seconds)
             for _ in range(3):  # clients look for leaders again, and may ask the one that is cut off
                 self._world.loop.call_later(self._chance.random() * seconds, cluster.move_leader, log)
+
+    def time_out_transactions(self) -> None:
+        """The coordinator aborts all open transactions, and fences their producers."""
+        self._world.cluster.transactions.time_out_all()
+
+    def defect(self) -> None:
+        """The worker has a defect: one write raises."""
+        self._world.defect.arm(self._chance)
 
     def sweep(self) -> None:
         """One payload does not go in for long, and a sweep takes what no record refers to."""

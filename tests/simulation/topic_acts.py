@@ -28,8 +28,11 @@ class TopicActs:
     _tell: Callable[[str], None]
     _chance: Random
 
-    def _source(self) -> tuple[int, PartitionLog]:
+    def _source(self) -> tuple[int, PartitionLog] | None:
+        """A partition of the source, and its number, if it exists."""
         logs = self._world.cluster.logs("raw")
+        if not logs:
+            return None
         number = self._chance.randrange(len(logs))
         return number, logs[number]
 
@@ -42,9 +45,9 @@ class TopicActs:
 
     def delete_records(self) -> None:
         """Retention, or an operator, deletes records of the source: below what is committed, or above."""
-        if not self._world.cluster.logs("raw"):
+        if (source := self._source()) is None:
             return
-        number, log = self._source()
+        number, log = source
         start = self._chance.randint(log.start, log.end)
         if start > log.start:
             self._tell(f"the records of raw-{number} before {start} are deleted")
@@ -87,9 +90,9 @@ class TopicActs:
 
     def cut_log(self) -> None:
         """An unclean election: a replica leads that lacks the newest records of the source. Once for a partition."""
-        if not self._world.cluster.logs("raw"):
+        if (source := self._source()) is None:
             return
-        number, log = self._source()
+        number, log = source
         losses = self._world.losses
         open_from = min((each.base for each in log.batches if each.transactional), default=log.end)
         bases = [each.base for each in log.batches[-4:] if each.base >= log.start] if open_from == log.end else []

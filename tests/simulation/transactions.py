@@ -95,6 +95,11 @@ class Transactions:
         found.groups.update(dict.fromkeys(groups))
         return 0
 
+    def time_out_all(self) -> None:
+        """Aborts all that are open, and fences their producers, as if their time was over."""
+        for found in self._of.values():
+            self._time_out(found)
+
     def _time_out(self, found: _Transaction) -> None:
         if found.state == "Ongoing":
             found.epoch += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaTimeoutError, ProducerFenced, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaTimeoutError, NotLeaderForPartitionError, ProducerFenced, TopicAuthorizationFailedError
 from aiokafka.producer.transaction_manager import TransactionResult, TransactionState
 
 from app.kafka.producer import ProducerControls
@@ -206,6 +206,17 @@ async def _batch(controls: ProducerControls, partition: int) -> asyncio.Future[A
     builder = controls.builder()
     builder.append(key=b"k", value=b"v", timestamp=1)
     return await controls.queue(builder, TopicPartition("t", partition), 5)
+
+
+async def test_what_fails_while_a_transaction_is_released_is_not_logged() -> None:
+    """Nobody waits for a batch of a flow that has ended; its leader may be lost while the transaction is aborted."""
+    async with nothing_logged(), controlled(transactional_id="p:t:0") as (producer, controls):
+        controls.begin_transaction()
+        (await _batch(controls, 0)).cancel()
+        await controls.release_transaction(0, abort=True)
+        producer._message_accumulator._pop_batch(TopicPartition("t", 0)).failure(NotLeaderForPartitionError())
+        await asyncio.sleep(0)
+        gc.collect()
 
 
 async def test_what_is_fenced_fails_without_a_line() -> None:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import ConsumerStoppedError
 
 from app.kafka.stopping import stop_in_time
 
@@ -41,6 +44,7 @@ def consuming() -> tuple[Any, Client, Fetching]:
     consumer: Any = AIOKafkaConsumer()
     consumer._client, consumer._fetcher = client, fetching = Client(), Fetching()
     consumer._closed = True
+    consumer._subscription.register_fetch_waiters(set())
     return consumer, client, fetching
 
 
@@ -94,5 +98,37 @@ async def test_a_fetcher_that_loses_its_cancellation_ends() -> None:
     fetching.error_future = asyncio.create_task(fetch())
     for _ in range(2):
         await asyncio.sleep(0)
-    await stop_in_time(consumer, hang, 0.1)
+    await stop_in_time(consumer, client.close)
     assert (client.closed, fetching.ended) == (True, True)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+async def test_a_call_that_waits_for_records_ends_with_the_consumer(assigned: bool) -> None:  # noqa: FBT001
+    """It waits in a task of its own, also for an assignment, and nothing else would ever wake it."""
+    consumer: Any = AIOKafkaConsumer()
+    consumer._closed = True
+    if assigned:
+        consumer._subscription.assign_from_user({TopicPartition("raw", 0)})
+    consumer._fetcher = fetcher = Fetcher(consumer._client, consumer._subscription)
+    fetcher.error_future.cancel()  # it would ask the brokers
+    waiting = asyncio.create_task(fetcher.next_record(()))
+    await asyncio.sleep(0)
+    await stop_in_time(consumer, hang, 0.01)
+    with pytest.raises(ConsumerStoppedError):
+        await asyncio.wait_for(waiting, 20)
+
+
+async def test_a_member_leaves_though_its_stop_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all its tasks: the group need not wait for the end of its session."""
+    left: list[Any] = []
+
+    async def leave(member: Any, *_: Any) -> None:
+        left.append(member)
+
+    monkeypatch.setattr("app.kafka.stopping.leave", leave)
+    consumer, client, _ = consuming()
+    consumer._coordinator = member = object.__new__(GroupCoordinator)
+    tasks = [asyncio.create_task(hang()) for _ in range(3)]
+    member._coordination_task, member._heartbeat_task, member._commit_refresh_task = tasks
+    await stop_in_time(consumer, hang, 0.01)
+    assert (client.closed, left, all(each.cancelled() for each in tasks)) == (True, [member], True)

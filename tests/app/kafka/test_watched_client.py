@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
+from aiokafka.structs import BrokerMetadata
 
 from app.kafka.watched_client import (
     Send,
@@ -153,3 +155,15 @@ async def test_a_closed_client_keeps_nobody_waiting() -> None:
     assert look.done()
     assert not await client.force_metadata_update()
     assert not await client.ready(1)
+
+
+async def test_a_client_that_is_closed_for_good_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks it for metadata, or for a connection, goes on without: it would wait for ever, or connect again."""
+    tried: list[str] = []
+    monkeypatch.setattr("aiokafka.client.create_conn", lambda host, *_, **__: tried.append(host))
+    client = AIOKafkaClient()
+    monkeypatch.setattr(client.cluster, "broker_metadata", lambda _: BrokerMetadata(1, "broker", 9092, None))
+    await close_for_good(client)
+    assert not await asyncio.wait_for(client.force_metadata_update(), 20)
+    assert not await client.ready(1)
+    assert tried == []

@@ -208,6 +208,22 @@ async def test_admit_buries_nothing_twice() -> None:
     assert [(slot.source.offset, slot.skipped) for slot in lane.slots] == [(1, True)]
 
 
+async def test_admit_buries_a_broken_message_before_its_last_chunk_is_done() -> None:
+    """Else a commit notes that all up to this chunk was delivered, and after a restart no letter is written."""
+    let = Let(10_000)
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    before: list[tuple[int, int]] = []
+    chunks = {"takes": lambda *_: True, "reserve_bytes": lambda _: 0, "add": lambda *_: (None, ["a discarded message"])}
+    let.admission._assembler = cast(Any, SimpleNamespace(**chunks))
+    dispatcher = cast(Any, let.admission._dispatcher)
+    dispatcher.give_up = lambda _: before.append((len(lane.slots), lane.tracked(9).released))
+    dispatcher.release = lambda _: None
+    let.add(0, (3, b"k", OVERHEAD + 1))
+    assert before == [(0, 3)]
+    assert [slot.source.offset for slot in lane.slots] == [3]
+
+
 def test_output_commits_nothing_before_a_letter_of_several() -> None:
     """The span of a letter begins at the first record that it is for; all of them are done with it."""
     lane = Lane(PARTITION, 0)

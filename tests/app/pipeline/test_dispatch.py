@@ -13,12 +13,15 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.deadletters.writer import LetterWriter
+from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
+from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Work
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
@@ -29,8 +32,10 @@ from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
 from tests.app.pipeline.runtimes import SHARED, running_on
 from tests.app.pipeline.test_error_policy import settings
+from tests.app.pipeline.test_lane_assembler import SETTINGS
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
+from transforms.chunk import Chunking
 from transforms.errors import PayloadNotFoundError
 from transforms.record import Record
 from transforms.retention import LONGEST_HOLD_S
@@ -44,6 +49,7 @@ class Output:
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.held: list[bool] = []
+        self.sent = 0
         self.begun = asyncio.Event()
 
     def write(self, lane: Lane, slot: Slot) -> None:
@@ -56,7 +62,8 @@ class Output:
         self.held.append(lane.held_back(slot.source.offset + 1) == 0)
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """Sends what was written."""
+        self.sent = len(self.values)
 
 
 class Bench:
@@ -194,21 +201,65 @@ async def test_what_is_not_written_is_not_committed(written: int) -> None:
     assert tracker.safe() == 41
 
 
-async def test_a_record_that_ends_the_flow_waits_for_those_before_it() -> None:
-    """They are written first, and the failed one is counted then; those behind it are neither written nor counted."""
+@pytest.mark.parametrize("error", [PayloadNotFoundError("memory://default/raw/x"), KeyError("a defect")])
+async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written first, and the failed one is counted then; those behind it are neither written nor counted.
+
+    A defect of a stage, or of a store, waits as well, and has one traceback.
+    """
     bench = Bench(1_000_000)
     lane = bench.lane
     bench.dispatcher._error_policy._letters = None
     lane.slots.append(Slot(Read(40), 0))  # the store takes its time for it
     for offset in (41, 42):
-        bench.dispatcher.fail(lane, Read(offset), PayloadNotFoundError("memory://default/raw/x"), 0)
+        bench.dispatcher.fail(lane, Read(offset), error, 0)
     assert (bench.termination.error, bench.stats.failed) == (None, {})
     lane.slots[0].result = (Record(b"k", b"v", (), 0),)
     bench.dispatcher.release(lane)
     assert bench.output.values == [b"v"]
     assert isinstance(bench.termination.error, RecordError)
     assert bench.termination.error.offset == 41
-    assert sum(bench.stats.failed.values()) == 1
+    assert sum(bench.stats.failed.values()) == (not isinstance(error, KeyError))
+    assert caplog.text.count("KeyError") == isinstance(error, KeyError)
+
+
+async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
+    """The next start would take its chunks for those of a message that has its letters, and pass it in silence."""
+    bench = Bench(1_000_000)
+    bench.dispatcher._error_policy._letters = None
+
+    def write(lane: Lane, slot: Slot) -> None:
+        lane.tracked(slot.source.offset).released = slot.source.offset + 1
+
+    bench.output.write = write  # type: ignore[method-assign]
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=SHARED.monotonic)
+    admission = Admission(
+        cast(Any, None),
+        bench.lanes,
+        bench.share,
+        assembler=assembler,
+        delivery=cast(Any, bench.output),
+        dispatcher=bench.dispatcher,
+        stats=bench.stats,
+        turn=1,
+        limit_bytes=1_000_000,
+        codec=None,
+    )
+    first, *_, last = Chunking(1_000).split(Record(b"k", b"x" * 2_500, (), 5), "u")
+    chunks = [
+        ReadRecord("raw", 3, offset, 5, each.key, each.value, tuple(each.headers))
+        for offset, each in ((41, first), (42, last))
+    ]
+    for chunk in chunks:
+        admission._assemble(assembler, bench.lane, chunk)
+    assert isinstance(bench.termination.error, RecordError)
+    offset, metadata = assembler.commit(bench.lane)
+    assert offset == 41
+    restarted, lane = LaneAssembler(SETTINGS, PipelineStats(), clock=SHARED.monotonic), Lane(PARTITION, 0)
+    restarted.resume(lane, metadata, "p")
+    assert [len(restarted.add(lane, chunk)[1]) for chunk in chunks] == [0, 1]
 
 
 async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:

@@ -192,6 +192,18 @@ def test_error_policy_on_discarded_chunks_without_letters() -> None:
         raise slot.failure
 
 
+def test_error_policy_counts_a_message_once_whose_letters_cannot_be_written() -> None:
+    """Its chunks are counted by the first of them; the failure that ends the flow is that of another slot."""
+    bench = Bench(replace(LETTERS, max_message_bytes=50))
+    chunks = (Read(3), Read(5))
+    slot = Slot(chunks[-1], 0)
+    cause = bench.error_policy.condemn(Discarded("expired", "u", chunks, "late"), [slot])
+    assert cause is not None
+    asyncio.run(bench.error_policy.bury_chunks(slot, chunks, cause))
+    bench.error_policy.end(slot)
+    assert bench.stats.failed == {"discarded-chunk": 1}
+
+
 @pytest.mark.parametrize(
     ("rule", "reason", "dropped"), [(True, "evicted", True), (False, "evicted", False), (True, "expired", False)]
 )

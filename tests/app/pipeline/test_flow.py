@@ -131,9 +131,9 @@ async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.
     "error",
     [
         lambda topic: PartitionsChangedError(topic, "has 2 partitions, and had 1"),
-        lambda topic: TopicChangedError(topic, "was deleted and created anew"),
+        lambda topic: TopicChangedError(topic, "was deleted and created again"),
     ],
-    ids=["grown", "created anew"],
+    ids=["grown", "created again"],
 )
 async def test_a_source_that_has_changed_lets_a_static_member_leave(
     flow: Flow,

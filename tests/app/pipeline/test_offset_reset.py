@@ -222,3 +222,21 @@ async def test_first_beginning_of_a_group(policy: str | None, refuses: bool) -> 
     flow = Flow(consumer, policy)
     await flow.reset.find(NoOffsetForPartitionError(FIRST))
     assert (consumer.begun, consumer.committed) == ({FIRST: 7}, {} if refuses else {FIRST: 7})
+
+
+@pytest.mark.parametrize(("delivered", "kept"), [(40, True), (50, True), (51, False)])
+async def test_retention_below_a_message_that_is_not_whole(delivered: int, kept: bool) -> None:  # noqa: FBT001
+    """What was delivered above the commit is not delivered again, unless the log cannot be the one it was read from.
+
+    The simulation's seed 50005 at c6c5f2d3: messages came out twice at exactly once.
+    """
+    consumer = Consumer()
+    consumer.first = 35
+    flow = Flow(consumer)
+    lane = flow.lanes.get(FIRST)
+    assert lane is not None
+    lane.committed, lane.delivered = 30, delivered
+    await flow.reset.find(OUT_OF_RANGE)
+    assert consumer.begun == {FIRST: 35}
+    assert (lane.delivered, consumer.notes.get(FIRST)) == ((delivered, None) if kept else (0, ""))
+    assert flow.stats.expired_records == 5

@@ -48,12 +48,12 @@ def test_a_flow_that_begins_again_and_again(caplog: pytest.LogCaptureFixture, mo
     log = StateLog(Pipeline(), lambda: None, monotonic)
     for delay_s in (0.5, 1, 2, 4):
         log.begins_again(ValueError("away"), delay_s)
-    assert told(caplog) == ["WARNING pipeline p begins again in 0.5 s: away"]
+    assert told(caplog) == ["WARNING pipeline p restarts in 0.5 s: away"]
     monkeypatch.setattr(state_log, "_BEGINS_AGAIN_S", 0.0)
     log.begins_again(ValueError("away"), 8)
-    assert told(caplog) == ["WARNING pipeline p begins again in 8.0 s (and 3 times since the last line): away"]
+    assert told(caplog) == ["WARNING pipeline p restarts in 8.0 s (and 3 times since the last line): away"]
     log.begins_again(ValueError("refused"), 0.5)
-    assert told(caplog) == ["WARNING pipeline p begins again in 0.5 s: refused"]
+    assert told(caplog) == ["WARNING pipeline p restarts in 0.5 s: refused"]
 
 
 def test_what_is_not_committed() -> None:

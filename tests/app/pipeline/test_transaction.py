@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.pace import Pace
 from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.termination import DefectError, Termination
 from app.pipeline.transaction import Transaction
 from transforms.record import Record
 
@@ -148,6 +149,30 @@ async def test_it_waits_for_its_turn_and_looks_again() -> None:
             lane.read = False
             transaction.flush()
         assert len(ended) == 1
+
+
+async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the next transaction is not in the lane any more: those behind a gap must not be committed."""
+    commits: list[object] = []
+
+    async def commit(offsets: object) -> None:
+        commits.append(offsets)
+
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    async with made() as (transaction, _):
+        monkeypatch.setattr(transaction.output, "finished", partial(asyncio.sleep, 0))
+        monkeypatch.setattr(transaction.output.writer, "commit", commit)
+        transaction.append(RECORD, 0, 1, 0)
+        transaction.end()
+        monkeypatch.setattr(transaction.output, "append", fail)
+        for offset in (1, 2):
+            transaction.append(RECORD, offset, 1, 0)
+        await transaction.finish()
+        assert isinstance(transaction._termination.error, DefectError)
+        monkeypatch.undo()
+        assert (len(commits), transaction.idle) == (1, False)
 
 
 async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
