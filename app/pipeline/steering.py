@@ -126,15 +126,9 @@ class GroupSteering(Service):
                 written = asyncio.get_running_loop().create_task(self._write(request, limit.when()))
                 self._writing.add(written)
                 written.add_done_callback(self._written)
-                read = await shielded(written)
-                await read.wait()
+                await (await _outcome(written)).wait()
         except TimeoutError as exc:
             raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if not self._stopping or (task is not None and task.cancelling()):
-                raise
-            raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc  # the write ended first
         except UnacknowledgedError as exc:
             told = f"control.topic {self._topic.name}: {exc}; {_NOT_KNOWN}"
             raise SteeringError(told, retriable=exc.retriable) from exc
@@ -197,6 +191,16 @@ class GroupSteering(Service):
                 self.trouble = f"control.topic {self._topic.name}: unexpected {type(exc).__name__}"
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LAST_DELAY_S)
+
+
+async def _outcome(written: asyncio.Task[asyncio.Event]) -> asyncio.Event:
+    """What comes of a write; TimeoutError if the stop of the worker has ended it, before who asked is answered."""
+    try:
+        return await shielded(written)
+    except asyncio.CancelledError:
+        if written.cancelled():
+            raise TimeoutError from None
+        raise
 
 
 def _begin_anew(pipeline: PipelineControl, *, only_failed: bool) -> None:
