@@ -16,6 +16,8 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC = 16  # where a batch has its format
 _KEPT_SEQUENCES = 5  # batches of a producer that a broker knows again (KIP-98)
 
+_MAGIC_AT, _WITH_EPOCHS = 16, 2  # where a batch has its format, and the first one with epochs of leaders
+
 DUPLICATE, OUT_OF_ORDER, FENCED, MALFORMED = 46, 45, 47, 2
 
 
@@ -114,6 +116,8 @@ class PartitionLog:
 
     def append_as_is(self, data: bytes, base: int, last: int, time_ms: int) -> None:
         """Appends what no producer of today writes: an old format, or a batch that compaction has left."""
+        if data[_MAGIC_AT] < _WITH_EPOCHS:
+            self._epochs.clear()  # as Kafka's `UnifiedLog.append`: such records have no epoch
         self._add(Batch(data, base, last, self.epoch, -1, False, False, time_ms))
 
     def _add(self, batch: Batch) -> None:

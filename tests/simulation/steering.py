@@ -112,7 +112,7 @@ class Steering:
             return None
         for topic, partitions in request.topics:
             for _, data in partitions if topic == TOPIC else ():
-                for identity, _, _ in _read(bytes(data)):
+                for identity, _ in _read(bytes(data)):
                     asked = self._requests[identity]
                     if asked.answered_s is not None and self._world.loop.time() > asked.answered_s + _SLACK_S:
                         return f"{worker.process.name} writes request {identity}, which was answered: {asked.answer}"
@@ -231,7 +231,7 @@ class Steering:
     def _written(self) -> list[tuple[str, str | None]]:
         """Id and target of each request in the log, in order; a restart has no target."""
         log = self._world.cluster.log(TOPIC, 0)
-        return [(identity, state) for batch in log.batches for identity, _, state in _read(batch.data)]
+        return [(identity, state) for batch in log.batches for identity, state in _read(batch.data)]
 
     def _last(self) -> str:
         """What was asked last."""
@@ -276,8 +276,8 @@ def _disobeys(worker: Worker) -> str | None:
     return None
 
 
-def _read(data: bytes) -> Iterator[tuple[str, str, str | None]]:
-    """Id, key and target of each request in a batch."""
+def _read(data: bytes) -> Iterator[tuple[str, str | None]]:
+    """Id and target of each request in a batch."""
     for record in DefaultRecordBatch(data):
         fields = json.loads(record.value)
-        yield fields["id"], record.key.decode(), fields.get("state")
+        yield fields["id"], fields.get("state")
