@@ -23,7 +23,9 @@ _PAUSE_S = 1.0  # between two waits that count as one
 
 
 class Throttles:
-    """Holds the requests of clients back as long as their brokers ask for. Belongs to one event loop.
+    """Holds the requests of clients back as long as their brokers ask for, or until the connection is closed.
+
+    Belongs to one event loop.
 
     Args:
         told: gets each wait, in seconds.
@@ -44,8 +46,9 @@ class Throttles:
             if connection in self._until:
                 # In turn, or timers for the same moment would change the order, also that of commits.
                 async with self._turns.setdefault(connection, asyncio.Lock()):
-                    while (left_s := self._until[connection] - self._clock()) > 0:  # noqa: ASYNC110
-                        await asyncio.sleep(left_s)  # it may be longer by then
+                    closed = connection._closed_fut  # nothing waits for a connection that is closed: it refuses all
+                    while not closed.done() and (left_s := self._until[connection] - self._clock()) > 0:
+                        await asyncio.wait([closed], timeout=left_s)  # it may be longer by then
             response = await send()
             seconds = getattr(response, "throttle_time_ms", 0) / 1000
             if seconds > 0:

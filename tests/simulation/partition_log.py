@@ -13,6 +13,7 @@ from crc32c import crc32c
 __all__ = ["Batch", "PartitionLog", "Produced", "marker"]
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
+_MAGIC = 16  # where a batch has its format
 _KEPT_SEQUENCES = 5  # batches of a producer that a broker knows again (KIP-98)
 
 DUPLICATE, OUT_OF_ORDER, FENCED, MALFORMED = 46, 45, 47, 2
@@ -116,6 +117,10 @@ class PartitionLog:
         self._add(Batch(data, base, last, self.epoch, -1, False, False, time_ms))
 
     def _add(self, batch: Batch) -> None:
+        if batch.data[_MAGIC] < 2:
+            self._epochs.clear()  # as Kafka's `UnifiedLog`: such batches have none
+        elif not self._epochs or self._epochs[-1][0] < batch.epoch:
+            self._epochs.append((batch.epoch, batch.base))
         self.batches.append(batch)
         self._bases.append(batch.base)
         self.end = batch.last + 1
@@ -159,7 +164,7 @@ class PartitionLog:
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
         """See KIP-320: the greatest epoch that is not above, and where it ends; as Kafka's `LeaderEpochFileCache`."""
-        if epoch == self.epoch:
+        if self._epochs and epoch == self._epochs[-1][0]:
             return epoch, self.end
         above = [start for each, start in self._epochs if each > epoch]
         if not above:

@@ -143,6 +143,7 @@ NAMES = (
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
+    PrivateName("app.kafka.throttles", AIOKafkaConnection, "_closed_fut", "let no request wait once it is closed"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_get_conn", "see connections that fail"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_md_update_fut", "let nobody wait for a closed client"),

@@ -24,6 +24,7 @@ class Connection:
     host, port = "b1", 9
 
     def __init__(self, *waits_ms: int) -> None:
+        self._closed_fut = asyncio.get_running_loop().create_future()
         self.asked_s: list[float] = []
         self.asked: list[object] = []
         self._answers = [Answer(each) for each in waits_ms]
@@ -70,3 +71,26 @@ async def test_requests_that_wait_keep_their_order() -> None:
     await watched.send("first")
     await asyncio.gather(*(watched.send(number) for number in range(300)))
     assert connection.asked == ["first", *range(300)]
+
+
+async def test_requests_do_not_wait_on_a_connection_that_is_closed() -> None:
+    """They fail, as all do there: a producer that is stopped leaves no task for as long as the broker wants it to wait.
+
+    The simulation's seeds 174 and 5101 at 71df1f1: `Sender._send_produce_req` was left.
+    """
+    client: Any = AIOKafkaClient()
+    connection = Connection(600_000, 0)
+
+    async def connect(_: int, *, group: int = 0) -> Connection:
+        return connection
+
+    client._get_conn = connect
+    Throttles(lambda _: None).watch(client)
+    watched: Any = await client._get_conn(1)
+    await watched.send("first")
+    waiting = asyncio.create_task(watched.send("second"))
+    await asyncio.sleep(0)
+    assert connection.asked == ["first"]
+    connection._closed_fut.set_result(None)
+    await asyncio.wait_for(waiting, 60)
+    assert connection.asked == ["first", "second"]
