@@ -18,7 +18,7 @@ from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from transforms.commit_metadata import LEAST_BYTES, note, noted
+from transforms.commit_metadata import note, noted
 from transforms.logger_name import logger_name
 
 __all__ = ["OffsetReset"]
@@ -270,8 +270,11 @@ def _delivered(lane: Lane) -> int:
 
 
 def _note(lane: Lane, offset: int, end: int) -> str:
-    """The metadata of a commit of `offset`, if the log has lost all from `end` on: what is below it was delivered."""
-    return note(offset, min(_delivered(lane), end), (), max(LEAST_BYTES, len(lane.noted)))
+    """The metadata of a commit of `offset`, if the log has lost all from `end` on: what is below it was delivered.
+
+    It is no longer than the one that the brokers have accepted.
+    """
+    return note(offset, min(_delivered(lane), end), ())
 
 
 def _told(partition: TopicPartition, cut: Cut) -> str:
