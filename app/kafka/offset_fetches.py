@@ -34,9 +34,9 @@ _TOPIC_AUTHORIZATION_FAILED = 29
 _NOT_COORDINATOR = 16
 # COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka ends by them, where it should look for another coordinator.
 _AWAY = (15, 7)
-# OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request; and KAFKA_STORAGE_ERROR, with
-# which a broker that has the partition cannot tell either.
-_BEHIND = (5, 56, 78)
+# OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request. Not KAFKA_STORAGE_ERROR:
+# a broker answers it for each replica on a disk that has failed, until it restarts, and others lead these partitions.
+_BEHIND = (5, 78)
 
 
 class OffsetFetches:

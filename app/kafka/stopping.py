@@ -56,15 +56,17 @@ async def stop_in_time(
     with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
         await asyncio.wait_for(stop_whole(), within_s)
         return
-    await _end_fetcher(fetcher)
-    if fetcher is not None:  # calls in other tasks would wait for records for ever
-        hear_waiters(consumer._subscription)
-        consumer._subscription.abort_waiters(ConsumerStoppedError())
-    if member:
-        await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
-        with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(leave(coordinator, consumer._client, _BACKOFF_S), _LEAVE_S)
-    await consumer._client.close()
+    try:
+        await _end_fetcher(fetcher)
+        if fetcher is not None:  # calls in other tasks would wait for records for ever
+            hear_waiters(consumer._subscription)
+            consumer._subscription.abort_waiters(ConsumerStoppedError())
+        if member:
+            await _end([coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task])
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(leave(coordinator, consumer._client, _BACKOFF_S), _LEAVE_S)
+    finally:
+        await consumer._client.close()
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Never
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import CorruptRecordException, KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
@@ -23,7 +23,7 @@ from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
 from app.kafka.watched_client import share_start
 
-__all__ = ["Entry", "TopicLog"]
+__all__ = ["Entry", "TopicLog", "UnacknowledgedError"]
 
 _POLL_MS = 500
 _QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
@@ -31,6 +31,10 @@ _LOOK_S = 2.5  # between two looks whether it is the same topic
 _ANSWER_S = 15.0
 _REQUEST_MS = 10_000  # less than who asks waits, for a machine that is gone ends no connection
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
+
+
+class UnacknowledgedError(ClusterError):
+    """A record was sent, and no broker has acknowledged it. It may be written: the answer to a request may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +125,17 @@ class TopicLog:
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
-            ClusterError: no broker has acknowledged it.
+            UnacknowledgedError: no broker has acknowledged it.
+            ClusterError: it was not written: no broker was reached, or it is refused.
         """
         async with writing_producer(self._client, request_timeout_ms=_REQUEST_MS) as producer:
             try:
                 await producer.send_and_wait(self._topic, value, key=key, partition=0)
             except (KafkaError, OSError, TimeoutError) as exc:
-                raise translated(exc, f"topic {self._topic}") from exc
+                error = translated(exc, f"topic {self._topic}")
+                if error.forbidden or isinstance(exc, MessageSizeTooLargeError):
+                    raise error from exc
+                raise UnacknowledgedError(str(error), retriable=error.retriable) from exc
             finally:
                 await ProducerControls(producer).abandon()  # `stop` would try on, until it is written
 

@@ -90,7 +90,8 @@ class ControlTopic:
 
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
-            ClusterError: no broker has acknowledged it.
+            UnacknowledgedError: no broker has acknowledged it.
+            ClusterError: it was not written.
         """
         named = dataclasses.replace(request, id=self._make_id())
         self._awaited[named.id] = read = asyncio.Event()

@@ -11,6 +11,7 @@ from faust import Service
 
 from app.kafka.clients import ClusterError
 from app.kafka.shielded import shielded
+from app.kafka.topic_log import UnacknowledgedError
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.report import PipelineControl, SteeringError, Target
 from transforms.control_record import Request, Restart, TargetStateRequest
@@ -24,6 +25,9 @@ log = logging.getLogger(logger_name(__name__))
 _ANSWER_S = 20.0
 _READY_S = 10.0
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
+_NOT_KNOWN = (
+    "whether the request was written is not known, and it may still take effect: look at the status, and ask again"
+)
 _STOPS = "the worker stops; ask another worker of the group"
 
 
@@ -122,10 +126,12 @@ class GroupSteering(Service):
                 written = asyncio.get_running_loop().create_task(self._write(request, limit.when()))
                 self._writing.add(written)
                 written.add_done_callback(self._written)
-                read = await shielded(written)
-                await read.wait()
+                await (await _outcome(written)).wait()
         except TimeoutError as exc:
             raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc
+        except UnacknowledgedError as exc:
+            told = f"control.topic {self._topic.name}: {exc}; {_NOT_KNOWN}"
+            raise SteeringError(told, retriable=exc.retriable) from exc
         except WideloadError as exc:
             retriable = isinstance(exc, ClusterError) and exc.retriable
             told = f"control.topic {self._topic.name}: the request was not written: {exc}"
@@ -149,10 +155,7 @@ class GroupSteering(Service):
         why = "the worker stops" if self._stopping else f"Kafka has not answered within {_ANSWER_S:.0f} s"
         if not begun:
             return f"control.topic {self._topic.name}: {why}; the request was not written: ask again"
-        return (
-            f"control.topic {self._topic.name}: {why}; whether the request was written is not known, and it may "
-            "still take effect: look at the status, and ask again"
-        )
+        return f"control.topic {self._topic.name}: {why}; {_NOT_KNOWN}"
 
     def _written(self, task: asyncio.Task[asyncio.Event]) -> None:
         self._turn.release()
@@ -188,6 +191,16 @@ class GroupSteering(Service):
                 self.trouble = f"control.topic {self._topic.name}: unexpected {type(exc).__name__}"
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LAST_DELAY_S)
+
+
+async def _outcome(written: asyncio.Task[asyncio.Event]) -> asyncio.Event:
+    """What comes of a write; TimeoutError if the stop of the worker has ended it, before who asked is answered."""
+    try:
+        return await shielded(written)
+    except asyncio.CancelledError:
+        if written.cancelled():
+            raise TimeoutError from None
+        raise
 
 
 def _begin_anew(pipeline: PipelineControl, *, only_failed: bool) -> None:

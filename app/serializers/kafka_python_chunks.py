@@ -237,9 +237,13 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return found
 
     def _is_behind(self, tp: TopicPartition, records: Sequence[ConsumerRecord]) -> bool:
-        """Whether these records were polled since a partition has come, or was sought: its position is behind them."""
+        """Whether these records were polled since a partition has come, or was sought: its position is behind them.
+
+        And behind the marks of transactions and what compaction has removed, if these follow.
+        """
         with contextlib.suppress(KafkaError, KeyError):
-            return bool(super().position(tp, timeout_ms=0) == records[-1].offset + 1)
+            offset = super().position(tp, timeout_ms=0)
+            return offset is not None and bool(offset > records[-1].offset)
         return False
 
     def _take_all(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:

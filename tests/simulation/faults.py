@@ -85,7 +85,7 @@ class Weather:
             return None
         errors = _ERRORS.get(key, ())
         if key == 2 and request.topics[0][0] == "__consumer_offsets":
-            errors = ((56, False),)  # a coordinator leads its partition
+            errors = ()  # a coordinator leads its partition, and none is one for a disk that has failed
         fate = self._drawn(chance, chance.choice(self._kinds), errors, connects=key == _CONNECT)
         if fate is None:
             return None

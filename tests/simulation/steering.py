@@ -31,6 +31,8 @@ ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked")
 TOPIC = "control"
 
 _BY_TOPIC, _STEERED = 0.12, 0.2  # of the histories
+_REFUSED = 0.1  # of those by topic: the topic takes no record for longer than a request waits
+_REFUSED_S = 26.0
 _RESTARTS = ("restart", "restart what has failed")
 _ASKED: tuple[str, ...] = (*get_args(TargetState), *get_args(TargetState), *_RESTARTS)
 _SLACK_S = 0.01  # what leaves the process in the turns that end a write
@@ -72,9 +74,11 @@ class Steering:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        drawn = world.stream("steering").random()
+        chance = world.stream("steering")
+        drawn = chance.random()
         self.by_topic = drawn < _BY_TOPIC
         self._steered = drawn < _STEERED
+        self._refused = self.by_topic and chance.random() < _REFUSED
         self._numbers = itertools.count()
         self._requests: dict[str, _Request] = {}
         self._asking: list[asyncio.Task[None]] = []
@@ -85,6 +89,11 @@ class Steering:
         """Asks for the time of the storm."""
         world = self._world
         storm_s = world.scenario.storm_s
+        if self._refused and world.happens("ask.refused", f"{TOPIC}: too few replicas in sync"):
+            storm_s = _REFUSED_S
+            topic = world.cluster.topics[TOPIC]
+            topic.config["min.insync.replicas"], topic.logs[0].alone = "2", True
+            world.restore(storm_s, setattr, topic.logs[0], "alone", False)
         until_s = world.loop.time() + storm_s
         while self._steered and world.loop.time() < until_s:
             chance = world.stream(f"ask {next(self._numbers)}")

@@ -82,13 +82,16 @@ async def opened(connection: Connection, clock: Callable[[], float] = lambda: 0.
     return fetches, await client._get_conn(1)
 
 
-@pytest.mark.parametrize("behind", [5, 56, 78])
+@pytest.mark.parametrize(("behind", "other"), [(5, 6), (78, 6), (78, 56)])
 @pytest.mark.parametrize("request_", [FETCH, STABLE])
-async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int) -> None:
-    """It asks for the latest offsets first, again as long as one is not known; those it does not lead do not count."""
+async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, other: int) -> None:
+    """It asks for the latest offsets first, again as long as one is not known.
+
+    Those that it does not lead do not count, nor those on a disk that has failed: it says so until it restarts.
+    """
     made = Connection(
         MetadataRequest=[metadata(3)],
-        OffsetRequest=[latest(6, behind, behind), latest(6, 0, behind), latest(6, 0, 0)],
+        OffsetRequest=[latest(other, behind, behind), latest(other, 0, behind), latest(other, 0, 0)],
         OffsetFetchRequest=[FETCHED],
         FetchStableOffsets=[FETCHED],
     )

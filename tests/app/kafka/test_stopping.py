@@ -132,3 +132,25 @@ async def test_a_member_leaves_though_its_stop_hangs(monkeypatch: pytest.MonkeyP
     member._coordination_task, member._heartbeat_task, member._commit_refresh_task = tasks
     await stop_in_time(consumer, hang, 0.01)
     assert (client.closed, left, all(each.cancelled() for each in tasks)) == (True, [member], True)
+
+
+async def test_its_connections_close_though_it_is_cancelled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that ends may cancel again what has not ended: it then leaves no group, but nothing stays open."""
+    leaves = asyncio.Event()
+
+    async def leave(*_: Any) -> None:
+        leaves.set()
+        await hang()
+
+    monkeypatch.setattr("app.kafka.stopping.leave", leave)
+    consumer, client, fetching = consuming()
+    consumer._coordinator = member = object.__new__(GroupCoordinator)
+    member._coordination_task = member._heartbeat_task = member._commit_refresh_task = None
+    task = asyncio.create_task(stop_in_time(consumer, hang))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait_for(leaves.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (client.closed, fetching.ended) == (True, True)

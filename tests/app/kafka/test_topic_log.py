@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, ReplicaNotAvailableError, TopicAuthorizationFailedError
 
 from app.config.settings import ClientSettings
 from app.kafka import clients, producer, topic_log
-from app.kafka.topic_log import TopicLog
+from app.kafka.clients import ClusterError
+from app.kafka.topic_log import TopicLog, UnacknowledgedError
 from app.pipeline import steering
 
 
@@ -87,3 +88,24 @@ async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_ans
     with pytest.raises(Refused):
         await log.read(1)
     assert given.get("request_timeout_ms", 40_000) / 1000 < steering._ANSWER_S
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"), [(ReplicaNotAvailableError(), True), (TopicAuthorizationFailedError(), False)]
+)
+async def test_a_record_may_be_written_though_its_last_request_was_refused(
+    error: Exception,
+    unknown: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request before it may have been processed, and its answer lost; but not without the right to write."""
+
+    class Refused(UnansweredProducer):
+        async def send_and_wait(self, *_: object, **__: object) -> Any:
+            raise error
+
+    monkeypatch.setattr(clients, "AIOKafkaProducer", Refused)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    with pytest.raises(ClusterError, match="topic control") as failed:
+        await log.append(b"k", b"v")
+    assert isinstance(failed.value, UnacknowledgedError) == unknown

@@ -10,6 +10,7 @@ from typing import Any, Never, cast
 import pytest
 
 from app.kafka.clients import ClusterError
+from app.kafka.topic_log import UnacknowledgedError
 from app.pipeline import steering
 from app.pipeline.report import SteeringError
 from app.pipeline.steering import GroupSteering
@@ -67,6 +68,11 @@ async def test_what_the_topic_says_holds_before_the_pipelines_begin() -> None:
         (ClusterError("no broker", retriable=True), True, "control.topic control: the request was not written: no"),
         (ClusterError("no right", retriable=False), False, "control.topic control: the request was not written: no"),
         (ConfigurationError("ssl.ca.location", "is gone"), False, "the request was not written: ssl.ca.location"),
+        (
+            UnacknowledgedError("topic control: [Error 9] ReplicaNotAvailableError", retriable=False),
+            False,
+            "ReplicaNotAvailableError; whether the request was written is not known, and it may still take effect",
+        ),
         (None, True, "whether the request was written is not known, and it may still take effect: look at the status"),
     ],
 )
@@ -142,6 +148,19 @@ async def test_a_worker_that_stops_answers_at_once() -> None:
     assert "the worker stops; whether the request was written is not known" in str(first)
     assert "the worker stops; the request was not written" in str(second)
     assert topic.written == []
+
+
+async def test_a_write_that_ends_before_who_asked_is_answered() -> None:
+    """The stop cancels the write; who waits for it is answered also if the write ends first."""
+    topic = Topic()
+    topic.broker = asyncio.Event()
+    control, pipeline, _ = steered(topic)
+    asked = asyncio.create_task(control.steer(pipeline, "PAUSED"))
+    await asyncio.sleep(0)
+    control._patience.clear()
+    await control.on_stop()
+    with pytest.raises(SteeringError, match="the worker stops; whether the request was written is not known"):
+        await asked
 
 
 async def test_a_worker_that_stops_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

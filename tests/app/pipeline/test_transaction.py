@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError, ProducerFenced
 
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
@@ -173,6 +174,30 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
         assert isinstance(transaction._termination.error, DefectError)
         monkeypatch.undo()
         assert (len(commits), transaction.idle) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "aborts"), [(None, True), (KafkaError("it broke"), True), (ProducerFenced(), False)]
+)
+async def test_a_fenced_producer_aborts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    failure: KafkaError | None,
+    aborts: bool,  # noqa: FBT001
+) -> None:
+    """Its transaction is over; and the brokers of a producer that stops are not watched any more."""
+    aborted: list[bool] = []
+    forgotten: list[AIOKafkaClient] = []
+
+    async def release(*_: object, abort: bool) -> None:
+        aborted.append(abort)
+
+    monkeypatch.setattr(ProducerControls, "release_transaction", release)
+    monkeypatch.setattr(BrokerHealth, "forget", lambda _, client: forgotten.append(client))
+    async with made() as (transaction, _):
+        writer = cast("FlowProducer", transaction.output.writer)
+        writer.failure = failure
+        await transaction.stop()
+        assert (aborted, forgotten) == ([aborts], [writer.client])
 
 
 async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPatch) -> None:

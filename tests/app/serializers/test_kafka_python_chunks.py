@@ -48,7 +48,7 @@ def position(monkeypatch: pytest.MonkeyPatch) -> dict[TopicPartition, int]:
     return positions
 
 
-@pytest.mark.parametrize(("at", "given"), [(2, []), (5, [2, 3, 4])])
+@pytest.mark.parametrize(("at", "given"), [(2, []), (5, [2, 3, 4]), (6, [2, 3, 4])])
 def test_rebalance_within_a_poll(
     at: int, given: list[int], position: dict[TopicPartition, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +58,7 @@ def test_rebalance_within_a_poll(
     def poll(consumer: PollingConsumer, *_: object) -> dict[TopicPartition, list[ConsumerRecord]]:
         consumer._rebalances.revoked([P0])  # as the listener does on kafka-python's thread
         consumer._rebalances.assigned([])
-        position[P0] = at  # it has come back, and begins at its commit; or was polled since
+        position[P0] = at  # it has come back, and begins at its commit; or was polled since, up to a mark at 5
         return {P0: polled([2, 3, 4])}
 
     monkeypatch.setattr(KafkaConsumer, "poll", poll)
