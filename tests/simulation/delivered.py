@@ -139,9 +139,7 @@ class Delivered:
         # If the source has lost a record of a message that it has twice, the second one counts; and if the sink was
         # deleted that had a message, what is written again of it, at least once.
         unsure = {message.key for message in written if message.again and losses.spares(message.key)}
-        unsure |= (
-            losses.gone if losses.unsteady else losses.gone & {message.key for message in written if message.again}
-        )
+        unsure |= losses.gone if losses.unsteady else set()
         unsure |= set() if self._world.scenario.exactly_once else losses.kept
         sure = [key for key in sure if key not in unsure]
         if missing := [key for key in sure if key not in {*found}]:
