@@ -40,7 +40,9 @@ class Delivered:
         world = self._world
         found, log = self._readers.get(number), world.cluster.log("out", number)
         if found is None or found.log is not log:  # another topic of that name
-            found = self._readers[number] = Reader(log, world.store.payloads, unwraps=self._unwraps)
+            found = self._readers[number] = Reader(
+                log, world.store.payloads, unwraps=self._unwraps, torn=world.losses.kept
+            )
         return found
 
     def _got(self, number: int) -> Sequence[Sequence[Any]]:
