@@ -175,10 +175,14 @@ class LeaderEpochs:
             return await send()
 
     def _committed(self, partition: TopicPartition, offset: int, metadata: str) -> int:
-        """The epoch that goes with an offset: that of the last record that was delivered, if that is behind it."""
+        """The epoch that goes with an offset: that of the last record that was delivered, if that is behind it.
+
+        If the record at the offset was read, it is that record's. Compaction may have taken those before it: the epoch
+        of the last one ends before the offset, as if the log had been cut there.
+        """
         found, end = self._at(partition), _delivered(offset, metadata)
         found.history.settle(offset)
-        return found.delivered[1] if end == found.delivered[0] else found.history.before(end)
+        return found.delivered[1] if end == found.delivered[0] else found.history.before(end + 1)
 
     def _note_committed(self, epochs: Iterable[CommittedEpoch]) -> None:
         for partition, offset, epoch, metadata in epochs:

@@ -40,7 +40,9 @@ class Delivered:
         world = self._world
         found, log = self._readers.get(number), world.cluster.log("out", number)
         if found is None or found.log is not log:  # another topic of that name
-            found = self._readers[number] = Reader(log, world.store.payloads, unwraps=self._unwraps)
+            found = self._readers[number] = Reader(
+                log, world.store.payloads, unwraps=self._unwraps, torn=world.losses.kept
+            )
         return found
 
     def _got(self, number: int) -> Sequence[Sequence[Any]]:
@@ -110,7 +112,7 @@ class Delivered:
         scenario = self._world.scenario
         # At least once, a message may be given up that was written in part before.
         gives_up = not scenario.exactly_once and (scenario.work.gives_up or scenario.work.runs_out)
-        if pending and not (scenario.falls_back or gives_up):
+        if pending and not (scenario.falls_back or gives_up or self._world.losses.unsteady):  # lost when half written
             return f"{pending} messages in the sink lack chunks"
         written = self._world.source.written[number]
         return (
@@ -142,9 +144,7 @@ class Delivered:
         # If the source has lost a record of a message that it has twice, the second one counts; and if the sink was
         # deleted that had a message, what is written again of it, at least once.
         unsure = {message.key for message in written if message.again and losses.spares(message.key)}
-        unsure |= (
-            losses.gone if losses.unsteady else losses.gone & {message.key for message in written if message.again}
-        )
+        unsure |= losses.gone if losses.unsteady else set()
         unsure |= set() if self._world.scenario.exactly_once else losses.kept
         sure = [key for key in sure if key not in unsure]
         if missing := [key for key in sure if key not in {*found}]:

@@ -528,6 +528,14 @@ async def test_rebalance_forgets() -> None:
         assert leader.epochs.before(PLACE, 20) == -1
 
 
+async def test_commit_behind_a_gap_has_the_epoch_of_the_record_there() -> None:
+    """Compaction took what was between two leaders: the end of the first one's epoch is before the offset."""
+    async with reading(filled((3, 5)), 0, 3) as leader:
+        leader.epochs.read(PLACE, 10, 3)
+        leader.epochs.read(PLACE, 18, 4)
+        assert [leader.epochs._committed(PLACE, offset, "") for offset in (12, 18, 30)] == [3, 4, 4]
+
+
 COMMIT = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])
 IN_TRANSACTION = TxnOffsetCommitRequest("id", "g", 5, 6, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])
 WITH_EPOCHS = [("raw", [(0, 9, 3, "note")]), ("other", [(1, 7, -1, "")])]
