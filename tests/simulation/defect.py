@@ -11,10 +11,10 @@ from typing import Any
 
 from app.pipeline.sink import Sink
 
-__all__ = ["Defect"]
+__all__ = ["TEXT", "Defect"]
 
 _APPEND = Sink.append
-_TEXT = "a defect of the simulation"
+TEXT = "a defect of the simulation"
 
 
 class Defect:
@@ -33,7 +33,7 @@ class Defect:
                 self._left -= 1
                 if not self._left:
                     self.raised = True
-                    raise MemoryError(_TEXT)
+                    raise MemoryError(TEXT)
             _APPEND(sink, *values)
 
         setattr(Sink, "append", append)  # noqa: B010  # mypy takes it for a declaration
@@ -45,4 +45,4 @@ class Defect:
     @staticmethod
     def is_in(text: str | None) -> bool:
         """Whether an error is that one."""
-        return text is not None and _TEXT in text
+        return text is not None and TEXT in text

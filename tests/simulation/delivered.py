@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.defect import TEXT
 from tests.simulation.messages import Message
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.reader import Reader
@@ -202,6 +203,8 @@ class Delivered:
         found, losses = _PLACE.search(text), self._world.losses
         if found is None or self._world.cluster.transactions.open:
             return None
+        if TEXT in text and self._world.scenario.exactly_once:
+            return None  # its transaction is aborted, with the records before
         number, end = map(int, found.groups())
         if number in losses.unsteady:
             return None
