@@ -595,7 +595,7 @@ def log(settings: ClientSettings) -> TopicLog:
     [
         (admin_client, 15_000),
         (flow_client, 40_000),
-        (lambda settings: log(settings).read(60.0), 40_000),
+        (lambda settings: log(settings).read(60.0), 10_000),
         (lambda settings: log(settings).append(b"k", b"v"), 10_000),
     ],
     ids=["admin", "flow", "log read", "log written"],
