@@ -23,6 +23,9 @@ class Connection:
     host, port = "b1", 9
     answers: list[Any]
 
+    def __init__(self) -> None:
+        self._closed_fut = asyncio.get_running_loop().create_future()
+
     async def send(self, request: object, *, expect_response: bool = True) -> Any:
         return self.answers.pop(0)
 
