@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.metadata import MetadataRequest
 
-from app.kafka.watched_client import Send, watch_sends
+from app.kafka.watched_client import Send, time_out_in_any_case, watch_sends
 
 __all__ = ["create_no_topics"]
 
@@ -27,7 +27,9 @@ def create_no_topics(client: _Client) -> _Client:
 
     Not for clients that an application configures: whether those create topics is for its user to say.
     """
-    watch_sends(client.client if isinstance(client, AIOKafkaProducer) else client._client, _sent)
+    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client
+    time_out_in_any_case(inner)
+    watch_sends(inner, _sent)
     return client
 
 

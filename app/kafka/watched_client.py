@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import RequestTimedOutError
 
 from app.kafka.shielded import shielded
 
@@ -21,6 +22,7 @@ __all__ = [
     "prepared",
     "remade",
     "share_start",
+    "time_out_in_any_case",
     "watch_connections",
     "watch_requests",
     "watch_sends",
@@ -103,6 +105,25 @@ class _WatchedSend:
         for handle in self.handlers:
             send = partial(handle, connection, request, send)
         return send()
+
+
+def time_out_in_any_case(client: AIOKafkaClient) -> None:
+    """Lets a request of a client that has not been started time out, too, while another one connects again.
+
+    aiokafka closes its connection then. If another request has found that closed and forgotten it, it raises KeyError,
+    which ends the tasks that fetch and send.
+    """
+    send = client.send
+
+    async def sent(node_id: Any, request: Any, **options: Any) -> Any:
+        try:
+            return await send(node_id, request, **options)
+        except KeyError as exc:
+            if not isinstance(exc.__context__, TimeoutError):
+                raise
+            raise RequestTimedOutError from exc
+
+    client.send = sent
 
 
 def share_start(client: AIOKafkaClient) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
 from aiokafka.structs import BrokerMetadata
 
@@ -16,6 +17,7 @@ from app.kafka.watched_client import (
     leave_no_connection,
     prepared,
     remade,
+    time_out_in_any_case,
     watch_connections,
     watch_requests,
     watch_sends,
@@ -167,3 +169,39 @@ async def test_a_client_that_is_closed_for_good_stays_closed(monkeypatch: pytest
     assert not await asyncio.wait_for(client.force_metadata_update(), 20)
     assert not await client.ready(1)
     assert tried == []
+
+
+class _SilentConnection:
+    """One that never answers, and that another request forgets meanwhile."""
+
+    def __init__(self, client: AIOKafkaClient) -> None:
+        self._client = client
+
+    def connected(self) -> bool:
+        return True
+
+    async def send(self, request: object, *, expect_response: bool) -> None:
+        self._client._conns.clear()
+        raise TimeoutError
+
+
+async def test_a_request_times_out_though_its_connection_is_forgotten() -> None:
+    """aiokafka closes the connection of a request that has timed out; there may be none, or a KeyError of another."""
+    client = AIOKafkaClient()
+    time_out_in_any_case(client)
+    client._conns[1, 0] = _SilentConnection(client)
+    with pytest.raises(RequestTimedOutError):
+        await client.send(1, MetadataRequest([]), group=0)
+    with pytest.raises(KeyError, match="of another"):
+        await _failing(KeyError("of another"))
+
+
+async def _failing(error: Exception) -> None:
+    client = AIOKafkaClient()
+
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    client.send = fail
+    time_out_in_any_case(client)
+    await client.send(1, MetadataRequest([]), group=0)
