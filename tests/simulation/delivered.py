@@ -112,7 +112,9 @@ class Delivered:
         pending = sum(each.pending for each in self._readers.values())
         scenario = self._world.scenario
         # At least once, a message may be given up that was written in part before.
-        gives_up = not scenario.exactly_once and (scenario.work.gives_up or scenario.work.runs_out)
+        # Or the source has lost it since.
+        runs_out = scenario.work.runs_out or bool(self._world.losses.gone)
+        gives_up = not scenario.exactly_once and (scenario.work.gives_up or runs_out)
         if pending and not (scenario.falls_back or gives_up or self._world.losses.unsteady):  # lost when half written
             return f"{pending} messages in the sink lack chunks"
         written = self._world.source.written[number]
