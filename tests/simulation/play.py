@@ -8,29 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import logging
-import random
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
-from random import Random
 from typing import Any
 
-from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
 from tests.simulation.faults import Weather
-from tests.simulation.loop import PROCESS, Process, SimulatedLoop, StuckError
-from tests.simulation.network import NETWORK, Network, take_the_place_of_connections
+from tests.simulation.history import History
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop
+from tests.simulation.network import NETWORK
 from tests.simulation.promises import Broken
-from tests.simulation.story import exchange, request_name
 
 __all__ = ["Actor", "Play", "PlayScenario"]
-
-# Nothing of them is collected: the coroutines of what was killed would go on to clean up.
-_ended: list[Any] = []
 
 
 @dataclass(slots=True)
@@ -108,25 +99,15 @@ class Actor:
         return self.process.dead or (self.task is not None and self.task.done())
 
 
-class Play(ABC):
+class Play(History):
     """The history of one seed.
 
-    Args:
-        seed: from which all is drawn.
-        cuts: what is left out.
-        tallies: whether all that happens is counted.
-        aloud: whether the requests that matter are told too.
-
     Attributes:
-        told: what has happened, each with the virtual time.
-        happened: the names of the faults and acts that there were, in order.
-        requests: when each request came, from which actor, to which broker, of which API.
-        tally: how often each thing happened.
-        broken: the first promise that was found broken while the history went on; None if none was.
         scenario: what was drawn before it begins, for those who read it.
         chance: draws what belongs to no single actor.
     """
 
+    KIND = "actor"
     CALM_S = 300.0
     """After this time without faults, all must be done."""
 
@@ -138,19 +119,10 @@ class Play(ABC):
         tallies: bool = False,
         aloud: bool = False,
     ) -> None:
-        self.seed = seed
-        self.requests: list[tuple[float, int, int, int]] = []
-        self.tally: Counter[str] = Counter()
-        self._tallies, self._aloud = tallies, aloud
-        random.seed(seed)
-        self.told: list[str] = []
-        self._only = cuts.only
-        self.happened: list[str] = []
-        self.broken: str | None = None
+        super().__init__(seed, cuts, tallies=tallies, aloud=aloud)
+        self._broken: str | None = None
         self.actors: list[Actor] = []
         self.scenario = PlayScenario()
-        self.outside = contextvars.Context()
-        self._numbers = itertools.count(1)
         self._acts = itertools.count()
         self.chance = chance = self.stream("scenario")
         self.loop = SimulatedLoop(self.stream("loop"), shuffles=chance.random() < 0.5)
@@ -158,30 +130,6 @@ class Play(ABC):
         self.cluster = Cluster(self.loop, self.stream("cluster"), "4.1")
         self.storm_s: float = chance.choice((0.5, 2.0, 5.0))
         self.acts: list[Callable[[], None]] = [each for each in self.drawn() if chance.random() < 0.4]
-
-    def stream(self, name: str) -> Random:
-        """See `World.stream`."""
-        return Random(f"{self.seed} {name}")
-
-    def number(self) -> int:
-        """The number of the next actor."""
-        return next(self._numbers)
-
-    def network(self, number: int) -> Network:
-        """The way of an actor to the brokers."""
-        seen = partial(self._seen, number) if self._aloud or self._tallies else None
-        return Network(self.cluster, self.stream(f"actor {number}"), partial(self._fate, number), self.outside, seen)
-
-    def _fate(self, actor: int, node: int, request: Any) -> Any:
-        self.requests.append((self.loop.now_s, actor, node, -1 if request is None else request.API_KEY))
-        return self.weather.fate(actor, node, request)
-
-    def _seen(self, actor: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
-        if self._tallies:
-            self.tally[f"request: {request_name(request)}"] += 1
-        text = exchange(request, fields) if self._aloud else None
-        if text is not None:
-            self.tell(f"actor {actor} -> broker {node}: {text}")
 
     def drawn(self) -> list[Callable[[], None]]:
         """What may happen in the storm; drawn before the history begins."""
@@ -207,48 +155,20 @@ class Play(ABC):
 
     # --- the history --------------------------------------------------------------------------------------------------
 
-    def tell(self, text: str) -> None:
-        """Notes what happens."""
-        self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
-
-    def happens(self, name: str, text: str) -> bool:
-        """Notes a fault or an act; False if it is left out. Its name is the same in each history of the seed."""
-        if self._only is not None and name not in self._only:
-            return False
-        self.happened.append(name)
-        self.tell(f"({name}) {text}")
-        if self._tallies:
-            self.tally[f"happened: {text}"] += 1
-        return True
+    @property
+    def broken(self) -> str | None:
+        return self._broken
 
     def breaks(self, text: str) -> None:
-        """Notes that a promise was not kept."""
-        if self.broken is None:
+        """See `History.breaks`."""
+        if self._broken is None:
             self.tell(f"BROKEN: {text}")
-            self.broken = text
+            self._broken = text
 
     @property
     def alive(self) -> list[Actor]:
         """The actors that run."""
         return [each for each in self.actors if each.alive]
-
-    def run(self) -> None:
-        """Runs it, to the end.
-
-        Raises:
-            Broken: a promise was not kept.
-        """
-        assert installed(), "a history runs in the processes of tests.simulation.processes alone"
-        take_the_place_of_connections()
-        logs, root = _Logs(self), logging.getLogger()
-        root.addHandler(logs)
-        try:
-            self.loop.run_until_complete(self._play())
-        except StuckError as exc:
-            raise Broken(f"stuck: {exc}") from exc
-        finally:
-            root.removeHandler(logs)
-            _ended.append(self)
 
     async def _play(self) -> None:
         self.prepare()
@@ -346,18 +266,3 @@ class Play(ABC):
             self.tell(f"broker {broker.number} goes down")
             self.cluster.stop(broker)
             self.loop.call_later(self.chance.choice((0.3, 3.0)), setattr, broker, "up", True)
-
-
-class _Logs(logging.Handler):
-    """What the processes log: a traceback is a fault of ours."""
-
-    def __init__(self, play: Play) -> None:
-        super().__init__(logging.INFO)
-        self._play = play
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[0] is not None:
-            text = logging.Formatter().formatException(record.exc_info)
-            self._play.breaks(f"the log of {record.name} has: {record.getMessage()}\n{text}")
-        if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
-            self._play.tell(f"[{record.name}] {record.getMessage()}")

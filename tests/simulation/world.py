@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import itertools
-import logging
-import random
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from random import Random
 from typing import Any
 
 from app.config.parsing import parse
 from app.pipeline import service
-from tests.simulation.clock import installed
 from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
 from tests.simulation.defect import Defect
 from tests.simulation.delivered import Delivered
 from tests.simulation.faults import Weather
-from tests.simulation.loop import SimulatedLoop, StuckError
+from tests.simulation.history import History
+from tests.simulation.loop import SimulatedLoop
 from tests.simulation.losses import Losses
-from tests.simulation.network import Network, take_the_place_of_connections
 from tests.simulation.ownership import Ownership
 from tests.simulation.promises import Broken, Promises
 from tests.simulation.scenario import cut, drawn
@@ -32,37 +24,22 @@ from tests.simulation.source import Source
 from tests.simulation.steering import TOPIC, Steering
 from tests.simulation.store import SimulatedStore, StoreWorld
 from tests.simulation.storm import ACTS, Storm
-from tests.simulation.story import codes, exchange, request_name
 from tests.simulation.sweep import Sweep
 from tests.simulation.worker import Worker
 
 __all__ = ["Broken", "World"]
 
-# What differs from one fault to the next of a kind.
-_PLACE = re.compile(r"worker \d+, broker \d+, |\d+\.\d+ s |(?<=put |get )[\w-]+ ")
-_VARIES = re.compile(r"\d+(?:[.,]\d+)*")
 _CALM_S = 300.0  # after this time without faults, all must be done
 
-# Nothing of them is collected: the coroutines of what was killed would go on to clean up.
-_ended: list[Any] = []
 
-
-class World:
+class World(History):
     """Runs the history of one seed.
 
-    Args:
-        seed: from which all is drawn.
-        cuts: what is left out.
-        tallies: whether all that happens is counted.
-        aloud: whether the requests that matter are told too.
-
     Attributes:
-        told: what has happened, each with the virtual time.
-        happened: the names of the faults and acts that there were, in order.
-        requests: when each request came, from which worker, to which broker, of which API.
-        tally: how often each thing happened.
         tolerates: whether records that can never succeed become dead letters.
     """
+
+    KIND = "worker"
 
     def __init__(
         self,
@@ -72,14 +49,7 @@ class World:
         tallies: bool = False,
         aloud: bool = False,
     ) -> None:
-        self.seed = seed
-        self.requests: list[tuple[float, int, int, int]] = []
-        self.tally: Counter[str] = Counter()
-        self.tallies, self._aloud = tallies, aloud
-        random.seed(seed)
-        self.told: list[str] = []
-        self._only = cuts.only
-        self.happened: list[str] = []
+        super().__init__(seed, cuts, tallies=tallies, aloud=aloud)
         chance = self.stream("scenario")
         self.scenario = drawn(chance, ACTS)
         cut(self.scenario, cuts)
@@ -95,49 +65,25 @@ class World:
         self.tolerates = self.scenario.tolerance == "all"
         self.losses = Losses(self)
         self.promises = Promises(self)
-        self._outside = contextvars.Context()
         self.sweep = Sweep(self)
         self._ownership = Ownership()
         self.defect = Defect()
         self._storm = Storm(self, self.tell)
-        self._numbers = itertools.count(1)
         self._restores: list[tuple[Callable[..., Any], Any]] = []
 
-    def stream(self, name: str) -> Random:
-        """A random stream of its own: what is left out of one part of a history changes no other part's draws."""
-        return Random(f"{self.seed} {name}")
+    @property
+    def broken(self) -> str | None:
+        return self.promises.broken
 
-    def tell(self, text: str) -> None:
-        """Notes what happens."""
-        self.told.append(f"{self.loop.now_s - 1000:8.3f} {text}")
-
-    def happens(self, name: str, text: str) -> bool:
-        """Notes a fault or an act; False if it is left out. Its name is the same in each history of the seed."""
-        if self._only is not None and name not in self._only:
-            return False
-        self.happened.append(name)
-        self.tell(f"({name}) {text}")
-        if self.tallies:
-            self.tally[f"happened: {_PLACE.sub('', text)}"] += 1
-        return True
-
-    def _fate(self, worker: int, node: int, request: Any) -> Any:
-        self.requests.append((self.loop.now_s, worker, node, -1 if request is None else request.API_KEY))
-        return self.weather.fate(worker, node, request)
+    def breaks(self, text: str) -> None:
+        """See `History.breaks`."""
+        if self.promises.broken is None:
+            self.promises.broken = text
 
     def _sends(self, worker: Worker, request: Any) -> None:
         wrong = self._ownership.sent(worker, request) or self.steering.sends(worker, request)
-        if wrong is not None and self.promises.broken is None:
-            self.promises.broken = wrong
-
-    def _seen(self, worker: int, node: int, request: Any, fields: Mapping[str, Any]) -> None:
-        if self.tallies:
-            self.tally[f"request: {request_name(request)}"] += 1
-            for code in codes(fields):
-                self.tally[f"answer of {request_name(request)}: error {code}"] += 1
-        text = exchange(request, fields) if self._aloud else None
-        if text is not None:
-            self.tell(f"worker {worker} -> broker {node}: {text}")
+        if wrong is not None:
+            self.breaks(wrong)
 
     @property
     def alive(self) -> list[Worker]:
@@ -146,15 +92,13 @@ class World:
 
     def new_worker(self, former: Worker | None = None) -> None:
         """One more worker starts, with the id of a former one if members are static."""
-        number = next(self._numbers)
-        chance = self.stream(f"worker {number}")
-        seen = partial(self._seen, number) if self._aloud or self.tallies else None
-        network = Network(self.cluster, chance, partial(self._fate, number), self._outside, seen)
+        number = self.number()
+        network = self.network(number)
         member = number if former is None else former.member
         settings = self.settings
         if self.scenario.static:
             settings = parse(self.scenario.document(member, tolerant=self.tolerates))
-        worker = Worker(self.loop, number, network, settings, chance, self.tell, self._hangs, member)
+        worker = Worker(self.loop, number, network, settings, network.chance, self.tell, self._hangs, member)
         worker.tolerates = self.tolerates
         network.sends = partial(self._sends, worker)
         self.workers.append(worker)
@@ -164,13 +108,7 @@ class World:
         return self.store.hangs
 
     def run(self) -> None:
-        """Runs it, to the end.
-
-        Raises:
-            Broken: a promise was not kept.
-        """
-        assert installed(), "a history runs in the processes of tests.simulation.processes alone"
-        take_the_place_of_connections()
+        """See `History.run`."""
         scenario = self.scenario
         self.cluster.create("raw", scenario.partitions)
         self.cluster.create("out", scenario.partitions, max_message_bytes="4000")
@@ -180,17 +118,11 @@ class World:
         self.cluster.committed = self.promises.committed
         self.cluster.transactions.ended = self.promises.transaction_committed
         setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
-        logs, root = _Logs(self), logging.getLogger()
-        root.addHandler(logs)
         try:
-            self.loop.run_until_complete(self._play())
-        except StuckError as exc:
-            raise Broken(f"stuck: {exc}") from exc
+            super().run()
         finally:
-            root.removeHandler(logs)
             for worker in self.workers:
                 worker.threads.give_up()
-            _ended.append(self)
 
     def _open_store(self, config: Mapping[str, Any]) -> SimulatedStore:
         store = SimulatedStore(self.store)
@@ -282,23 +214,3 @@ class World:
         for worker in self.alive:
             worker.kill()
             self.new_worker()
-
-
-class _Logs(logging.Handler):
-    """What the workers log: an error with a traceback is one of ours."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.INFO)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        promises = self._world.promises
-        if record.exc_info and record.exc_info[0] is not None and promises.broken is None:
-            text = logging.Formatter().formatException(record.exc_info)
-            if Defect.is_in(text):
-                return
-            promises.broken = f"the log of {record.name} has: {record.getMessage()}\n{text}"
-        if self._world.tallies:
-            self._world.tally[f"log: {_VARIES.sub('#', record.getMessage())}"] += 1
-        if record.name.startswith("wideload") or record.levelno >= logging.ERROR:
-            self._world.tell(f"[{record.name}] {record.getMessage()}")
