@@ -42,7 +42,7 @@ class LetterWriter:
         clock: monotonic seconds.
     """
 
-    # State that changes: `_avoid_until_s`, and the limit with what goes by it. A thread may read an old value.
+    # State that changes: `_avoid_until_s`. A thread may read an old value.
 
     def __init__(
         self,
@@ -61,20 +61,9 @@ class LetterWriter:
         self._encryption = Encryption(_LONGEST_KEY_ID, bytes(12), bytes(_DATA_KEY_BYTES)) if encrypts else None
         self._clock = clock
         self._avoid_until_s = 0.0
-        self._take(topic.max_message_bytes)
-
-    def _take(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._offload = Offload(0, limit_bytes, self._settings.codec, signing=self._settings.signing)
-        self._chunking = Chunking(limit_bytes)
-
-    def follow(self, limit_bytes: int) -> None:
-        """Goes by another `max.message.bytes` of the topic, if a letter fits it at all.
-
-        A letter that a thread makes meanwhile may still be as long as the topic took before.
-        """
-        if limit_bytes >= LEAST_BYTES:
-            self._take(limit_bytes)
+        self._limit = topic.max_message_bytes
+        self._offload = Offload(0, self._limit, settings.codec, signing=settings.signing)
+        self._chunking = Chunking(self._limit)
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
         """The whole letter; None if the topic would not take it, or if no client can write it."""

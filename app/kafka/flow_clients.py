@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
-from app.kafka.batches.producer import Refit
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.fetched import ReadAhead
@@ -40,8 +39,6 @@ class FlowClients:
         *,
         numbers: BatchNumbers,
         failed: Callable[[BaseException, str], None],
-        limits: Mapping[str, int],
-        refit: Refit,
         bounds: Bounds | None = None,
         transactional_id: str | None = None,
     ) -> FlowProducer:
@@ -52,8 +49,6 @@ class FlowClients:
             brokers,
             numbers=numbers,
             failed=failed,
-            limits=limits,
-            refit=refit,
             bounds=bounds,
             transactional_id=transactional_id,
         )

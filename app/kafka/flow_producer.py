@@ -10,7 +10,7 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
-from app.kafka.batches.producer import Batches, Refit
+from app.kafka.batches.producer import Batches
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.errors import FENCED
 from app.kafka.produce_requests import join_once
@@ -30,7 +30,7 @@ class FlowProducer(Batches):
         client: how to reach the cluster.
         settings: of the pipeline.
         brokers: watches the producer; one with transactions until it stops, any other as long as the flow lasts.
-        numbers, failed, bounds, limits, refit: see `Batches`.
+        numbers, failed, bounds: see `Batches`.
         transactional_id: None for no transactions; with one, each record has to be written in one.
 
     Raises:
@@ -45,8 +45,6 @@ class FlowProducer(Batches):
         *,
         numbers: BatchNumbers,
         failed: Callable[[BaseException, str], None],
-        limits: Mapping[str, int],
-        refit: Refit,
         bounds: Bounds | None = None,
         transactional_id: str | None = None,
     ) -> None:
@@ -57,8 +55,6 @@ class FlowProducer(Batches):
             halts=True,
             failed=failed,
             bounds=bounds,
-            limits=limits,
-            refit=refit,
         )
         self._group_id = settings.group_id
         self._transactional_id = transactional_id

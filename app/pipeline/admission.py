@@ -82,15 +82,6 @@ class Admission:
         self._left = turn
         self._waiting: dict[Lane, WaitingRead] = {}  # in the order in which they began to wait
 
-    def follow(self, limit_bytes: int, chain: Chain) -> None:
-        """From now on small batches become no more than `limit_bytes` together, and `chain` looks at what waits."""
-        self._chain = chain
-        for read in self._waiting.values():
-            for batch in read.batches:
-                batch.passes = None
-        self._limit_bytes = limit_bytes
-        self._merged_bytes = min(self._merged_bytes, limit_bytes)
-
     @property
     def waits(self) -> bool:
         """True while records wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.config.reference_scope import reference_scope
@@ -24,7 +24,6 @@ from stores.encryption import open_keyring
 from stores.store import PayloadStore
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
-from transforms.claims import claim
 from transforms.errors import KeyMissingError, RecordTooLargeError, ReferenceClaimedError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate, MeasuredRecord
@@ -32,7 +31,6 @@ from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.record_format import check_names
-from transforms.wrapper import Unwrap
 
 __all__ = ["Chain", "Result", "Work", "build"]
 
@@ -57,8 +55,6 @@ class Work:
         lacks_size: True if the store should be asked first how long a payload is, see `Chain.measured`: nobody knows,
             and `reserve_bytes` is the most that is allowed.
         least_bytes: what stages before that one need.
-        chain: the one that has begun the work and finishes it, also after another limit of the sink is followed; None
-            for the only one that there is.
     """
 
     source: RecordLike
@@ -72,7 +68,6 @@ class Work:
     sent: tuple[RecordLike, int] | None = None
     lacks_size: bool = False
     least_bytes: int = 0
-    chain: Chain | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -91,7 +86,6 @@ class Chain:
         compacted: whether the sink topic is compacted, and takes no record without a key.
         recompressed: whether the brokers of the sink topic compress anew, so that nobody here knows what they compare
             with the limit: records are then judged by their uncompressed size.
-        unwrap: takes off the wrapper that the chain puts on behind the `offload` stage; None if it puts on none there.
     """
 
     def __init__(
@@ -103,7 +97,6 @@ class Chain:
         falls_back: bool = False,
         compacted: bool = False,
         recompressed: bool = False,
-        unwrap: Callable[[RecordLike], RecordLike] | None = None,
     ) -> None:
         self.stages = tuple(stages)
         self.falls_back = falls_back
@@ -111,7 +104,6 @@ class Chain:
         self._limit_bytes = limit_bytes
         self._compacted = compacted
         self._recompressed = recompressed
-        self._unwrap = unwrap
         self._inflate = next((n for n, stage in enumerate(self.stages) if stage.name == "inflate"), 0)
         # No header-less record with so short a key and value can be over the limit.
         self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
@@ -186,19 +178,17 @@ class Chain:
                         # It may be compressed, and is so before the store is asked for anything.
                         blocks, reserve_bytes = True, reserve_bytes + _copies_bytes(made)
                         asks_store = asks_store and stage.limit_for(made) is None
-                    work = Work(
-                        record, records, position, applied, reserve_bytes, blocks, asks_store, codec, chain=self
-                    )
+                    work = Work(record, records, position, applied, reserve_bytes, blocks, asks_store, codec)
                     if isinstance(stage, InflateStage) and asks_store and stage.lacks_size(made):
                         return dataclasses.replace(work, lacks_size=True, least_bytes=before_bytes)
                     return work
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
         except Exception:  # noqa: BLE001  # `finish` fails in the same way, and its caller knows with which record
-            return Work(record, records, position, applied, reserve_bytes, chain=self)
+            return Work(record, records, position, applied, reserve_bytes)
         blocks = codec != 0 and batch_of_one_bytes(records[0]) > self._limit_bytes
         reserve_bytes += _copies_bytes(records[0]) if blocks else 0
-        return Work(record, records, len(self.stages), applied, reserve_bytes, blocks, codec=codec, chain=self)
+        return Work(record, records, len(self.stages), applied, reserve_bytes, blocks, codec=codec)
 
     def measured(self, work: Work) -> Work:
         """Work that lacks a size, after the store was asked for it: it reserves no more than is there. Takes time.
@@ -251,36 +241,6 @@ class Chain:
             if size > self._limit_bytes:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
-
-    def refit(self, record: RecordLike, codec: int = 0) -> Result:
-        """Brings a record within the limit that was made for a greater one, and is refused. Takes time.
-
-        Args:
-            record: as the sink has refused it, with the place that it was read from.
-            codec: the number of the codec with which it leaves.
-
-        Returns:
-            What takes its place; nothing if that cannot be told from this record: it may be a reference or a chunk
-            already, or no stage makes records smaller.
-
-        Raises:
-            TransformError: the stages cannot take the record, or the sink would refuse what they make of it.
-            PayloadStoreError: the store failed.
-        """
-        sizing = (OffloadStage, ChunkStage)
-        position = next((n for n, stage in enumerate(self.stages) if isinstance(stage, sizing)), None)
-        if position is None or record.value is None:
-            return (), ()
-        stage = self.stages[position]
-        made: RecordLike | None = record
-        if isinstance(stage, OffloadStage):
-            made = stage.unkept(record if self._unwrap is None else self._unwrap(record))
-        if made is None or claim(record) is not None or claim(made) is not None:
-            return (), ()
-        work = Work(record, (made,), position, codec=0 if self._recompressed else codec)
-        records, applied = self.finish(work)
-        moved = tuple(name for name in applied if name in {"offload", "chunk"})  # a wrapper was counted before
-        return (records, moved) if moved else ((), ())
 
     def _check(self, record: RecordLike) -> None:
         if self._compacted and record.key is None:
@@ -398,7 +358,6 @@ def build(
     if chunks.splits:
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id, settings.on_reference))
     falls_back = settings.offloads and chunks.strategy == "auto"
-    unwraps = settings.offloads and wrapper.wraps
     return Chain(
         stages,
         settings.output_topic,
@@ -406,5 +365,4 @@ def build(
         falls_back=falls_back,
         compacted=compacted,
         recompressed=recompressed,
-        unwrap=Unwrap(wrapper.wrap.table).unwrap if unwraps else None,
     )

@@ -12,7 +12,6 @@ from app.kafka.batches.batch import Load
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
-from app.kafka.batches.producer import Refit
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import Rebalances
 from app.kafka.fetched import ReadAhead
@@ -172,8 +171,6 @@ class Clients(Protocol):
         *,
         numbers: BatchNumbers,
         failed: Callable[[BaseException, str], None],
-        limits: Mapping[str, int],
-        refit: Refit,
         bounds: Bounds | None = None,
         transactional_id: str | None = None,
     ) -> Writer:

@@ -45,13 +45,13 @@ class Fallback:
     def finish(self, work: Work) -> Result:
         """As `Chain.finish`; raises an error of the store that may pass only if the record needs the store."""
         if not work.asks_store:
-            return (work.chain or self._chain).finish(work)
+            return self._chain.finish(work)
         until_s = self._down_until_s
         probing = until_s is not None and self._clock() >= until_s and self._probing.acquire(blocking=False)
         if until_s is not None and not probing and (done := self._without_store(work)) is not None:
             return done
         try:
-            result = (work.chain or self._chain).finish(work)
+            result = self._chain.finish(work)
         except (PayloadUnfitError, ValueTooLargeError):
             # The store is not down. What it does not take, readers of chunks do.
             if (done := self._without_store(work)) is None:
@@ -74,6 +74,6 @@ class Fallback:
 
     def _without_store(self, work: Work) -> Result | None:
         try:
-            return (work.chain or self._chain).finish(work, offloading=False)
+            return self._chain.finish(work, offloading=False)
         except (PayloadStoreError, TransformError):
             return None

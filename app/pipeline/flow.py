@@ -37,7 +37,6 @@ from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
-from app.pipeline.lowered_limits import LoweredLimits, NoChunkFitsError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
@@ -48,7 +47,7 @@ from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from app.pipeline.topic_watcher import (
-    LimitRaisedError,
+    LimitChangedError,
     PartitionsChangedError,
     PolicyChangedError,
     TopicChangedError,
@@ -67,7 +66,7 @@ _TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
 _KEEPING_WRITTEN = (
-    *(LimitError, LimitRaisedError, NoChunkFitsError, PartitionsChangedError, PayloadAgedError, PolicyChangedError),
+    *(LimitError, LimitChangedError, PartitionsChangedError, PayloadAgedError, PolicyChangedError),
     UnfitError,
     RecordError,
 )
@@ -76,10 +75,10 @@ _KEEPING_WRITTEN = (
 class Flow:
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    `clients` opens its clients. `make_chain` makes the chain for what the sink takes, in bytes, as that may be lowered
-    meanwhile. `found` is the plan without the limits that refusals taught; None if `plan` has none of them. `joined` is
-    called when the group has assigned partitions, or none. `renewed` are the source topics that were created anew since
-    the last flow began. `before` is that flow: how far it had come, and since when what was wrong is wrong.
+    `clients` opens its clients. `chain` is for what the sink of the plan takes. `found` is the plan without the limits
+    that refusals taught; None if `plan` has none of them. `joined` is called when the group has assigned partitions, or
+    none. `renewed` are the source topics that were created anew since the last flow began. `before` is that flow: how
+    far it had come, and since when what was wrong is wrong.
 
     Attributes:
         progress: how far the flow has come in each partition.
@@ -98,7 +97,7 @@ class Flow:
         clients: Clients,
         settings: PipelineSettings,
         plan: Plan,
-        make_chain: Callable[[int], Chain],
+        chain: Chain,
         *,
         found: Plan | None = None,
         store: PayloadStore | None = None,
@@ -135,26 +134,12 @@ class Flow:
             found or plan,
             termination,
             self._source.send,
-            self._follow,
             clock=clock,
             chunked=settings.chunks.expects_chunks,
             refused=lambda: brokers.short,
             before=None if before is None else before.topic_watcher,
         )
-        chain = make_chain(plan.sink.max_message_bytes)
         self._retries = Retries(chain, runtime, settings, stats=stats, unstalled=self._changed.set, store=store)
-        self._lowered_limits = LoweredLimits(
-            settings,
-            plan,
-            make_chain,
-            lanes=lanes,
-            share=share,
-            retries=self._retries,
-            threads=runtime.threads,
-            termination=termination,
-            limit_of=self.topic_watcher.limit_of,
-            followed=self._followed,
-        )
         destination = Destination(
             clients,
             settings,
@@ -163,8 +148,6 @@ class Flow:
             stats,
             termination,
             runtime.time,
-            lowered=self._lowered_limits.limits,
-            refit=self._lowered_limits.refit,
         )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
@@ -185,7 +168,6 @@ class Flow:
             publishes=settings.offloads,
         )
         sizes = [plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]
-        self._merged_limit_bytes = min(sizes)
         self._admission = Admission(
             chain,
             lanes,
@@ -194,7 +176,7 @@ class Flow:
             delivery=self._delivery,
             dispatcher=dispatcher,
             stats=stats,
-            limit_bytes=self._merged_limit_bytes,
+            limit_bytes=min(sizes),
             codec=codec_number(settings),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
@@ -289,14 +271,6 @@ class Flow:
     def _wake(self) -> None:
         self._changed.set()
         self._source.interrupt()
-
-    def _follow(self, topic: str, limit_bytes: int) -> None:
-        self._lowered_limits.follow(topic, limit_bytes)
-        if self._letters is not None and topic == self._letters.topic.name:
-            self._letters.follow(limit_bytes)
-
-    def _followed(self, limit_bytes: int, chain: Chain) -> None:
-        self._admission.follow(min(limit_bytes, self._merged_limit_bytes), chain)
 
     async def run(self) -> None:
         """Moves records until `stop`.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
@@ -20,21 +20,13 @@ from app.pipeline.clients import Clients, Writer
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import Origins, Sink
+from app.pipeline.sink import Sink
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
-__all__ = ["Destination", "Output", "Refit"]
-
-
-Refit = Callable[[OffsetTracker, int, RecordLike, int, int], Awaitable[Sequence[RecordLike]]]
-"""Makes other records of one that the sink refuses for its size; none if it cannot.
-
-It gets the tracker and the offset of the record that was read, the record as it was sent, the number of its codec, and
-its bytes as a batch of one.
-"""
+__all__ = ["Destination", "Output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +41,6 @@ class Destination:
     termination: Termination
     clock: Callable[[], float]
     """Seconds since 1970."""
-    lowered: Mapping[str, int] = field(default_factory=dict)
-    """The `max.message.bytes` of topics that take less than the plan says, since the flow began."""
-    refit: Refit | None = None
-    """None if a record that the sink refuses for its size ends the flow."""
 
 
 class Output:
@@ -88,16 +76,12 @@ class Output:
         self._termination = destination.termination
         self._durable = durable
         self._partitions = plan.sink.partitions
-        self._lowered = destination.lowered
         self._clock = destination.clock
-        self._refit = destination.refit
         self._codec = codec_number(self._settings)
         self.writer: Writer = destination.clients.writer(
             destination.brokers,
             numbers=self._stats.batches,
             failed=self._failed,
-            limits=destination.lowered,
-            refit=self._refitted,
             bounds=bounds,
             transactional_id=transactional_id,
         )
@@ -119,16 +103,6 @@ class Output:
             self._termination.fail(LimitError(error))
         else:
             self._termination.fail(translated(error, f"writing to topic {topic}"))
-
-    async def _refitted(
-        self, topic: str, origins: Origins, record: RecordLike, codec: int, size: int
-    ) -> Sequence[RecordLike]:
-        if self._refit is None or topic != self._plan.sink.name:
-            return ()
-        records = await self._refit(*origins.first, record, codec, size)
-        if len(records) > 1:
-            origins.repeat(len(records))
-        return records
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
         self._termination.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
@@ -167,8 +141,7 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        sink = self._plan.sink
-        if batch.goes_whole(self._codec, self._lowered.get(sink.name, sink.max_message_bytes)):
+        if batch.goes_whole(self._codec, self._plan.sink.max_message_bytes):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, batch.offsets, tracker, held, codec)
             stats.batches_whole += not batch.merged_from

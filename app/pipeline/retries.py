@@ -95,7 +95,7 @@ class Retries:
         self._give_up_s = None if settings.retry_timeout_ms < 0 else settings.retry_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         fallback = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._may_pass)
-        self._finish = fallback.finish if chain.falls_back else self._finish_all
+        self._finish = fallback.finish if chain.falls_back else chain.finish
         self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._reasons: dict[_Trial, str] = {}
@@ -122,7 +122,7 @@ class Retries:
         Raises:
             TransformError: this record can never succeed.
         """
-        return self._done(record, self._of(work).finish(work))
+        return self._done(record, self._chain.finish(work))
 
     async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
         """Finishes work that blocks; calls the store until it succeeds or can never do so.
@@ -149,7 +149,7 @@ class Retries:
         Returns:
             The work as it is now known.
         """
-        return await self._until_answered(lane, record, lambda: self._of(work).measured(work))
+        return await self._until_answered(lane, record, lambda: self._chain.measured(work))
 
     async def _until_answered(self, lane: Lane, record: SourceRecord, asking: Callable[[], _T]) -> _T:
         with self._trying(_Trial(lane, record, self._clock())) as trial:
@@ -200,15 +200,8 @@ class Retries:
 
     def _advance(self, work: Work) -> tuple[Work, Result | None]:
         """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""
-        chain = self._of(work)
-        work = chain.advance(work)
-        return work, None if work.asks_store else chain.finish(work)
-
-    def _of(self, work: Work) -> Chain:
-        return work.chain or self._chain
-
-    def _finish_all(self, work: Work) -> Result:
-        return self._of(work).finish(work)
+        work = self._chain.advance(work)
+        return work, None if work.asks_store else self._chain.finish(work)
 
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:

@@ -344,10 +344,10 @@ class Pipeline(Service):
             FlowClients(client, self.settings),
             self.settings,
             plan,
-            lambda limit_bytes: build(
+            build(
                 self.settings,
                 self._store,
-                limit_bytes,
+                plan.sink.max_message_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
                 recompressed=plan.sink.recompressed,

@@ -55,10 +55,6 @@ class Origins:
         """The tracker of the source partition of the first record, and its offset there."""
         return self.runs[0][1], self.offsets[0]
 
-    def repeat(self, count: int) -> None:
-        """So many records take the place of the only one."""
-        self.offsets = [self.offsets[0]] * count
-
     def split(self, count: int) -> Origins:
         """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
         rest = Origins(self._share, self._acknowledged, self._unfit)

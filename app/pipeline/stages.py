@@ -134,15 +134,6 @@ class OffloadStage:
     def keep(self, record: RecordLike) -> RecordLike:
         return self._offload.keep(record)
 
-    def unkept(self, record: RecordLike) -> RecordLike | None:
-        """The record as it was before `keep`; None if its value is a reference, or lacks the mark."""
-        form = self._offload.format
-        if form.refers(record):
-            return None
-        if not form.marks:
-            return record
-        return form.read_inline(record) if form.wants(record) else None
-
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value if it is compressed or marked, and another one if it is encrypted."""
         offload = self._offload

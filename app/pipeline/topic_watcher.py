@@ -31,7 +31,7 @@ from app.kafka.topics import (
 )
 from app.pipeline.termination import Termination
 
-__all__ = ["LimitRaisedError", "PartitionsChangedError", "PolicyChangedError", "TopicChangedError", "TopicWatcher"]
+__all__ = ["LimitChangedError", "PartitionsChangedError", "PolicyChangedError", "TopicChangedError", "TopicWatcher"]
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
@@ -54,8 +54,8 @@ class PartitionsChangedError(TopicChangedError):
     """A topic has more partitions than the plan says; what was written may be committed before another try."""
 
 
-class LimitRaisedError(ClusterError):
-    """A topic takes more than when the flow began; what was written may be committed before another try."""
+class LimitChangedError(ClusterError):
+    """A topic takes more, or less, than when the flow began; what was written may be committed before another try."""
 
     def __init__(self, topic: str, limit: int, former: int) -> None:
         super().__init__(f"{MAX_MESSAGE_BYTES} of topic {topic} is {limit:,}, and was {former:,}", retriable=True)
@@ -75,11 +75,10 @@ class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
     `plan` is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
-    `send` sends a request to a broker, and returns the answer. `lowered` is called with a topic, and what it takes now,
-    if that is less than before. `clock` are seconds that do not go back. `chunked` says whether the sources hold
-    chunks, which compaction would delete. `refused` gives the topics for which brokers refuse writes, as too few
-    replicas are in sync, and since when, by that clock. `before` is the watcher of the flow before this one: what was
-    wrong when that ended is wrong since then.
+    `send` sends a request to a broker, and returns the answer. `clock` are seconds that do not go back. `chunked` says
+    whether the sources hold chunks, which compaction would delete. `refused` gives the topics for which brokers refuse
+    writes, as too few replicas are in sync, and since when, by that clock. `before` is the watcher of the flow before
+    this one: what was wrong when that ended is wrong since then.
 
     Attributes:
         short: of a topic that accepts no records the reason, and since when.
@@ -90,7 +89,6 @@ class TopicWatcher:
         plan: Plan,
         termination: Termination,
         send: Callable[[Any], Awaitable[Any]],
-        lowered: Callable[[str, int], None],
         *,
         clock: Callable[[], float],
         chunked: bool,
@@ -101,13 +99,9 @@ class TopicWatcher:
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
         self._configured = self._topics if chunked else self._targets
-        # A limit may have changed between the plan and the first look: the flow joins its group meanwhile.
-        self._limits = {name: topic.max_message_bytes for name, topic in self._targets.items()}
         self._termination = termination
         self._send = send
         self._clock = clock
-        self._lowered = lowered
-        self._lower: dict[str, int] = {}
         self._refused = refused
         self.short: Mapping[str, tuple[str, float]] = {} if before is None else before.short
 
@@ -155,16 +149,6 @@ class TopicWatcher:
                     short[name] = told, self.short[name][1] if name in self.short else self._clock()
         self.short = short
 
-    async def limit_of(self, topic: str) -> int | None:
-        """What a topic takes now; None if the cluster does not tell. `lowered` is not called for it again."""
-        with contextlib.suppress(KafkaError, OSError):
-            found = (await topic_settings(self._send, [topic])).get(topic)
-            if found is not None:
-                limit = found.max_message_bytes
-                self._limits[topic] = min(limit, self._limits.get(topic, limit))
-                return limit
-        return None
-
     def _change(self, found: Mapping[str, Identity | None]) -> ClusterError | None:
         # The changes after which nothing may be committed come first.
         changed = {name: self._topics[name] for name in found}
@@ -184,19 +168,9 @@ class TopicWatcher:
             former = self._topics[name].cleanup_policy
             if settings.compacted != ("compact" in former):
                 return PolicyChangedError(name, settings.cleanup_policy, former)
-        return self._limit_change({name: found[name].max_message_bytes for name in self._targets if name in found})
-
-    def _limit_change(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
-        """A limit that was raised. One that was lowered is told when it is seen twice, and the flow goes on with it."""
-        for name, limit in limits.items():
-            former = self._limits[name]
-            if limit > former:
-                return LimitRaisedError(name, limit, former)
-            if limit < former and self._lower.pop(name, None) == limit:
-                self._limits[name] = limit
-                self._lowered(name, limit)
-            elif limit < former:
-                self._lower[name] = limit
+            limit, planned = settings.max_message_bytes, self._topics[name].max_message_bytes
+            if name in self._targets and limit != planned:
+                return LimitChangedError(name, limit, planned)
         return None
 
 

@@ -95,7 +95,7 @@ class Line:
                 FlowClients(self.settings.client, self.pipeline),
                 self.pipeline,
                 plan,
-                lambda limit: build(self.pipeline, store, limit, stats),
+                build(self.pipeline, store, plan.sink.max_message_bytes, stats),
                 budget=budget,
                 runtime=runtime,
                 stats=stats,

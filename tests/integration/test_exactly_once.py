@@ -16,7 +16,6 @@ from app.pipeline import topic_watcher
 from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
-from app.pipeline.lowered_limits import LoweredLimits
 from app.pipeline.termination import RecordError
 from tests.integration.limits import alter_configs
 from tests.integration.line import EARLY, LONG, STAMP, Life, MakeLine, keys, records
@@ -224,17 +223,11 @@ async def test_split_in_a_transaction(make_line: MakeLine, monkeypatch: pytest.M
     assert keys(await line.found()) == list(range(300))
 
 
-async def nothing(*_: object) -> tuple[()]:
-    """What takes the place of a record for which nothing can be done."""
-    return ()
-
-
 async def test_refused_record_leaves_nothing_twice(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a record is refused, and nothing goes in its place, its transaction is aborted.
+    """If a record is refused for its size, its transaction is aborted.
 
     The next flow has the new limit, and delivers it once.
     """
-    monkeypatch.setattr(LoweredLimits, "refit", nothing)
     monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the record goes before the lower limit is followed
     line = make_line(**LONG, **{"large.message.threshold.bytes": 500_000})
     plan = await plan_pipeline(line.settings.client, line.pipeline)

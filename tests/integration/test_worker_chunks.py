@@ -593,7 +593,7 @@ def test_chunks_follow_a_limit_that_is_lowered(make_chunks: MakeChunks) -> None:
         asyncio.run(set_limit(chunks.broker, chunks.chunked, 5_000))
         send(chunks.broker, chunks.raw, [after])
         until(lambda: chunks.arrived(2), "the second has arrived")
-        assert worker.get("/pipelines")[1][0]["restarts"] == 1
+        assert worker.get("/pipelines")[1][0]["restarts"] in (1, 2)
         assert worker.terminate() == 0
     assert [r.value for r in read_all(chunks.broker, chunks.whole)[0]] == [before[2], after[2]]
     last = read_all(chunks.broker, chunks.chunked)[0][-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +22,15 @@ from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
-from app.pipeline import topic_watcher
 from app.pipeline.budget import Budget, Share
-from app.pipeline.chain import Chain, Result
+from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
-from app.pipeline.learned_limits import LimitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Sink
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
 from tests.app.pipeline.runtimes import running_on
-from tests.integration.limits import set_limit
 from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.quotas import set_quotas
 from tests.integration.test_dlq import run as command
@@ -221,40 +217,6 @@ def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> No
     names = [[name for name, _ in line["headers"]] for line in shown]
     bad = [[LATIN, "h"], ["\udcff" * 3], [f"a{LATIN}"]]
     assert [each for each in names if each and each[0] != "ü"] == [*bad, *(["wideload.replays", *each] for each in bad)]
-
-
-async def test_refused_record_of_a_partition_that_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its partition goes to another member while the store takes its time: nothing old comes behind what it writes."""
-    once = {"processing.guarantee": "at_least_once", "large.message.threshold.bytes": 500_000}
-    line = make_line("offload", 2, **once)
-    plan = await plan_pipeline(line.settings.client, line.pipeline)
-    await set_limit(line.broker, line.sink, 20_000)
-    gate, begun, refit = threading.Event(), list[RecordLike](), Chain.refit
-
-    def slow(chain: Chain, record: RecordLike, codec: int = 0) -> Result:
-        begun.append(record)
-        assert gate.wait(60)
-        return refit(chain, record, codec)
-
-    monkeypatch.setattr(Chain, "refit", slow)
-    monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the record goes before the lower limit is followed
-    await line.send([each for number in range(6) for each in of_both(number, 100_000 if number == 5 else 10)])
-    async with line.life(plan) as former:
-        former.flow._graceful_timeout_s = 0.1
-        await former.until(lambda: len(begun) == 2)
-        found = await plan_pipeline(line.settings.client, line.pipeline, began=True)
-        async with line.life(found) as latter:
-            await latter.until(lambda: latter.stats.offloaded_records == 1)
-            await line.send([each for number in range(6, 10) for each in of_both(number, 10)])
-            await latter.until(lambda: latter.stats.records_out == 5)
-            (partition,) = latter.flow.positions()
-            gate.set()
-            with pytest.raises(LimitError):
-                await asyncio.wait_for(asyncio.shield(former.task), 30)
-            await latter.until(lambda: latter.stats.records_out == 10)
-            await latter.stop()
-    written = await asyncio.to_thread(read_all, line.broker, line.sink)
-    assert keys(written[partition.partition]) == list(range(10))
 
 
 async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:

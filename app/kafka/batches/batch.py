@@ -264,23 +264,6 @@ class Batch(Generic[L]):
                     assert appended is not None, "a batch takes its first record whatever its size"
         return builders
 
-    def single(self) -> RecordLike:
-        """The only record of the batch. It takes time; a thread may call it."""
-        ((_, record),) = decoded(RecordBatch.read(memoryview(self.builder.built())))
-        return record
-
-    def replaced(self, make: Callable[[], Builder], records: Sequence[RecordLike]) -> list[Builder]:
-        """As `divided`, with other records, each alone; for `parts` the load must count as many.
-
-        It takes time; a thread may call it.
-        """
-        builders = []
-        for record in records:
-            builders.append(make())
-            appended = _append(builders[-1], record)
-            assert appended is not None, "a batch takes its first record whatever its size"
-        return builders
-
     def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
         """The batches into which this one has been `divided`; they replace it."""
         loads = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,21 +39,13 @@ from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.logger_name import logger_name
 from transforms.ratio import room_bytes
-from transforms.record import RecordLike
 from transforms.record_batch import CODECS
 
-__all__ = ["BatchSettings", "Batches", "RecordRefusedError", "Refit"]
+__all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
 
 log = logging.getLogger(logger_name(__name__))
 
 L = TypeVar("L", bound=Load)
-
-Refit = Callable[[str, Any, RecordLike, int, int], Awaitable[Sequence[RecordLike]]]
-"""What is asked for records in the place of one that is refused for its size; none if there are none for it.
-
-It gets the topic, the load of the record, the record, the number of the codec with which it was sent, and its bytes as
-a batch of one, as it was sent. The load must then be one for as many records.
-"""
 
 _LARGE_BATCH_BYTES = 2 * 1_048_576
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
@@ -123,9 +115,7 @@ class Batches:
         halts: whether a batch that fails ends all sending, so that no later batch overtakes it.
         failed: called once, with the error that ended all sending, and the topic.
         bounds: limits of the batches in flight; several producers may share them.
-        limits: the `max.message.bytes` of topics for which it has changed since their outboxes were made; looked at
-            before each batch. A batch of several records that waits and is longer by now is divided before it is sent.
-        refit: makes other records of one that is refused alone for its size at the first try; they go in its place.
+        limits: the `max.message.bytes` of topics for which it has changed since their outboxes were made.
         too_large: called with a topic, and the bytes of a batch of several records that it has refused for its size.
 
     Attributes:
@@ -144,7 +134,6 @@ class Batches:
         failed: Callable[[BaseException, str], None] | None = None,
         bounds: Bounds | None = None,
         limits: Mapping[str, int] | None = None,
-        refit: Refit | None = None,
         too_large: Callable[[str, int], None] | None = None,
     ) -> None:
         self._controls = ProducerControls(producer)
@@ -158,7 +147,6 @@ class Batches:
         self._failed = failed
         self._estimates = self.numbers.estimates
         self._limits = {} if limits is None else limits
-        self._refit = refit
         self._too_large = too_large
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
@@ -290,9 +278,6 @@ class Batches:
             KafkaError: it is not known whether the batch is in the log, or the batch failed and `halts` is set.
         """
         place = outbox.partition
-        if await self._outgrown(place, batch):
-            await self._divide(outbox, batch)
-            return
         try:
             metadata = await self._deliver(outbox, batch)
         except _REFUSALS as exc:
@@ -301,8 +286,6 @@ class Batches:
                 self._controls.rewind(place, batch.builder.stamp, batch.records)
             if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
                 await self._split(outbox, batch, exc)
-                return
-            if isinstance(exc, _TOO_LARGE) and batch.builder.tries == 1 and await self._replace(outbox, batch):
                 return
             error = self._refused(exc, place, batch)
             # If an earlier try did reach the log, the broker would take the next batch for that one, and drop it.
@@ -360,16 +343,8 @@ class Batches:
         async with self._bounds.building:
             await asyncio.get_running_loop().run_in_executor(None, builder.built)
 
-    async def _outgrown(self, place: TopicPartition, batch: Batch[Any]) -> bool:
-        """Whether a batch of several records waited until its topic took less."""
-        limit_bytes = self._limits.get(place.topic)
-        if limit_bytes is None or batch.records == 1 or batch.wire_bytes + BATCH_OVERHEAD_BYTES <= limit_bytes:
-            return False
-        if batch.builder.codec:
-            await self._build(place, batch.builder)  # its size was that before compression
-        return batch.wire_bytes + BATCH_OVERHEAD_BYTES > limit_bytes
-
     async def _split(self, outbox: Outbox[L], batch: Batch[L], error: KafkaError) -> None:
+        """Puts the halves of a refused batch in its place."""
         place = outbox.partition
         log.info(
             "topic %s, partition %d: a batch of %d records and %d bytes is refused, and split in two: %s",
@@ -386,10 +361,6 @@ class Batches:
                 self._estimates.reset(place.topic, codec)
             if self._too_large is not None:
                 self._too_large(place.topic, batch.wire_bytes + BATCH_OVERHEAD_BYTES)
-        await self._divide(outbox, batch)
-
-    async def _divide(self, outbox: Outbox[L], batch: Batch[L]) -> None:
-        """Puts the halves of a batch in its place."""
         make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
         if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             builders = await asyncio.get_running_loop().run_in_executor(None, batch.divided, make)
@@ -399,24 +370,6 @@ class Batches:
             outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, outbox.partition, self.failure)
-
-    async def _replace(self, outbox: Outbox[L], batch: Batch[L]) -> bool:
-        """Puts other records in the place of one that is refused for its size; False if there are none for it."""
-        if self._refit is None:
-            return False
-        record = await asyncio.get_running_loop().run_in_executor(None, batch.single)
-        size = batch.wire_bytes + BATCH_OVERHEAD_BYTES
-        records = await self._refit(outbox.partition.topic, batch.load, record, batch.builder.codec, size)
-        outbox.answered()  # the time that this took is not that of the batches behind it
-        if not records:
-            return False
-        make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
-        builders = await asyncio.get_running_loop().run_in_executor(None, batch.replaced, make, records)
-        if self.failure is None:
-            outbox.put_back(batch.parts(builders))
-        else:
-            self._give_up(batch, outbox.partition, self.failure)
-        return True
 
     def _observe(self, topic: str, batch: Batch[Any]) -> None:
         wire, codec = batch.wire_bytes, CODECS[batch.builder.codec]

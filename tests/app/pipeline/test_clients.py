@@ -252,7 +252,7 @@ async def test_a_flow_runs_on_the_clients_that_it_is_given(guarantee: str) -> No
         clients,
         pipeline,
         Plan("orders", (topics[0],), topics[1], None),
-        lambda limit_bytes: build(pipeline, store, limit_bytes, stats),
+        build(pipeline, store, 1_000_000, stats),
         store=store,
         budget=Budget(10_000_000),
         runtime=Runtime(_Loop(1), monotonic=lambda: 0.0, time=lambda: 1_700_000_000.0),

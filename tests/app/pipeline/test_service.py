@@ -69,11 +69,9 @@ class _RefusedFlow(_FailingFlow):
 
     sent: ClassVar[list[bool]] = []
 
-    def __init__(
-        self, clients: object, settings: object, plan: Plan, make_chain: Callable[[int], Chain], **more: Any
-    ) -> None:
-        super().__init__(clients, settings, plan, make_chain, **more)
-        self.sent.append(make_chain(plan.sink.max_message_bytes).passes(_REFUSED))
+    def __init__(self, clients: object, settings: object, plan: Plan, chain: Chain, **more: Any) -> None:
+        super().__init__(clients, settings, plan, chain, **more)
+        self.sent.append(chain.passes(_REFUSED))
 
 
 class _LimitedFlow(_FailingFlow):

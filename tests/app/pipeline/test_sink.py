@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +10,7 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder
+from app.kafka.batches.batch import Builder
 from app.kafka.batches.outbox import Outbox
 from app.pipeline.budget import Budget, Share
 from app.pipeline.offset_tracker import OffsetTracker
@@ -65,26 +64,6 @@ def test_parts_of_a_batch_commit_no_more_than_is_durable(data: st.DataObject) ->
             assert tracker.safe() == min(waiting, default=tracker.released)
     assert share.used == 0
     assert sum(counts) == len(origins)
-
-
-def test_chunks_that_take_the_place_of_a_record() -> None:
-    """Tens of thousands do not hold up the event loop, which other partitions need, and heartbeats."""
-    count, share, tracker = 30_000, Share(Budget(10**9)), OffsetTracker(7)
-    batch = Batch(Builder(2**31 - 1, 0, transactional=False), Origins(share, lambda *_: None), 0.0)
-    batch.load.switch(tracker, 7)
-    batch.load.offsets.append(7)
-    batch.load.repeat(count)
-    chunk = Record(b"k", b"v", (), 1)
-    assert batch.append(chunk)
-    builders = batch.replaced(lambda: Builder(2**31 - 1, 0, transactional=False), [chunk] * count)
-    began_s = time.process_time()
-    parts = batch.parts(builders)
-    assert time.process_time() - began_s < 3
-    for part in parts:
-        assert (part.load.first, tracker.safe()) == ((tracker, 7), 7)
-        tracker.released = 8
-        part.load.delivered(DONE, 1, 1)
-    assert tracker.safe() == 8
 
 
 async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> None:

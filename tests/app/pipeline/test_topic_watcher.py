@@ -15,7 +15,7 @@ from app.cluster.preflight import Plan
 from app.kafka.topics import CLEANUP_POLICY, MAX_MESSAGE_BYTES, Topic
 from app.pipeline import topic_watcher
 from app.pipeline.termination import Termination
-from app.pipeline.topic_watcher import LimitRaisedError, TopicWatcher
+from app.pipeline.topic_watcher import LimitChangedError, TopicWatcher
 
 SOURCE, SINK, DEAD = Topic("raw", 1, 500, "delete"), Topic("orders", 1, 9_000, "delete"), Topic("dead", 1, 7, "delete")
 PLAN = Plan("p", (SOURCE,), SINK, DEAD)
@@ -48,17 +48,13 @@ class Cluster:
 
 
 class Watched:
-    """A watcher, what it has told of lowered limits, and the termination of its flow."""
+    """A watcher, and the termination of its flow."""
 
     def __init__(self, cluster: Cluster, before: TopicWatcher | None = None) -> None:
-        self.lowered: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.termination = Termination("p", lambda: None)
         self.watcher = TopicWatcher(
-            PLAN, self.termination, cluster.send, self._tell, clock=time.monotonic, chunked=False, before=before
+            PLAN, self.termination, cluster.send, clock=time.monotonic, chunked=False, before=before
         )
-
-    def _tell(self, topic: str, limit: int) -> None:
-        self.lowered.put_nowait((topic, limit))
 
 
 @pytest.fixture(autouse=True)
@@ -66,46 +62,16 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_watcher, "_LOOK_S", 0)
 
 
+@pytest.mark.parametrize("limit", [5, 10_000])
 @pytest.mark.parametrize("topic", ["orders", "dead"])
-async def test_a_limit_that_is_lowered_before_the_first_look_is_told(topic: str) -> None:
-    """The plan is older than the first look by as long as the group takes; a flow that misses it splits for ever."""
-    watched = Watched(cluster := Cluster(**{topic: 5}))
-    watching = asyncio.create_task(watched.watcher.watch())
-    try:
-        async with asyncio.timeout(5):
-            assert await watched.lowered.get() == (topic, 5)
-            cluster.limits[topic] = 4
-            assert await watched.lowered.get() == (topic, 4)
-    finally:
-        watching.cancel()
-    assert watched.termination.error is None
-    assert watched.lowered.empty()
-
-
-@pytest.mark.parametrize("topic", ["orders", "dead"])
-async def test_a_limit_that_is_raised_before_the_first_look_ends_the_flow(topic: str) -> None:
-    """Else what the topic takes by now would be offloaded, split or a dead letter until another new beginning."""
-    watched = Watched(Cluster(**{topic: 10_000}))
+async def test_a_limit_that_moves_before_the_first_look_ends_the_flow(topic: str, limit: int) -> None:
+    """The plan is older than the first look by as long as the group takes to assign partitions."""
+    watched = Watched(Cluster(**{topic: limit}))
     async with asyncio.timeout(5):
         await watched.watcher.watch()
     error = watched.termination.error
-    assert isinstance(error, LimitRaisedError)
-    assert f"max.message.bytes of topic {topic} is 10,000, and was " in str(error)
-    assert watched.lowered.empty()
-
-
-async def test_a_limit_that_a_refusal_has_asked_for_is_not_told_again() -> None:
-    """Whoever asks for it follows it; a limit above that is a raised one."""
-    watched = Watched(cluster := Cluster(orders=5))
-    assert await watched.watcher.limit_of("orders") == 5
-    watching = asyncio.create_task(watched.watcher.watch())
-    cluster.limits["dead"] = 4
-    async with asyncio.timeout(5):
-        assert await watched.lowered.get() == ("dead", 4)
-        cluster.limits["orders"] = SINK.max_message_bytes
-        await watching
-    assert "max.message.bytes of topic orders is 9,000, and was 5" in str(watched.termination.error)
-    assert watched.lowered.empty()
+    assert isinstance(error, LimitChangedError)
+    assert f"max.message.bytes of topic {topic} is {limit:,}, and was " in str(error)
 
 
 @pytest.mark.parametrize("topic", ["orders", "dead"])
@@ -138,7 +104,6 @@ def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_aske
         PLAN,
         Termination("p", lambda: None),
         Cluster().send,
-        lambda *_: None,
         clock=time.monotonic,
         chunked=False,
         refused=lambda: {"orders": time.monotonic()},

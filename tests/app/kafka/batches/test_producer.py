@@ -25,7 +25,7 @@ from app.kafka.batches.batch import Builder
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, RecordRefusedError
 from tests.strategies import batches
-from transforms.record import Record, RecordLike
+from transforms.record import Record
 
 CODECS = [(None, 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
 
@@ -228,80 +228,6 @@ class LoweredLog(Log):
             self._on_its_way.remove(place.partition)
             self._bytes_on_their_way -= len(data)
             answer.set_exception(reason())
-
-
-@pytest.mark.parametrize("codec", CODECS)
-async def test_a_lowered_limit_is_followed(codec: tuple[str | None, int]) -> None:
-    """Batches that wait, and those that fill later, are within the new limit: the topic refuses none."""
-    limits = {"t": 10_000}
-    log, outcomes = LoweredLog(codec, limits), dict[int, object]()
-    followed: dict[str, int] = {}
-    batches = Batches(log, BatchSettings(batch_bytes=50_000), limits=followed)
-    outbox = batches.outbox("t", 0, lambda: Tally(outcomes), limit_bytes=10_000)
-    rng = random.Random(7)
-    for number in range(60):
-        if number == 30:
-            followed["t"] = limits["t"] = 2_000
-        outbox.append(Record(b"k", rng.randbytes(400), (), 1)).numbers.append(number)
-    outbox.send(outbox)
-    async with asyncio.timeout(10):
-        await batches.flush()
-    assert outcomes == {number: number for number in range(60)}
-    assert (log.reasons, batches.numbers.batch_split_total) == ([], 0)
-
-
-@pytest.mark.parametrize("tries", [1, 2])
-@pytest.mark.parametrize("codec", CODECS)
-async def test_other_records_go_in_the_place_of_one_that_is_refused(codec: tuple[str | None, int], tries: int) -> None:
-    """In order; not if the record may be in the log already: the broker would take the first of them for it."""
-    log, outcomes = LoweredLog(codec, {"t": 2_000}), dict[int, object]()
-    log._tries = tries
-    asked: list[tuple[str, bytes | None, int, bool]] = []
-
-    async def refit(topic: str, load: Tally, record: RecordLike, codec: int, size: int) -> list[Record]:
-        asked.append((topic, record.key, codec, size > 3_000))
-        load.numbers *= 3
-        return [Record(record.key, bytes([n]) * 10, (("of", b"%d" % len(record.value or b"")),), 1) for n in range(3)]
-
-    batches = Batches(log, BatchSettings(batch_bytes=50_000), halts=True, refit=refit)
-    outbox = batches.outbox("t", 0, lambda: Tallied(outcomes))
-    large = random.Random(7).randbytes(3_000)
-    for number, value in enumerate((b"a", large, b"b")):
-        outbox.append(Record(b"%d" % number, value, (), 1)).numbers.append(number)
-    outbox.send(outbox)
-    async with asyncio.timeout(10):
-        await batches.settled()
-    if tries > 1:
-        assert (asked, log.partitions[0]) == ([], [Record(b"0", b"a", [], 1)])
-        assert isinstance(batches.failure, RecordRefusedError)
-        return
-    assert asked == [("t", b"1", codec[1], True)]
-    assert [(each.key, each.value) for each in log.partitions[0]] == [
-        (b"0", b"a"),
-        *((b"1", bytes([n]) * 10) for n in range(3)),
-        (b"2", b"b"),
-    ]
-    assert [each.headers for each in log.partitions[0][1:4]] == [[("of", b"3000")]] * 3
-    assert outcomes == {0: 0, 1: 3, 2: 4}
-
-
-async def test_a_record_for_which_there_is_nothing_is_refused_alone() -> None:
-    """As without anyone to ask; and nothing behind it goes."""
-    log, outcomes = LoweredLog((None, 0), {"t": 500}), dict[int, object]()
-
-    async def refit(*_: object) -> list[Record]:
-        return []
-
-    batches = Batches(log, BatchSettings(batch_bytes=1), halts=True, refit=refit)
-    outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
-    for number, size in enumerate((10, 1_000, 10)):
-        outbox.append(Record(b"k", b"v" * size, (), 1)).numbers.append(number)
-    outbox.send(outbox)
-    async with asyncio.timeout(10):
-        await batches.settled()
-    assert isinstance(outcomes[1], RecordRefusedError)
-    assert outcomes[0] == 0
-    assert len(log.partitions[0]) == 1
 
 
 async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
