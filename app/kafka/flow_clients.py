@@ -16,7 +16,7 @@ __all__ = ["FlowClients"]
 
 
 class FlowClients:
-    """Opens the clients of one flow, by which it reaches a cluster: the `Clients` of `app.pipeline.clients`.
+    """Opens the clients of one flow, by which it reaches a cluster.
 
     Args:
         client: how to reach the cluster.

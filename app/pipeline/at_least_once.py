@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.kafka.clients import translated
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import Share
-from app.pipeline.clients import Source
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
@@ -29,7 +29,7 @@ class AtLeastOnce(Output):
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: Source) -> None:
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
         super().__init__(destination, share, self.due)
         needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
         self.offsets = CommittedOffsets(lanes, self._settings, self._termination, needed_for, self._fetch)

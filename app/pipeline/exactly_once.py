@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import Share
-from app.pipeline.clients import Source
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
@@ -42,7 +42,7 @@ class ExactlyOnce:
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: Source) -> None:
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
         settings, termination = destination.settings, destination.termination
         self.offsets = CommittedOffsets(lanes, settings, termination, NeededFor.READING, self._take_over)
         self._destination = destination

@@ -23,12 +23,12 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, codec_number, describe, translated
 from app.kafka.errors import KafkaError
+from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
-from app.pipeline.clients import Clients
 from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
@@ -94,7 +94,7 @@ class Flow:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: FlowClients,
         settings: PipelineSettings,
         plan: Plan,
         chain: Chain,

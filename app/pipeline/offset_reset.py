@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.leader_epochs import Cut
 from app.kafka.structs import TopicPartition
-from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
@@ -38,7 +38,7 @@ class OffsetReset:
 
     def __init__(
         self,
-        source: Source,
+        source: GroupConsumer,
         settings: PipelineSettings,
         lanes: Lanes,
         *,

@@ -12,11 +12,12 @@ from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, codec_number, translated
 from app.kafka.errors import KafkaError
+from app.kafka.flow_clients import FlowClients
+from app.kafka.flow_producer import FlowProducer
 from app.kafka.partitioner import partition_of
 from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
 from app.pipeline.budget import Part, Share
-from app.pipeline.clients import Clients, Writer
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
@@ -33,7 +34,7 @@ __all__ = ["Destination", "Output"]
 class Destination:
     """Where the outputs of a flow write, and the parts of the flow that hear of it."""
 
-    clients: Clients
+    clients: FlowClients
     settings: PipelineSettings
     plan: Plan
     brokers: BrokerHealth
@@ -78,7 +79,7 @@ class Output:
         self._partitions = plan.sink.partitions
         self._clock = destination.clock
         self._codec = codec_number(self._settings)
-        self.writer: Writer = destination.clients.writer(
+        self.writer: FlowProducer = destination.clients.writer(
             destination.brokers,
             numbers=self._stats.batches,
             failed=self._failed,

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
-from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
@@ -55,7 +55,7 @@ class PausedPartitions:
 
     def __init__(
         self,
-        source: Source,
+        source: GroupConsumer,
         lanes: Lanes,
         share: Share,
         admission: Admission,

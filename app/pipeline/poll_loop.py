@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
-from app.pipeline.clients import Source
 from app.pipeline.delivery import Delivery
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
@@ -51,7 +51,7 @@ class PollLoop:
 
     def __init__(
         self,
-        source: Source,
+        source: GroupConsumer,
         lanes: Lanes,
         share: Share,
         *,

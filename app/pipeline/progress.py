@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
-from app.pipeline.clients import Source
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
@@ -32,7 +32,9 @@ class Progress:
         before: the progress of the flow before it; None for the first one.
     """
 
-    def __init__(self, lanes: Lanes, source: Source, admission: Admission, before: Progress | None = None) -> None:
+    def __init__(
+        self, lanes: Lanes, source: GroupConsumer, admission: Admission, before: Progress | None = None
+    ) -> None:
         self._lanes = lanes
         self._source = source
         self._admission = admission

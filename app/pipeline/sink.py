@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.kafka.batches.outbox import Outbox
+from app.kafka.flow_producer import FlowProducer
 from app.kafka.structs import RecordMetadata
 from app.pipeline.budget import Part, Share
-from app.pipeline.clients import Writer
 from app.pipeline.offset_tracker import OffsetTracker, Span
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike, SourceRecord
@@ -107,7 +107,7 @@ class Sink:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: FlowProducer,
         topic: str,
         share: Share | Part,
         *,
