@@ -20,7 +20,7 @@ from app.config.settings import PipelineSettings, Settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import describe
 from app.kafka.group_offsets import by_topic, committed_offsets, log_bounds, places_of
-from app.kafka.group_queries import ListGroups
+from app.kafka.queries import ListGroups
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 

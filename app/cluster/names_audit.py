@@ -17,15 +17,18 @@ from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin, describe
-from app.kafka.group_queries import (
+from app.kafka.queries import (
+    DescribeCluster,
     DescribeConsumerGroups,
     DescribeGroups,
+    DescribeScramUsers,
     DescribeShareGroups,
     DescribeStreamsGroups,
+    ListConfigResources,
     ListGroups,
+    ListTransactions,
     rack_of,
 )
-from app.kafka.queries import DescribeCluster, DescribeScramUsers, ListConfigResources, ListTransactions
 from transforms.identifiers import IDENTIFIERS, Kind
 from transforms.text import brief
 
@@ -164,7 +167,8 @@ class _Reading:
                 self._note("rack-id", broker["rack"], f"broker {broker['node_id']}")
         async with self._part("the operations on the cluster that this user may do"):
             # A broker that has not computed the bit set returns the highest bit alone: a negative number.
-            self._operations = max(0, (await self._ask(DescribeCluster())).authorized_operations)
+            response = await self._ask(DescribeCluster(include_authorized_operations=True))
+            self._operations = max(0, response.authorized_operations)
 
     async def _properties(self) -> None:
         """Reads those of each broker: the strictest one counts, as it may be the coordinator of any group."""

@@ -19,9 +19,8 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups
 from app.kafka.offset_fetches import OffsetFetches
-from app.kafka.queries import Query
+from app.kafka.queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups, Query
 from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.stopping import stop_in_time

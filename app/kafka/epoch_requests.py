@@ -16,9 +16,8 @@ from aiokafka import TopicPartition
 from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataResponse_v5
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
-from app.kafka.queries import METADATA_PARTITIONS, TEXT, Query, fields, metadata_answer, rows, version
+from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
 from app.kafka.watched_client import Versions
 
 __all__ = [
@@ -38,50 +37,39 @@ __all__ = [
 _FETCH_WITH_EPOCH = 9
 _CONSUMER = -1
 
-COMMIT_RESULTS = rows(topic=TEXT, partitions=rows(partition=Int32, error_code=Int16))
+COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
 """What became of the offsets in a commit."""
 
-OFFSETS = rows(topic=TEXT, partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT))
+OFFSETS = "[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]"
 """The offsets in a commit, with their epochs."""
 
 _COMMIT = version(
     8,
     6,
-    fields(group=TEXT, generation=Int32, member=TEXT, topics=OFFSETS),
-    fields(throttle_time_ms=Int32, topics=COMMIT_RESULTS),
+    f"group:text generation:int32 member:text topics:{OFFSETS}",
+    f"throttle_time_ms:int32 topics:{COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMIT_IN_TRANSACTION = version(
     28,
     2,
-    fields(transactional_id=TEXT, group=TEXT, producer_id=Int64, producer_epoch=Int16, topics=OFFSETS),
-    fields(throttle_time_ms=Int32, errors=COMMIT_RESULTS),
+    f"transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{OFFSETS}",
+    f"throttle_time_ms:int32 errors:{COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMITTED = version(
     9,
     5,
-    fields(group=TEXT, topics=rows(topic=TEXT, partitions=Array(Int32))),
-    fields(
-        throttle_time_ms=Int32,
-        topics=rows(
-            topic=TEXT,
-            partitions=rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT, error_code=Int16),
-        ),
-        error_code=Int16,
-    ),
+    "group:text topics:[topic:text partitions:[int32]]",
+    "throttle_time_ms:int32 topics:[topic:text "
+    "partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text error_code:int16]] error_code:int16",
     flexible=False,
 )
 _METADATA = version(
     3,
     7,
-    fields(topics=Array(TEXT), allow_auto_topic_creation=Boolean),
-    metadata_answer(
-        error_code=Int16,
-        topic=TEXT,
-        is_internal=Boolean,
-        partitions=METADATA_PARTITIONS,
-    ),
+    "topics:[text] allow_auto_topic_creation:boolean",
+    metadata_answer(f"error_code:int16 topic:text is_internal:boolean partitions:{METADATA_PARTITIONS}"),
     flexible=False,
 )
 
@@ -198,17 +186,9 @@ class FetchEpochEnds(Query):
         version(
             23,
             3,
-            fields(
-                replica_id=Int32,
-                topics=rows(topic=TEXT, partitions=rows(partition=Int32, current_leader_epoch=Int32, epoch=Int32)),
-            ),
-            fields(
-                throttle_time_ms=Int32,
-                topics=rows(
-                    topic=TEXT,
-                    partitions=rows(error_code=Int16, partition=Int32, leader_epoch=Int32, end_offset=Int64),
-                ),
-            ),
+            "replica_id:int32 topics:[topic:text partitions:[partition:int32 current_leader_epoch:int32 epoch:int32]]",
+            "throttle_time_ms:int32 topics:[topic:text "
+            "partitions:[error_code:int16 partition:int32 leader_epoch:int32 end_offset:int64]]",
             flexible=False,
         ),
     )

@@ -1,16 +1,20 @@
-"""Requests to a broker that aiokafka does not have, or has only in versions that lack a field.
+"""Queries: requests to a broker that aiokafka lacks, or has only in versions without a field.
 
-The fields are as in Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AdminClient.send`
-sends a `Query` as it sends requests of aiokafka.
+Their fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1, written as `name:kind`
+one after the other: `[kind]` and `[fields]` are arrays, `(fields)` is a group of fields, `{fields}` one that may be
+missing.
 """
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.errors import IncompatibleBrokerVersion, for_code
+from aiokafka.protocol.admin import ListGroupsRequest_v1
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.types import (
     Array,
@@ -19,6 +23,7 @@ from aiokafka.protocol.types import (
     CompactArray,
     CompactBytes,
     CompactString,
+    Float64,
     Int8,
     Int16,
     Int32,
@@ -28,79 +33,55 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = [
-    "METADATA_PARTITIONS",
-    "TEXT",
-    "DescribeCluster",
-    "DescribeScramUsers",
-    "ListConfigResources",
-    "ListTransactions",
-    "Nullable",
-    "Query",
-    "fields",
-    "metadata_answer",
-    "rows",
-    "version",
-]
-
-TEXT = String("utf-8")
+_NUMBERS = {"int8": Int8, "int16": Int16, "int32": Int32, "int64": Int64, "float64": Float64, "boolean": Boolean}
+_KINDS = {**_NUMBERS, "text": String("utf-8"), "bytes": Bytes}
+_COMPACT_KINDS = {**_NUMBERS, "text": CompactString("utf-8"), "bytes": CompactBytes}
 _TAGS = ("tags", TaggedFields)
 
 
-def fields(**kinds: Any) -> Schema:
-    """The fields of a request, a response or a row, in order."""
-    return Schema(*kinds.items())
-
-
-def rows(**kinds: Any) -> Array:
-    """An array of rows with these fields."""
-    return Array(fields(**kinds))
-
-
-class Nullable:
+class _Nullable:
     """A group of fields that may be missing: a byte before it says whether it is there."""
 
     def __init__(self, schema: Schema) -> None:
-        self.schema = schema
+        self._schema = schema
 
     def encode(self, item: Sequence[Any] | None) -> bytes:
-        """The bytes of the fields, or of none."""
-        data: bytes = Int8.encode(-1) if item is None else Int8.encode(1) + self.schema.encode(item)
+        data: bytes = Int8.encode(-1) if item is None else Int8.encode(1) + self._schema.encode(item)
         return data
 
     def decode(self, data: BytesIO) -> Any:
-        """The fields; None if they are missing."""
-        return None if Int8.decode(data) < 0 else self.schema.decode(data)
+        return None if Int8.decode(data) < 0 else self._schema.decode(data)
 
     def repr(self, value: Any) -> str:
-        """For logs of aiokafka."""
         return repr(value)
 
 
-METADATA_PARTITIONS = rows(
-    error_code=Int16,
-    partition=Int32,
-    leader=Int32,
-    leader_epoch=Int32,
-    replicas=Array(Int32),
-    isr=Array(Int32),
-    offline_replicas=Array(Int32),
-)
-"""The partitions of a topic in an answer with metadata, from version 7 on."""
+def schema(text: str, *, flexible: bool = False) -> Schema:
+    """The fields that a text describes; `flexible` are compact types, and tagged fields behind each group (KIP-482)."""
+    return _fields(re.findall(r"\w+|[^\w\s:]", text)[::-1], flexible=flexible, tags=False)
 
 
-def metadata_answer(**topic: Any) -> Schema:
-    """An answer with metadata, from version 7 on; `topic` has the fields of its rows of topics."""
-    return fields(
-        throttle_time_ms=Int32,
-        brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
-        cluster_id=TEXT,
-        controller_id=Int32,
-        topics=rows(**topic),
-    )
+def _fields(words: list[str], *, flexible: bool, tags: bool) -> Schema:
+    found = []
+    while words and words[-1] not in "])}":
+        found.append((words.pop(), _kind(words, flexible=flexible)))
+    return Schema(*found, *([_TAGS] if flexible and tags else []))
 
 
-def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:
+def _kind(words: list[str], *, flexible: bool) -> Any:
+    kinds = _COMPACT_KINDS if flexible else _KINDS
+    word = words.pop()
+    if word in kinds:
+        return kinds[word]
+    alone = words[-1] in kinds
+    inner = _kind(words, flexible=flexible) if alone else _fields(words, flexible=flexible, tags=True)
+    words.pop()
+    if word == "[":
+        return (CompactArray if flexible else Array)(inner)
+    return _Nullable(inner) if word == "{" else inner
+
+
+def version(key: int, number: int, request: str, response: str, *, flexible: bool = True) -> type[RequestStruct]:
     """A version of a request, with its response.
 
     Args:
@@ -108,46 +89,30 @@ def version(key: int, number: int, request: Schema, response: Schema, *, flexibl
         number: of the version.
         request: its fields.
         response: its fields; fields at the end that nobody reads may be left out.
-        flexible: whether the version has compact types and tagged fields (KIP-482). They are put into the schemas here:
-            each row of an array ends with its tagged fields, and so does the request.
+        flexible: whether the version has compact types and tagged fields.
     """
+    asked, found = schema(request, flexible=flexible), schema(response, flexible=flexible)
     if flexible:
-        request = Schema(*_compact_fields(request), _TAGS)
-        response = Schema(*_compact_fields(response))
-    answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": response})
+        asked = Schema(*zip(asked.names, asked.fields, strict=True), _TAGS)
+    answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": found})
     members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number, "FLEXIBLE_VERSION": flexible}
-    members |= {"SCHEMA": request, "RESPONSE_TYPE": answer}
+    members |= {"SCHEMA": asked, "RESPONSE_TYPE": answer}
     made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), members)
     return made
 
 
-def _compact_fields(schema: Schema) -> list[tuple[str, Any]]:
-    return [(name, _compact(kind)) for name, kind in zip(schema.names, schema.fields, strict=True)]
-
-
-def _compact(kind: Any) -> Any:
-    if isinstance(kind, Schema):
-        return Schema(*_compact_fields(kind), _TAGS)
-    if isinstance(kind, Nullable):
-        return Nullable(_compact(kind.schema))
-    if isinstance(kind, Array):
-        return CompactArray(_compact(kind.array_of))
-    if isinstance(kind, String):
-        return CompactString(kind.encoding)
-    return CompactBytes if kind is Bytes else kind
-
-
 class Query:
-    """A request for `AdminClient.send`, in the newest version that the broker knows too.
+    """A request that is sent in the newest version that the broker knows too, as requests of aiokafka are.
 
     Args:
-        values: of the fields, by name. A version takes the fields that it has. Tagged fields of the request are empty.
+        values: of the fields, by name; an empty list for those that are not given. A version takes the fields that it
+            has. Tagged fields of the request are empty.
     """
 
     VERSIONS: Sequence[type[RequestStruct]] = ()  # the newest last
 
     def __init__(self, **values: object) -> None:
-        self._values: Mapping[str, object] = {"tags": {}, **values}
+        self._values = defaultdict[str, object](list, tags={}, **values)
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
         """The request for a broker that knows these versions, by key.
@@ -162,6 +127,37 @@ class Query:
         raise IncompatibleBrokerVersion(f"the broker is too old or too new for {type(self).__name__}")
 
 
+def check_code(code: int) -> None:
+    """Raises the error of an error code of a response; 0 is none.
+
+    Raises:
+        KafkaError: of aiokafka.
+    """
+    error = for_code(code)
+    if error.errno != 0:
+        raise error
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+METADATA_PARTITIONS = (
+    "[error_code:int16 partition:int32 leader:int32 leader_epoch:int32 replicas:[int32] isr:[int32] "
+    "offline_replicas:[int32]]"
+)
+"""The partitions of a topic in an answer with metadata, from version 7 on."""
+
+
+def metadata_answer(topic: str) -> str:
+    """The fields of an answer with metadata, from version 7 on; `topic` are those of each topic."""
+    return (
+        "throttle_time_ms:int32 brokers:[node_id:int32 host:text port:int32 rack:text] cluster_id:text "
+        f"controller_id:int32 topics:[{topic}]"
+    )
+
+
+# --- the whole cluster ------------------------------------------------------------------------------------------------
+
+
 class ListTransactions(Query):
     """The transactional ids that a broker coordinates, in every state; from Kafka 3.0 on."""
 
@@ -169,18 +165,11 @@ class ListTransactions(Query):
         version(
             66,
             0,
-            fields(states=Array(TEXT), producer_ids=Array(Int64)),
-            fields(
-                throttle_time_ms=Int32,
-                error_code=Int16,
-                unknown_states=Array(TEXT),
-                transactions=rows(transactional_id=TEXT, producer_id=Int64, state=TEXT),
-            ),
+            "states:[text] producer_ids:[int64]",
+            "throttle_time_ms:int32 error_code:int16 unknown_states:[text] "
+            "transactions:[transactional_id:text producer_id:int64 state:text]",
         ),
     )
-
-    def __init__(self) -> None:
-        super().__init__(states=[], producer_ids=[])
 
 
 class ListConfigResources(Query):
@@ -190,13 +179,10 @@ class ListConfigResources(Query):
         version(
             74,
             1,
-            fields(resource_types=Array(Int8)),
-            fields(throttle_time_ms=Int32, error_code=Int16, resources=rows(resource_name=TEXT, resource_type=Int8)),
+            "resource_types:[int8]",
+            "throttle_time_ms:int32 error_code:int16 resources:[resource_name:text resource_type:int8]",
         ),
     )
-
-    def __init__(self) -> None:
-        super().__init__(resource_types=[])
 
 
 class DescribeScramUsers(Query):
@@ -206,41 +192,162 @@ class DescribeScramUsers(Query):
         version(
             50,
             0,
-            fields(users=rows(name=TEXT)),
-            fields(
-                throttle_time_ms=Int32,
-                error_code=Int16,
-                error_message=TEXT,
-                results=rows(
-                    user=TEXT, error_code=Int16, error_message=TEXT, credentials=rows(mechanism=Int8, iterations=Int32)
-                ),
-            ),
+            "users:[name:text]",
+            "throttle_time_ms:int32 error_code:int16 error_message:text results:[user:text error_code:int16 "
+            "error_message:text credentials:[mechanism:int8 iterations:int32]]",
         ),
     )
 
-    def __init__(self) -> None:
-        super().__init__(users=[])  # all
-
 
 class DescribeCluster(Query):
-    """The brokers, and the operations on the cluster that the user may do; from Kafka 2.8 on."""
+    """The brokers, and with `include_authorized_operations` what the user may do; from Kafka 2.8 on."""
 
     VERSIONS = (
         version(
             60,
             0,
-            fields(include_authorized_operations=Boolean),
-            fields(
-                throttle_time_ms=Int32,
-                error_code=Int16,
-                error_message=TEXT,
-                cluster_id=TEXT,
-                controller_id=Int32,
-                brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
-                authorized_operations=Int32,
-            ),
+            "include_authorized_operations:boolean",
+            "throttle_time_ms:int32 error_code:int16 error_message:text cluster_id:text controller_id:int32 "
+            "brokers:[node_id:int32 host:text port:int32 rack:text] authorized_operations:int32",
         ),
     )
 
-    def __init__(self) -> None:
-        super().__init__(include_authorized_operations=True)
+
+# --- groups and their members -----------------------------------------------------------------------------------------
+
+
+class ListGroups(Query):
+    """The groups that a broker coordinates, with their `type` from Kafka 3.8 on; older brokers have classic groups."""
+
+    VERSIONS = (
+        ListGroupsRequest_v1,
+        version(
+            16,
+            5,
+            "states_filter:[text] types_filter:[text]",
+            "throttle_time_ms:int32 error_code:int16 groups:[group_id:text protocol_type:text state:text type:text]",
+        ),
+    )
+
+
+_GROUPS = "groups:[text] include_authorized_operations:boolean"
+_ANOTHER_TRY = {14, 15, 16}  # the coordinator loads, is not available, is another one
+
+
+class DescribeGroups(Query):
+    """The members of classic groups, with their instance ids; from Kafka 2.3 on.
+
+    Args:
+        groups: ids of groups that the broker coordinates.
+    """
+
+    VERSIONS: Sequence[type[RequestStruct]] = (
+        version(
+            15,
+            4,
+            _GROUPS,
+            "throttle_time_ms:int32 groups:[error_code:int16 group_id:text state:text protocol_type:text protocol:text "
+            "members:[member_id:text instance_id:text client_id:text client_host:text metadata:bytes assignment:bytes] "
+            "authorized_operations:int32]",
+            flexible=False,
+        ),
+    )
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        super().__init__(groups=groups, include_authorized_operations=False)
+
+    @staticmethod
+    def members(response: Any) -> int:
+        """How many members the groups of a response have; a group that is not there, or is of another type, has none.
+
+        Raises:
+            KafkaError: the broker does not coordinate them, or is not ready.
+        """
+        groups = response.to_object()["groups"]
+        for group in groups:
+            if group["error_code"] in _ANOTHER_TRY:
+                raise for_code(group["error_code"])
+        return sum(len(group["members"]) for group in groups)
+
+
+def _described(key: int, number: int, assigned: str, members: str) -> Sequence[type[RequestStruct]]:
+    """The version that describes groups of a newer protocol.
+
+    Args:
+        key: of the API.
+        number: of the version.
+        assigned: the fields behind the epoch of the assignment.
+        members: the fields of each member.
+    """
+    group = (
+        "error_code:int16 error_message:text group_id:text state:text group_epoch:int32 assignment_epoch:int32 "
+        f"{assigned} members:[{members}] authorized_operations:int32"
+    )
+    return (version(key, number, _GROUPS, f"throttle_time_ms:int32 groups:[{group}]"),)
+
+
+_ASSIGNMENT = "(partitions:[id_high:int64 id_low:int64 topic:text partitions:[int32]])"
+
+
+class DescribeConsumerGroups(DescribeGroups):
+    """The members of consumer groups (KIP-848); from Kafka 4.0 on."""
+
+    VERSIONS = _described(
+        69,
+        0,
+        "assignor:text",
+        "member_id:text instance_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
+        f"topic_regex:text assignment:{_ASSIGNMENT} target_assignment:{_ASSIGNMENT}",
+    )
+
+
+class DescribeShareGroups(DescribeGroups):
+    """The members of share groups (KIP-932); from Kafka 4.1 on."""
+
+    VERSIONS = _described(
+        77,
+        1,
+        "assignor:text",
+        "member_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
+        f"assignment:{_ASSIGNMENT}",
+    )
+
+
+_TEXTS = "[key:text value:text]"
+_TOPICS = f"[name:text partitions:int32 replication_factor:int16 configs:{_TEXTS}]"
+_TASKS = "[subtopology:text partitions:[int32]]"
+_TASK_OFFSETS = "[subtopology:text partition:int32 offset:int64]"
+_STREAMS_ASSIGNMENT = f"(active:{_TASKS} standby:{_TASKS} warmup:{_TASKS})"
+
+
+class DescribeStreamsGroups(DescribeGroups):
+    """The members of streams groups (KIP-1071); from Kafka 4.2 on, and 4.1 where it is switched on."""
+
+    VERSIONS = _described(
+        89,
+        0,
+        "topology:{epoch:int32 subtopologies:[subtopology:text source_topics:[text] repartition_sinks:[text] "
+        f"changelogs:{_TOPICS} repartition_sources:{_TOPICS}]}}",
+        "member_id:text member_epoch:int32 instance_id:text rack_id:text client_id:text client_host:text "
+        f"topology_epoch:int32 process_id:text user_endpoint:{{host:text port:int16}} client_tags:{_TEXTS} "
+        f"task_offsets:{_TASK_OFFSETS} task_end_offsets:{_TASK_OFFSETS} assignment:{_STREAMS_ASSIGNMENT} "
+        f"target_assignment:{_STREAMS_ASSIGNMENT} is_classic:boolean",
+    )
+
+
+_RACKS_SINCE = 3  # the version of a subscription
+_SUBSCRIPTION = schema(
+    "topics:[text] user_data:bytes owned_partitions:[topic:text partitions:[int32]] generation:int32 rack_id:text"
+)
+
+
+def rack_of(subscription: bytes) -> str | None:
+    """The rack in the subscription of a member of a classic group; None if it has none that can be read."""
+    data = BytesIO(subscription)
+    try:
+        if Int16.decode(data) < _RACKS_SINCE:
+            return None
+        rack: str | None = _SUBSCRIPTION.decode(data)[-1]
+    except (ValueError, TypeError):  # of a client with a format of its own
+        return None
+    return rack

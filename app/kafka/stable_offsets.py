@@ -7,16 +7,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.errors import GroupIdNotFound, for_code
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
+from aiokafka.errors import GroupIdNotFound
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import Query, check_code, version
 
 __all__ = ["FetchStableOffsets"]
 
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
-_COMMITS = rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT, error_code=Int16)
 
 
 class FetchStableOffsets(Query):
@@ -31,8 +29,9 @@ class FetchStableOffsets(Query):
         version(
             9,
             7,
-            fields(group_id=TEXT, topics=rows(topic=TEXT, partitions=Array(Int32)), require_stable=Boolean),
-            fields(throttle_time_ms=Int32, topics=rows(topic=TEXT, partitions=_COMMITS), error_code=Int16),
+            "group_id:text topics:[topic:text partitions:[int32]] require_stable:boolean",
+            "throttle_time_ms:int32 topics:[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 "
+            "metadata:text error_code:int16]] error_code:int16",
         ),
     )
 
@@ -52,13 +51,13 @@ class FetchStableOffsets(Query):
             KafkaError: the coordinator refuses.
         """
         if response.error_code != GroupIdNotFound.errno:  # of a group without commits, by brokers other than Kafka
-            _raise(response.error_code)
+            check_code(response.error_code)
         found = {}
         for topic, partitions, _ in response.topics:
             for partition, offset, _, metadata, code, _ in partitions:
                 if code == _UNSTABLE:
                     return None
-                _raise(code)
+                check_code(code)
                 if offset >= 0:
                     found[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata or "")
         return found
@@ -70,9 +69,3 @@ class FetchStableOffsets(Query):
             for partition, offset, epoch, metadata, *_ in partitions:
                 if offset >= 0:
                     yield TopicPartition(topic, partition), offset, epoch, metadata or ""
-
-
-def _raise(code: int) -> None:
-    error = for_code(code)
-    if error.errno != 0:
-        raise error

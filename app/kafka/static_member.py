@@ -17,10 +17,9 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from aiokafka.protocol.types import Int16, Int32
 
 from app.kafka.epoch_requests import COMMIT_RESULTS, OFFSETS, knows
-from app.kafka.queries import TEXT, fields, version
+from app.kafka.queries import version
 from app.kafka.watched_client import Send, Versions, remade, watch_requests
 
 __all__ = ["StaticMember"]
@@ -31,15 +30,15 @@ _ASK_S = 2.0
 _HEARTBEAT = version(
     12,
     3,
-    fields(group=TEXT, generation=Int32, member=TEXT, instance=TEXT),
-    fields(throttle_time_ms=Int32, error_code=Int16),
+    "group:text generation:int32 member:text instance:text",
+    "throttle_time_ms:int32 error_code:int16",
     flexible=False,
 )
 _COMMIT = version(
     8,
     7,
-    fields(group=TEXT, generation=Int32, member=TEXT, instance=TEXT, topics=OFFSETS),
-    fields(throttle_time_ms=Int32, topics=COMMIT_RESULTS),
+    f"group:text generation:int32 member:text instance:text topics:{OFFSETS}",
+    f"throttle_time_ms:int32 topics:{COMMIT_RESULTS}",
     flexible=False,
 )
 

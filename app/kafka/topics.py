@@ -13,12 +13,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import Boolean, Int16, Int32, Int64
 
 from app.config.client import embedded_client_settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.queries import METADATA_PARTITIONS, TEXT, Query, fields, metadata_answer, rows, version
+from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
@@ -275,28 +274,21 @@ class Identity:
     operations: frozenset[Operation] | None = None
 
 
-_TOPIC_IDS = (
-    fields(
-        topics=rows(id_high=Int64, id_low=Int64, name=TEXT),
-        allow_auto_topic_creation=Boolean,
-        include_topic_authorized_operations=Boolean,
-    ),
-    metadata_answer(
-        error_code=Int16,
-        name=TEXT,
-        id_high=Int64,
-        id_low=Int64,
-        is_internal=Boolean,
-        partitions=METADATA_PARTITIONS,
-        authorized_operations=Int32,
-    ),
-)
-
-
 class _TopicIds(Query):
     """Topics with their ids; from Kafka 2.8 on."""
 
-    VERSIONS = (version(3, 11, *_TOPIC_IDS), version(3, 12, *_TOPIC_IDS))
+    VERSIONS = (
+        version(
+            3,
+            11,
+            "topics:[id_high:int64 id_low:int64 name:text] allow_auto_topic_creation:boolean "
+            "include_topic_authorized_operations:boolean",
+            metadata_answer(
+                f"error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
+                f"partitions:{METADATA_PARTITIONS} authorized_operations:int32"
+            ),
+        ),
+    )
 
     def __init__(self, names: Iterable[str], *, operations: bool) -> None:
         super().__init__(

@@ -16,11 +16,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.protocol.admin import DescribeAclsRequest
-from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
-from app.kafka.queries import TEXT, Query, version
+from app.kafka.queries import Query, version
 from app.local.broker import EmbeddedBroker, new_cluster_id
 from tests.integration.names import Names
 from tests.integration.worker_process import until
@@ -42,7 +41,7 @@ _REPLICATED = {
 }
 _ALLOW = 3
 
-_FILTER = ("type", Int8), ("resource", TEXT), ("pattern", Int8), ("principal", TEXT), ("host", TEXT)
+_ACL = "type:int8 resource:text pattern:int8 principal:text host:text operation:int8 permission:int8"
 
 
 class _DeleteAcls(Query):
@@ -50,27 +49,9 @@ class _DeleteAcls(Query):
         version(
             31,
             1,
-            Schema(("filters", Array(*_FILTER, ("operation", Int8), ("permission", Int8)))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                (
-                    "results",
-                    Array(
-                        ("error_code", Int16),
-                        ("error_message", TEXT),
-                        (
-                            "matching",
-                            Array(
-                                ("error_code", Int16),
-                                ("error_message", TEXT),
-                                *_FILTER,
-                                ("operation", Int8),
-                                ("permission", Int8),
-                            ),
-                        ),
-                    ),
-                ),
-            ),
+            f"filters:[{_ACL}]",
+            "throttle_time_ms:int32 results:[error_code:int16 error_message:text "
+            f"matching:[error_code:int16 error_message:text {_ACL}]]",
             flexible=False,
         ),
     )

@@ -9,33 +9,16 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.protocol.types import (
-    Array,
-    Boolean,
-    Bytes,
-    Float64,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-)
 from confluent_kafka import Consumer
 
-from app.kafka.queries import TEXT, Nullable, Query, version
+from app.kafka.queries import Query, version
 
 __all__ = ["Names", "properties"]
 
 _LOAD_SECONDS = 30
 _LOADING = {14, 15, 16}  # the coordinator is loading, not available, another one
-_HEARD = Schema(
-    ("throttle_time_ms", Int32),
-    ("error_code", Int16),
-    ("error_message", TEXT),
-    ("member_id", TEXT),
-    ("epoch", Int32),
-    ("interval_ms", Int32),
-)  # and an assignment, which nobody here looks at
+_HEARD = "throttle_time_ms:int32 error_code:int16 error_message:text member_id:text epoch:int32 interval_ms:int32"
+# … and an assignment, which nobody here looks at
 
 
 class _ConsumerHeartbeat(Query):
@@ -43,52 +26,24 @@ class _ConsumerHeartbeat(Query):
         version(
             68,
             1,
-            Schema(
-                ("group", TEXT),
-                ("member_id", TEXT),
-                ("epoch", Int32),
-                ("instance_id", TEXT),
-                ("rack_id", TEXT),
-                ("timeout_ms", Int32),
-                ("topics", Array(TEXT)),
-                ("regex", TEXT),
-                ("assignor", TEXT),
-                ("partitions", Array(Int32)),
-            ),
+            "group:text member_id:text epoch:int32 instance_id:text rack_id:text timeout_ms:int32 topics:[text] "
+            "regex:text assignor:text partitions:[int32]",
             _HEARD,
         ),
     )
 
 
 class _ShareHeartbeat(Query):
-    VERSIONS = (
-        version(
-            76,
-            1,
-            Schema(
-                ("group", TEXT),
-                ("member_id", TEXT),
-                ("epoch", Int32),
-                ("rack_id", TEXT),
-                ("topics", Array(TEXT)),
-            ),
-            _HEARD,
-        ),
-    )
+    VERSIONS = (version(76, 1, "group:text member_id:text epoch:int32 rack_id:text topics:[text]", _HEARD),)
 
 
-_TEXTS = Array(("key", TEXT), ("value", TEXT))
-_TOPICS = Array(("name", TEXT), ("partitions", Int32), ("replication_factor", Int16), ("configs", _TEXTS))
-_TASKS = Array(("subtopology", TEXT), ("partitions", Array(Int32)))
-_TASK_OFFSETS = Array(("subtopology", TEXT), ("partition", Int32), ("offset", Int64))
-_SUBTOPOLOGY = Schema(
-    ("subtopology", TEXT),
-    ("sources", Array(TEXT)),
-    ("source_regex", Array(TEXT)),
-    ("changelogs", _TOPICS),
-    ("repartition_sinks", Array(TEXT)),
-    ("repartition_sources", _TOPICS),
-    ("copartition", Array(("sources", Array(Int16)), ("regex", Array(Int16)), ("repartition", Array(Int16)))),
+_TEXTS = "[key:text value:text]"
+_TOPICS = f"[name:text partitions:int32 replication_factor:int16 configs:{_TEXTS}]"
+_TASKS = "[subtopology:text partitions:[int32]]"
+_TASK_OFFSETS = "[subtopology:text partition:int32 offset:int64]"
+_SUBTOPOLOGY = (
+    f"subtopology:text sources:[text] source_regex:[text] changelogs:{_TOPICS} repartition_sinks:[text] "
+    f"repartition_sources:{_TOPICS} copartition:[sources:[int16] regex:[int16] repartition:[int16]]"
 )
 
 
@@ -97,25 +52,10 @@ class _StreamsHeartbeat(Query):
         version(
             88,
             0,
-            Schema(
-                ("group", TEXT),
-                ("member_id", TEXT),
-                ("epoch", Int32),
-                ("endpoint_epoch", Int32),
-                ("instance_id", TEXT),
-                ("rack_id", TEXT),
-                ("timeout_ms", Int32),
-                ("topology", Nullable(Schema(("epoch", Int32), ("subtopologies", Array(_SUBTOPOLOGY))))),
-                ("active", _TASKS),
-                ("standby", _TASKS),
-                ("warmup", _TASKS),
-                ("process_id", TEXT),
-                ("endpoint", Nullable(Schema(("host", TEXT), ("port", Int16)))),
-                ("client_tags", _TEXTS),
-                ("task_offsets", _TASK_OFFSETS),
-                ("task_end_offsets", _TASK_OFFSETS),
-                ("shutdown", Boolean),
-            ),
+            "group:text member_id:text epoch:int32 endpoint_epoch:int32 instance_id:text rack_id:text timeout_ms:int32 "
+            f"topology:{{epoch:int32 subtopologies:[{_SUBTOPOLOGY}]}} active:{_TASKS} standby:{_TASKS} warmup:{_TASKS} "
+            f"process_id:text endpoint:{{host:text port:int16}} client_tags:{_TEXTS} task_offsets:{_TASK_OFFSETS} "
+            f"task_end_offsets:{_TASK_OFFSETS} shutdown:boolean",
             _HEARD,
         ),
     )
@@ -126,27 +66,15 @@ class _CreateAcls(Query):
         version(
             30,
             1,
-            Schema(
-                (
-                    "acls",
-                    Array(
-                        ("resource_type", Int8),
-                        ("resource_name", TEXT),
-                        ("pattern_type", Int8),
-                        ("principal", TEXT),
-                        ("host", TEXT),
-                        ("operation", Int8),
-                        ("permission_type", Int8),
-                    ),
-                )
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("results", Array(("error_code", Int16), ("error_message", TEXT))),
-            ),
+            "acls:[resource_type:int8 resource_name:text pattern_type:int8 principal:text host:text operation:int8 "
+            "permission_type:int8]",
+            "throttle_time_ms:int32 results:[error_code:int16 error_message:text]",
             flexible=False,
         ),
     )
+
+
+_ENTITY = "[entity_type:text entity_name:text]"
 
 
 class _AlterQuotas(Query):
@@ -154,27 +82,8 @@ class _AlterQuotas(Query):
         version(
             49,
             0,
-            Schema(
-                (
-                    "entries",
-                    Array(
-                        ("entity", Array(("entity_type", TEXT), ("entity_name", TEXT))),
-                        ("ops", Array(("key", TEXT), ("value", Float64), ("remove", Boolean))),
-                    ),
-                ),
-                ("validate_only", Boolean),
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                (
-                    "entries",
-                    Array(
-                        ("error_code", Int16),
-                        ("error_message", TEXT),
-                        ("entity", Array(("entity_type", TEXT), ("entity_name", TEXT))),
-                    ),
-                ),
-            ),
+            f"entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
+            f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
             flexible=False,
         ),
     )
@@ -185,29 +94,10 @@ class _AlterConfigs(Query):
         version(
             44,
             0,
-            Schema(
-                (
-                    "resources",
-                    Array(
-                        ("resource_type", Int8),
-                        ("resource_name", TEXT),
-                        ("configs", Array(("name", TEXT), ("operation", Int8), ("value", TEXT))),
-                    ),
-                ),
-                ("validate_only", Boolean),
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                (
-                    "responses",
-                    Array(
-                        ("error_code", Int16),
-                        ("error_message", TEXT),
-                        ("resource_type", Int8),
-                        ("resource_name", TEXT),
-                    ),
-                ),
-            ),
+            "resources:[resource_type:int8 resource_name:text configs:[name:text operation:int8 value:text]] "
+            "validate_only:boolean",
+            "throttle_time_ms:int32 "
+            "responses:[error_code:int16 error_message:text resource_type:int8 resource_name:text]",
             flexible=False,
         ),
     )
@@ -218,23 +108,9 @@ class _AlterScramUsers(Query):
         version(
             51,
             0,
-            Schema(
-                ("deletions", Array(("name", TEXT), ("mechanism", Int8))),
-                (
-                    "upsertions",
-                    Array(
-                        ("name", TEXT),
-                        ("mechanism", Int8),
-                        ("iterations", Int32),
-                        ("salt", Bytes),
-                        ("salted_password", Bytes),
-                    ),
-                ),
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("results", Array(("user", TEXT), ("error_code", Int16), ("error_message", TEXT))),
-            ),
+            "deletions:[name:text mechanism:int8] "
+            "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
+            "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
         ),
     )
 
@@ -244,28 +120,9 @@ class _CommitOffsets(Query):
         version(
             8,
             2,
-            Schema(
-                ("group", TEXT),
-                ("generation", Int32),
-                ("member_id", TEXT),
-                ("retention_ms", Int64),
-                (
-                    "topics",
-                    Array(
-                        ("topic", TEXT),
-                        ("partitions", Array(("partition", Int32), ("offset", Int64), ("metadata", TEXT))),
-                    ),
-                ),
-            ),
-            Schema(
-                (
-                    "topics",
-                    Array(
-                        ("topic", TEXT),
-                        ("partitions", Array(("partition", Int32), ("error_code", Int16))),
-                    ),
-                )
-            ),
+            "group:text generation:int32 member_id:text retention_ms:int64 "
+            "topics:[topic:text partitions:[partition:int32 offset:int64 metadata:text]]",
+            "topics:[topic:text partitions:[partition:int32 error_code:int16]]",
             flexible=False,
         ),
     )

@@ -12,12 +12,11 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import for_code
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.protocol.group import LeaveGroupRequest
-from aiokafka.protocol.types import Bytes, Int8, Int16, Int32
 
 from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import Query, version
 from app.kafka.topics import Topic, topics
 from tests.integration.worker_process import until
 
@@ -34,11 +33,9 @@ class _AlterPasswords(Query):
         version(
             51,
             0,
-            fields(
-                deletions=rows(name=TEXT, mechanism=Int8),
-                upsertions=rows(name=TEXT, mechanism=Int8, iterations=Int32, salt=Bytes, salted_password=Bytes),
-            ),
-            fields(throttle_time_ms=Int32, results=rows(user=TEXT, error_code=Int16, error_message=TEXT)),
+            "deletions:[name:text mechanism:int8] "
+            "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
+            "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
         ),
     )
 

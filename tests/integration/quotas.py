@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from aiokafka.protocol.types import Boolean, Float64, Int16, Int32
-
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
-from app.kafka.queries import TEXT, Query, fields, rows, version
+from app.kafka.queries import Query, version
 
 __all__ = ["set_quotas"]
 
-_ENTITY = rows(entity_type=TEXT, entity_name=TEXT)
+_ENTITY = "[entity_type:text entity_name:text]"
 
 
 class _AlterClientQuotas(Query):
@@ -20,10 +18,8 @@ class _AlterClientQuotas(Query):
         version(
             49,
             0,
-            fields(
-                entries=rows(entity=_ENTITY, ops=rows(key=TEXT, value=Float64, remove=Boolean)), validate_only=Boolean
-            ),
-            fields(throttle_time_ms=Int32, entries=rows(error_code=Int16, error_message=TEXT, entity=_ENTITY)),
+            f"entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
+            f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
             flexible=False,
         ),
     )

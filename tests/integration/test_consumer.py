@@ -22,7 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError
-from app.kafka.group_queries import DescribeGroups
+from app.kafka.queries import DescribeGroups
 from app.kafka.watched_client import Send, watch_requests
 from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
