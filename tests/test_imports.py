@@ -363,7 +363,7 @@ def test_violation_of_a_folder_is_found(path: str, source: str) -> None:
         ("app/pipeline/flow.py", "def f():\n    from app.commands.console import Rows"),
         ("app/chunks/keys.py", "from app.serializers.options import LIMIT"),
         ("app/serializers/options.py", "from app.pipeline.stages import Stage"),
-        ("app/deadletters/writer.py", "from app.pipeline.lane import Slot"),
+        ("app/deadletters/writer.py", "from app.pipeline.lane import Item"),
         ("app/cluster/preflight.py", "from app.deadletters.writer import Letters"),
         ("app/kafka/clients.py", "from app.cluster.preflight import Plan"),
         ("app/config/chunking.py", "from app.kafka.topics import Topic"),

@@ -30,8 +30,6 @@ from transforms.errors import MalformedError
 from transforms.record import SourceRecord
 from transforms.record_batch import RecordBatch
 
-__all__ = ["Admission"]
-
 _SMALL_PART_OF_BUDGET = 16
 _LEAST_SMALL_BYTES = 1_048_576
 _LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
@@ -236,7 +234,7 @@ class Admission:
 
     def _refused(self, lane: Lane, size: int, *, full: bool) -> bool | None:
         """None if there is room for batches that pass; else whether none but work has room."""
-        if lane.slots:
+        if lane.items:
             return None if self._admits_work(lane, size) else False
         return True if full or not self._share.admits(size) else None
 
@@ -270,7 +268,7 @@ class Admission:
                 return 0
             batch = _together(passing)
         held = self._held(batch)
-        if lane.slots:
+        if lane.items:
             self._dispatcher.follow(lane, batch, held)
         else:
             self._share.take(held)
@@ -327,7 +325,7 @@ class Admission:
                 if not self._admits_work(lane, held + assembler.reserve_bytes(record)):
                     return False
                 self._assemble(assembler, lane, record)
-            elif not lane.slots and passes(record):
+            elif not lane.items and passes(record):
                 if full or not share.admits(held):
                     return True
                 share.take(held)
@@ -343,7 +341,7 @@ class Admission:
     def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
         """Begins the work on a record, if there is room for it."""
         # Asked first: the work may make copies, and is not begun without room for the record itself.
-        passing = not lane.slots and self._share.admits(held)
+        passing = not lane.items and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False
         work = self._chain.begin(record, self._leaves_with(lane))
@@ -371,7 +369,7 @@ class Admission:
 
     def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> bool:
         """Lets a record fail, if there is room for its bytes."""
-        if (lane.slots or not self._share.admits(held)) and not self._admits_work(lane, held):
+        if (lane.items or not self._share.admits(held)) and not self._admits_work(lane, held):
             return False
         self._dispatcher.fail(lane, record, error, held)
         return True
@@ -382,7 +380,7 @@ class Admission:
             lane.skip(unopened)
             self._dispatcher.release(lane)
         elif self._admits_work(lane, held):
-            self._dispatcher.refuse(lane, unopened, held)
+            self._dispatcher.fail(lane, unopened, unopened.error, held)
         else:
             return False
         self._stats.records_in += unopened.count - 1

@@ -8,7 +8,7 @@ from typing import Protocol
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.committed_offsets import CommittedOffsets
-from app.pipeline.lane import Lane, Slot
+from app.pipeline.lane import Item, Lane
 from transforms.record import RecordLike
 
 __all__ = ["Delivery"]
@@ -44,8 +44,8 @@ class Delivery(Protocol):
             ClusterError: the batch cannot be read.
         """
 
-    def write(self, lane: Lane, slot: Slot) -> None:
-        """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
+    def write(self, lane: Lane, item: Item) -> None:
+        """Writes an item that is `ready` to where it belongs; `flush` sends it on."""
 
     def flush(self) -> None:
         """Sends what has been written, as soon as the client takes it; does not wait."""

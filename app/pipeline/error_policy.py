@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.secret import without_secrets
 from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.pipeline.budget import Share
-from app.pipeline.lane import Slot, held_bytes
+from app.pipeline.lane import held_bytes
 from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
@@ -32,8 +31,6 @@ from transforms.errors import (
 from transforms.letter import Cause
 from transforms.logger_name import logger_name
 from transforms.record import Record, RecordLike, SourceRecord
-
-__all__ = ["ErrorPolicy", "reason_of"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -74,142 +71,103 @@ class ErrorPolicy:
         self._stats = stats
         self._termination = termination
 
-    @contextlib.contextmanager
-    def of(self, slot: Slot) -> Iterator[None]:
-        """Decides on an error of the body, and raises nothing.
-
-        After an error the slot has a result, or has a `cause` and waits for `bury`, or a `failure` that waits for
-        `end`. If no record can pass, the flow ends.
-        """
-        try:
-            try:
-                yield
-            except _OF_THE_RECORD as exc:
-                self._count(slot.source, exc)
-                cause = self._cause(slot.source, exc)
-                assert self._letters is not None
-                letter = self._letters.whole(slot.source, cause)
-                if letter is None:
-                    slot.cause = cause
-                else:
-                    self._finish(slot, (letter,), cause)
-                    self._log(slot.source, f"goes to {self._topic_name}", exc)
-        except RecordError as exc:
-            slot.failure = exc
-        except PayloadStoreError as exc:
-            self._termination.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
-        except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
-            slot.failure = RecordError(slot.source, exc, "")
-
-    def end(self, slot: Slot) -> None:
-        """Ends the flow with the failure of a slot. All before it in its lane is written."""
-        assert slot.failure is not None
-        error = slot.failure.error
-        if isinstance(error, _OF_THE_RECORD):
-            if self._letters is None:  # else it is counted already
-                self._stats.count_failed(slot.source, reason_of(error))
-            self._termination.fail(slot.failure)
-        else:  # a defect of ours must stop the pipeline as loudly
-            self._termination.fail_by_defect(error, slot.source)
-
-    async def bury(self, slot: Slot) -> None:
-        """Gives a slot with a `cause` its dead letter, which goes to the store or as chunks; or a failure."""
-        cause = slot.cause
-        assert cause is not None
-        await self.bury_chunks(slot, (slot.source,), cause)
-        slot.cause = None  # the traceback of its error would keep the record in memory
-        if slot.result is not None:
-            what = "goes to" if len(slot.result) == 1 else f"goes as {len(slot.result)} chunks to"
-            self._log(slot.source, f"{what} {self._topic_name}", cause.error)
-
-    def condemn(self, event: Discarded, slots: Sequence[Slot]) -> Cause | None:
-        """Counts a message that will not be whole, whose chunks, in these slots, become dead letters.
+    def verdict(self, source: SourceRecord, error: BaseException) -> Cause | RecordError | None:
+        """What becomes of a record that has failed.
 
         Returns:
-            The cause for the letters; None if there is no topic for them, and the first slot has a failure.
+            The cause for its dead letter; a failure for `end`, once all before the record is written; None if the flow
+            ends now, because no record can pass.
         """
+        if isinstance(error, _OF_THE_RECORD):
+            return self._cause(source, error)
+        if isinstance(error, PayloadStoreError):
+            self._termination.fail(RecordError(source, error, "; the store refuses, so no record can pass it"))
+            return None
+        return RecordError(source, error, "")  # a defect of ours, see `end`
+
+    def discarded(self, event: Discarded) -> Cause | RecordError | None:
+        """As `verdict`, for the chunks of a message that will not be whole; None if a rule drops them."""
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
         first, *others = chunks_of(event)
-        self._count(first, error)
-        cause = None
-        with self.of(slots[0]):
-            cause = self._cause(first, error)
+        if event.reason == "evicted" and self._settings.chunks.drops_oldest:
+            self._stats.evicted_messages += 1
+            self._log(first, f"and {len(others)} other chunks are dropped", error)
+            return None
+        verdict = self._cause(first, error)
+        if isinstance(verdict, Cause):
             # One line: a message may have a hundred thousand chunks.
-            what = f"and {len(others)} other chunks go" if others else "goes"
-            self._log(first, f"{what} to {self._topic_name}", error)
-        return cause
+            self._log(
+                first, f"{f'and {len(others)} other chunks go' if others else 'goes'} to {self._topic_name}", error
+            )
+        return verdict
 
-    def discard(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> bool:
-        """Gives a slot the dead letters of chunks; False if that takes a thread (`bury_chunks`)."""
+    def end(self, failure: RecordError) -> None:
+        """Ends the flow with a failure. All before it in its lane is written."""
+        if isinstance(failure.error, _OF_THE_RECORD):
+            if self._letters is None:  # else it is counted already
+                self._stats.count_failed(failure.record, reason_of(failure.error))
+            self._termination.fail(failure)
+        else:  # a defect of ours must stop the pipeline as loudly
+            self._termination.fail_by_defect(failure.error, failure.record)
+
+    def letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | RecordError | None:
+        """The dead letters of records, or a failure; None if they are large, see `write_letters`."""
         assert self._letters is not None
         letters = []
-        for chunk in chunks:
-            letter = self._letters.whole(chunk, cause)
-            if letter is None:
-                return False
-            letters.append(letter)
-        self._finish(slot, letters, cause)
-        return True
+        try:
+            for source in sources:
+                letter = self._letters.whole(source, cause)
+                if letter is None:
+                    return None
+                letters.append(letter)
+        except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
+            return RecordError(sources[-1], exc, "")
+        return self._finished(sources, letters, cause)
 
-    async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
-        """As `discard`, on a thread; or gives the slot a failure."""
-        copies = sum(map(held_bytes, chunks))  # the copies are made while the records are still held
+    async def write_letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | RecordError:
+        """As `letters`, on a thread: their values go to the store, or as chunks."""
+        copies = sum(map(held_bytes, sources))  # the copies are made while the records are still held
         self._share.take(copies)
         try:
-            letters = await self._runtime.threads.call(self._write, chunks, cause)
+            letters = await self._runtime.threads.call(self._write, sources, cause)
         except TransformError as exc:
-            advice = f"; and it cannot be a dead letter: {exc}"
-            slot.failure = RecordError(slot.source, cause.error, advice)
+            return RecordError(sources[-1], cause.error, f"; and it cannot be a dead letter: {exc}")
         except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
-            slot.failure = RecordError(slot.source, exc, "")
-        else:
-            self._finish(slot, letters, cause, records=len(chunks))
+            return RecordError(sources[-1], exc, "")
         finally:
             self._share.give(copies)
+        return self._finished(sources, letters, cause)
 
     def _write(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike]:
         assert self._letters is not None
         return [letter for source in sources for letter in self._letters.any(source, cause)]
 
-    def _finish(self, slot: Slot, letters: Sequence[RecordLike], cause: Cause, *, records: int | None = None) -> None:
-        self._stats.dead_letters += len(letters) if records is None else records
+    def _finished(
+        self, sources: Sequence[SourceRecord], letters: Sequence[RecordLike], cause: Cause
+    ) -> Sequence[RecordLike]:
+        self._stats.dead_letters += len(sources)
         assert self._letters is not None
         topic = self._letters.topic
+        if not isinstance(cause.error, DiscardedChunkError):
+            what = "goes to" if len(letters) == 1 else f"goes as {len(letters)} chunks to"
+            self._log(sources[-1], f"{what} {self._topic_name}", cause.error)
         # A record that a topic has refused may have a wrong timestamp, with which its letter would be refused too.
         unfit, now_s = isinstance(cause.error, RecordUnfitError), self._runtime.time()
         if unfit or not all(topic.takes_timestamp(each.timestamp, now_s, CLOCKS_APART_MS) for each in letters):
-            letters = [Record(letter.key, letter.value, letter.headers, int(now_s * 1000)) for letter in letters]
-        self._share.give_work(slot.finish(letters, dead=True))
+            return [Record(letter.key, letter.value, letter.headers, int(now_s * 1000)) for letter in letters]
+        return letters
 
-    def drops(self, event: Discarded) -> bool:
-        """True if a rule of the configuration drops the chunks; logs and counts that."""
-        if event.reason != "evicted" or not self._settings.chunks.drops_oldest:
-            return False
-        chunks = chunks_of(event)
-        self._stats.evicted_messages += 1
-        error = DiscardedChunkError(event.uuid, event.reason, event.detail)
-        self._log(chunks[0], f"and {len(chunks) - 1} other chunks are dropped", error)
-        return True
-
-    def _cause(self, source: SourceRecord, error: WideloadError) -> Cause:
-        """The cause for a dead letter.
-
-        Raises:
-            RecordError: there is no dead-letter topic.
-        """
-        if self._letters is None:
+    def _cause(self, source: SourceRecord, error: WideloadError) -> Cause | RecordError:
+        """The cause for a dead letter, for which it is counted; a failure if there is no dead-letter topic."""
+        if self._letters is None:  # the first one ends the flow (`end`), and those behind it are read again
             advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
-            raise RecordError(source, error, advice) from error
+            return RecordError(source, error, advice)
+        self._stats.count_failed(source, reason_of(error))
         settings = self._settings
         stage = ",".join(settings.transforms)
         return Cause(
             error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context, mask=without_secrets
         )
-
-    def _count(self, source: SourceRecord, error: WideloadError) -> None:
-        # Without letters the first one ends the flow (`end`), and those behind it are read again.
-        if self._letters is not None:
-            self._stats.count_failed(source, reason_of(error))
 
     def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:
         log.warning(

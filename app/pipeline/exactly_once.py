@@ -15,7 +15,7 @@ from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
-from app.pipeline.lane import Lane, Slot
+from app.pipeline.lane import Item, Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.pace import Pace
@@ -128,8 +128,8 @@ class ExactlyOnce:
     def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         self._of[lane.partition].forward(batch, held)
 
-    def write(self, lane: Lane, slot: Slot) -> None:
-        self._of[lane.partition].write(slot)
+    def write(self, lane: Lane, item: Item) -> None:
+        self._of[lane.partition].write(item)
 
     def flush(self) -> None:
         for each in self._of.values():

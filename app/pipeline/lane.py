@@ -7,15 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.structs import TopicPartition
 from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.termination import RecordError
-from transforms.letter import Cause
 from transforms.record import Header, RecordLike, SourceRecord
-
-__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "PlacedRecord", "Slot", "header_bytes", "held_bytes"]
 
 # Memory of a record that waits beside its key and value, and of each of its headers (CPython 3.11, measured).
 RECORD_OVERHEAD_BYTES = 400
@@ -36,51 +33,82 @@ class Hold:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """One record on its way through the transforms.
+class Item:
+    """What leaves a lane in its turn: `Passing`, `Skipped`, `Working` or `Letter`.
 
     Attributes:
-        source: the record as it was read; only its place once the slot is finished.
-        held: bytes of the budget that the slot holds.
-        admitted: bytes that it held when the record was admitted.
-        result: the records to write, in order; empty if there is nothing to write; None until it is known.
-        dead: True if the result goes to the dead-letter topic.
-        hold: keeps the commit back while the dead letters of chunks are not durable; None for other records.
-        skipped: True if nothing is written for this record, and for others before it in the same slot.
-        cause: the reason for a dead letter that a thread has to write; None if there is none.
-        codec: the number of the codec that the record came with; 0 for none.
-        batch: the records that leave in the place of the result, as they were read; None for a single record.
-        first: the offset of the first record, if the slot is for several that were not read; None for a single record.
-        stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
-        failure: ends the flow once all before the slot is written; None if the record has not failed, or has a letter.
+        source: the record as it was read, the last one of several; only its place once there is a result.
+        held: bytes of the budget that it holds.
+        admitted: bytes that it held when it came into the lane.
     """
 
     source: SourceRecord
-    held: int
-    result: Sequence[RecordLike] | None = None
-    dead: bool = False
-    hold: Hold | None = None
-    skipped: bool = False
-    cause: Cause | None = None
+    held: int = 0
     admitted: int = 0
-    codec: int = 0
-    batch: SourceBatch | None = None
-    first: int | None = None
-    stored_s: float | None = None
-    failure: RecordError | None = None
 
-    def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
-        """Gives the slot its result, whose bytes it holds from here on.
+    @property
+    def ready(self) -> bool:
+        """True if it may leave."""
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Skipped(Item):
+    """Records for which nothing is written: chunks, and what was delivered before the partition was assigned."""
+
+
+@dataclass(slots=True, eq=False)
+class Passing(Item):
+    """A batch of records that leave as they were read, behind a record with work."""
+
+    batch: SourceBatch = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class Working(Item):
+    """A record on which the chain works, or which waits with its result.
+
+    Attributes:
+        codec: the number of the codec that the record came with; 0 for none.
+        result: the records to write, in order; empty if there is nothing to write; None until it is known.
+        stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
+    """
+
+    codec: int = field(default=0, kw_only=True)
+    result: Sequence[RecordLike] | None = None
+    stored_s: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.result is not None
+
+    def finish(self, result: Sequence[RecordLike]) -> int:
+        """Gives the item its result, whose bytes it holds from here on.
 
         Returns:
             The bytes of the budget that came free; below 0 if the result is larger than what was reserved.
         """
         held = sum(map(held_bytes, result))
         freed = self.held - held
-        self.result, self.dead, self.held = result, dead, held
-        # The slot may wait for hours behind another one. The budget counts the value no more, so it must be let go.
+        self.result, self.held = result, held
+        # It may wait for hours behind another one. The budget counts the value no more, so it must be let go.
         self.source = _place(self.source)
         return freed
+
+
+@dataclass(slots=True, eq=False)
+class Letter(Working):
+    """The dead letter of a record that has failed, or of several, in place of their result.
+
+    Attributes:
+        first: the offset of the first record of several; the commit stays there until the letter is durable.
+        hold: keeps the commit back further, if the records are the last chunks of a message; None for others.
+        failure: ends the flow once all before it is written, if there can be no letter; else None.
+    """
+
+    first: int = field(kw_only=True)
+    hold: Hold | None = None
+    failure: RecordError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +128,21 @@ def _place(record: SourceRecord) -> PlacedRecord:
     return PlacedRecord(record.topic, record.partition, record.offset, record.timestamp)
 
 
+def _first(source: SourceRecord) -> int:
+    return source.first if isinstance(source, Unopened) else source.offset
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The slots of one source partition, and what may be committed of it.
+    """The items of one source partition, and what may be committed of it.
 
     Attributes:
         partition: the source partition.
         sink_partition: where its records go; None if the key decides.
         committed: the committed offset when the partition was assigned; None if there was none.
         tracker: knows which records are durable; None before the first record.
-        slots: in source order; empty while records pass straight through.
-        tasks: the work on slots, to be cancelled when the partition is lost.
+        items: in source order; empty while records pass straight through.
+        tasks: the work on items, to be cancelled when the partition is lost.
         delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
             offset says the same.
         noted: the metadata of the last commit.
@@ -119,7 +151,7 @@ class Lane:
         read: True while records that were read wait to be admitted.
         read_to: the offset up to which the partition was read, if all records before it were admitted or wait; 0 if it
             is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
-        work: bytes that the records in slots held when they were admitted.
+        work: bytes that the items held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
@@ -131,7 +163,7 @@ class Lane:
     sink_partition: int | None
     committed: int | None = None
     tracker: OffsetTracker | None = None
-    slots: deque[Slot] = field(default_factory=deque)
+    items: deque[Item] = field(default_factory=deque)
     tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = field(default_factory=dict)
     waiting: int = 0
     read: bool = False
@@ -152,7 +184,7 @@ class Lane:
 
     def pass_read(self) -> None:
         """Counts what was read behind the last record as done, once no record is left that has not been written."""
-        if self.read or self.slots or self.waiting:
+        if self.read or self.items or self.waiting:
             return
         if self.tracker is None and self.committed is not None and self.read_to > self.committed:
             self.tracker = OffsetTracker(self.committed)
@@ -166,16 +198,27 @@ class Lane:
             self.noted = metadata
 
     def skip(self, record: SourceRecord) -> None:
-        """Gives a slot to a record for which nothing is written: a chunk, or a record that was delivered before.
+        """Appends a record for which nothing is written.
 
         The budget does not count its bytes, so they must not wait here behind a record that takes its time.
         """
         self.tracked(record.offset)
-        place = _place(record)
-        if self.slots and self.slots[-1].skipped:
-            self.slots[-1].source = place
+        if self.items and isinstance(self.items[-1], Skipped):
+            self.items[-1].source = _place(record)
         else:
-            self.slots.append(Slot(place, 0, (), skipped=True))
+            self.items.append(Skipped(_place(record)))
+
+    def append(self, item: Item) -> None:
+        """Puts an item behind the others."""
+        self.tracked(_first(item.source))
+        self.work += item.admitted
+        self.items.append(item)
+
+    def fail(self, item: Working) -> Letter:
+        """Puts a letter that is to be written in the place of an item."""
+        letter = Letter(item.source, item.held, item.admitted, codec=item.codec, first=_first(item.source))
+        self.items[self.items.index(item)] = letter
+        return letter
 
     def held_back(self, safe: int) -> int:
         """The offset to commit if all records before `safe` are durable: `safe`, or the first chunk of a hold."""
@@ -186,7 +229,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """True while a record of the partition is neither durable nor dropped."""
-        return bool(self.slots) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
+        return bool(self.items) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
 
     def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
         """Lets a task end with the lane, if it has not ended before."""
@@ -197,7 +240,7 @@ class Lane:
         """Forgets the records; another worker, or this one later, reads them again from the committed offset."""
         for task in self.tasks:
             task.cancel()
-        self.slots.clear()
+        self.items.clear()
 
 
 def held_bytes(record: RecordLike) -> int:

@@ -10,8 +10,6 @@ from app.pipeline.lane import Lane
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.offset_tracker import OffsetTracker
 
-__all__ = ["Lanes"]
-
 
 class Lanes:
     """The lanes, by partition. Belongs to one event loop.
@@ -65,7 +63,7 @@ class Lanes:
         found = {}
         for lane in self._lanes.values():
             if lane.tracker is not None:
-                end = lane.slots[-1].source.offset + 1 if lane.slots else lane.tracker.released
+                end = lane.items[-1].source.offset + 1 if lane.items else lane.tracker.released
                 if end > lane.tracker.committed:
                     found[lane.partition] = lane.tracker.committed, end - lane.tracker.committed
         return found
@@ -103,7 +101,7 @@ class Lanes:
         for partition in partitions:
             lane = self._lanes.pop(partition, None)
             if lane is not None:
-                self._share.give_work(sum(slot.held for slot in lane.slots))
+                self._share.give_work(sum(item.held for item in lane.items))
                 lane.discard()
                 if self._assembler is not None:
                     self._assembler.clear(partition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.cluster.preflight import Plan
@@ -18,7 +18,7 @@ from app.kafka.partitioner import partition_of
 from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
 from app.pipeline.budget import Part, Share
-from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Sink
@@ -168,31 +168,35 @@ class Output:
         codec = codec if self._codec is None else self._codec
         self._sink.append(partition, record, lane.tracked(offset), offset, held, codec)
 
-    def write(self, lane: Lane, slot: Slot) -> None:
-        assert slot.result is not None
-        if slot.batch is not None:
-            self.forward(lane, slot.batch, slot.held)
+    def write(self, lane: Lane, item: Item) -> None:
+        if isinstance(item, Passing):
+            self.forward(lane, item.batch, item.held)
             return
-        tracker = lane.tracked(slot.source.offset)
+        tracker = lane.tracked(item.source.offset)
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
-        offset = max(slot.source.offset, tracker.released - 1)
-        # The commit stays before the first record of several until their letter is durable.
-        first = offset if slot.first is None else max(slot.first, tracker.released)
-        if slot.hold is not None:
-            slot.hold.last = offset
-        if not slot.result:
+        offset = max(item.source.offset, tracker.released - 1)
+        result = item.result if isinstance(item, Working) else None
+        if isinstance(item, Letter) and result:
+            self._bury(item, result, tracker, offset)
+        elif isinstance(item, Working) and result:
+            for each in result:
+                self.append(lane, each, offset, held_bytes(each), item.codec)
+        else:
             tracker.released = offset + 1
             self._durable()
-        for result in slot.result:
-            if slot.dead:
-                assert self._dead_letters is not None
-                assert self._plan.dead_letters is not None
-                partition = slot.source.partition % self._plan.dead_letters.partitions
-                codec = slot.codec if self._codec is None else self._codec
-                self._dead_letters.append(partition, result, tracker, first, held_bytes(result), codec)
-                tracker.released = offset + 1
-            else:
-                self.append(lane, result, offset, held_bytes(result), slot.codec)
+
+    def _bury(self, letter: Letter, result: Sequence[RecordLike], tracker: OffsetTracker, offset: int) -> None:
+        assert self._dead_letters is not None
+        assert self._plan.dead_letters is not None
+        if letter.hold is not None:
+            letter.hold.last = offset
+        # The commit stays before the first record of several until their letter is durable.
+        first = min(max(letter.first, tracker.released), offset)
+        partition = letter.source.partition % self._plan.dead_letters.partitions
+        codec = letter.codec if self._codec is None else self._codec
+        for each in result:
+            self._dead_letters.append(partition, each, tracker, first, held_bytes(each), codec)
+        tracker.released = offset + 1
 
     def flush(self) -> None:
         self._sink.flush()

@@ -18,8 +18,6 @@ from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
-__all__ = ["PausedPartitions"]
-
 _PART_OF_BUDGET = 4  # what is read ahead may take so small a part of the budget, in addition to it
 _LEAST_BYTES = 64 * 2**20  # while the store takes values, it may take this where that is less
 _STUCK_S = 1.0
@@ -114,7 +112,7 @@ class PausedPartitions:
                 return
             if lane in self._resumed and not stuck and self._resumed[lane] == self._admission.first(lane):
                 continue
-            for_room = self._admission.holds(lane) and not lane.slots
+            for_room = self._admission.holds(lane) and not lane.items
             found = self._let_go(lane)
             size -= found
             self._resumed.pop(lane, None)
@@ -134,7 +132,7 @@ class PausedPartitions:
         while self._expected and now_s - self._expected[0][0] > _ARRIVES_S:
             self._expected.popleft()
         for lane, pause in tuple(self._paused.items()):
-            if not lane.slots and not pause.for_room:
+            if not lane.items and not pause.for_room:
                 self._read_again(lane, now_s)  # its next record may pass, whatever others wait for
         ready = [lane for lane in self._paused if not lane.stalled]
         if stuck or not ready:

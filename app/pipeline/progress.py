@@ -16,8 +16,6 @@ from app.pipeline.admission import Admission
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 
-__all__ = ["Position", "Progress"]
-
 Position = tuple[int | None, int | None, int | None]
 """The offset read up to, the committed one, and the end of what can be read; None for what is not known."""
 
@@ -70,7 +68,7 @@ class Progress:
         return min((at for at in map(self._waits_since, self._lanes) if at is not None and at >= 0), default=None)
 
     def _waits_since(self, lane: Lane) -> int | None:
-        return lane.slots[0].source.timestamp if lane.slots else self._admission.timestamp(lane)
+        return lane.items[0].source.timestamp if lane.items else self._admission.timestamp(lane)
 
     def _position(self, lane: Lane, ends: Mapping[TopicPartition, int | None]) -> Position:
         end = ends[lane.partition]

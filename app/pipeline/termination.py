@@ -30,11 +30,13 @@ class RecordError(WideloadError):
 
     Attributes:
         topic, partition, offset: the place of the record.
+        record: the record.
         error: why.
     """
 
     def __init__(self, record: SourceRecord, error: BaseException, advice: str) -> None:
         super().__init__(record, error, advice)
+        self.record = record
         self.topic = record.topic
         self.partition = record.partition
         self.offset = record.offset

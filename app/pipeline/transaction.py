@@ -19,7 +19,7 @@ from app.kafka.errors import IllegalOperation, KafkaError, KafkaTimeoutError
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Part, Share
-from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lane import Item, Lane, Skipped
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
 from app.pipeline.pace import Pace
@@ -97,7 +97,7 @@ class Transaction:
         self._state = State.IDLE
         self._timer: asyncio.TimerHandle | None = None
         self._ends: asyncio.Task[None] | None = None
-        self._backlog: deque[Slot | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]] = deque()
+        self._backlog: deque[Item | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]] = deque()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -146,32 +146,30 @@ class Transaction:
         self.output.forward(self.lane, batch, held)
         self._count(held)
 
-    def write(self, slot: Slot) -> None:
-        """See `Delivery.write`: all of a slot's results go in one transaction."""
-        assert slot.result is not None
-        held = _held(slot)
-        self._part.used += held
+    def write(self, item: Item) -> None:
+        """See `Delivery.write`: all results of an item go in one transaction."""
+        self._part.used += item.held
         if self._state in (State.IDLE, State.OPEN):
-            self._write(slot, held)
+            self._write(item)
         else:
-            self._wait(slot)
+            self._wait(item)
 
-    def _write(self, slot: Slot, held: int) -> None:
-        if (slot.result or slot.batch is not None) and self._state is State.IDLE:
+    def _write(self, item: Item) -> None:
+        if not isinstance(item, Skipped) and self._state is State.IDLE:
             self._begin()
         try:
-            self.output.write(self.lane, slot)
+            self.output.write(self.lane, item)
         except BaseException:
             self._state = State.OVER  # some of its results may be written without the others: never to be committed
             raise
-        self._count(held)
+        self._count(item.held)
 
     def _count(self, held: int) -> None:
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
 
-    def _wait(self, waiting: Slot | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]) -> None:
+    def _wait(self, waiting: Item | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]) -> None:
         self._backlog.append(waiting)
         self.lane.waiting += 1
 
@@ -202,7 +200,7 @@ class Transaction:
             self._state is _OPEN
             and self._bytes > 0
             and not lane.read
-            and not lane.slots
+            and not lane.items
             and self._caught_up(lane.partition)
         )
 
@@ -271,8 +269,8 @@ class Transaction:
             waiting = self._backlog.popleft()
             self.lane.waiting -= 1
             try:
-                if isinstance(waiting, Slot):
-                    self._write(waiting, _held(waiting))
+                if isinstance(waiting, Item):
+                    self._write(waiting)
                     continue
                 if self._state is State.IDLE:
                     self._begin()
@@ -306,9 +304,3 @@ class Transaction:
         """Stops the producer; aborts what is open, so that readers need not wait for it. Raises `KafkaError`."""
         self.discard()
         await self.output.stop()
-
-
-def _held(slot: Slot) -> int:
-    """Bytes of the budget that the results of a slot hold."""
-    assert slot.result is not None
-    return slot.held if slot.batch is not None else sum(map(held_bytes, slot.result))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Work
-from app.pipeline.lane import Lane, PlacedRecord, Slot
+from app.pipeline.lane import Lane, Letter, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
@@ -105,9 +106,8 @@ class Let:
         return {
             "enter": self._enter,
             "follow": self._follow,
-            "refuse": self._refuse,
             "measure": self._measure,
-            "fail": lambda lane, record, error, held: self.failed.append((record.offset, error)),
+            "fail": self._fail,
             "release": lambda _: None,
         }
 
@@ -139,7 +139,7 @@ class Let:
         self.held.append(held)
 
     def _follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        assert lane.slots
+        assert lane.items
         self.share.take_work(held)
         self.followed.append(batch)
 
@@ -147,9 +147,12 @@ class Let:
         self.share.take_work(held)
         self.worked.append((lane.partition.partition, record.offset))
 
-    def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> None:
+    def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         self.share.take_work(held)
-        self.refused.append(unopened)
+        if isinstance(record, Unopened):
+            self.refused.append(record)
+        else:
+            self.failed.append((record.offset, error))
 
 
 async def test_admit_refuses_what_would_fill_the_memory() -> None:
@@ -205,7 +208,7 @@ async def test_admit_buries_nothing_twice() -> None:
     crowded = Record(b"k", b"v", (("", None),) * (MAX_HEADERS + 1), 0)
     let.batch(built(0, [crowded, crowded, crowded]))
     assert [each.offset for each in let.refused] == [2]
-    assert [(slot.source.offset, slot.skipped) for slot in lane.slots] == [(1, True)]
+    assert [(item.source.offset, type(item)) for item in lane.items] == [(1, Skipped)]
 
 
 async def test_admit_buries_a_broken_message_before_its_last_chunk_is_done() -> None:
@@ -217,11 +220,11 @@ async def test_admit_buries_a_broken_message_before_its_last_chunk_is_done() -> 
     chunks = {"takes": lambda *_: True, "reserve_bytes": lambda _: 0, "add": lambda *_: (None, ["a discarded message"])}
     let.admission._assembler = cast(Any, SimpleNamespace(**chunks))
     dispatcher = cast(Any, let.admission._dispatcher)
-    dispatcher.give_up = lambda _: before.append((len(lane.slots), lane.tracked(9).released))
+    dispatcher.give_up = lambda _: before.append((len(lane.items), lane.tracked(9).released))
     dispatcher.release = lambda _: None
     let.add(0, (3, b"k", OVERHEAD + 1))
     assert before == [(0, 3)]
-    assert [slot.source.offset for slot in lane.slots] == [3]
+    assert [item.source.offset for item in lane.items] == [3]
 
 
 def test_output_commits_nothing_before_a_letter_of_several() -> None:
@@ -237,8 +240,9 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
         _termination=SimpleNamespace(error=None),
     )
     place = PlacedRecord("raw", 0, 20, 0)
-    slot = Slot(place, 0, (Record(b"a", b"1"), Record(b"b", b"2")), dead=True, first=12)
-    Output.write(cast(Any, output), lane, slot)
+    letter = Letter(place, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)
+    output._bury = partial(Output._bury, cast(Any, output))
+    Output.write(cast(Any, output), lane, letter)
     assert (spans, tracker.released, tracker.safe()) == ([12, 12], 21, 12)
 
 
@@ -333,7 +337,7 @@ async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
     let = Let(1_000_000)
     lane = let.lanes.get(PARTITION)
     assert lane is not None
-    lane.slots.append(Slot(ReadRecord("raw", 0, 0, 0, b"k", b"v", ()), 0))
+    lane.items.append(Working(ReadRecord("raw", 0, 0, 0, b"k", b"v", ())))
     let.batch(batch_of(b"a", b"b", base=1), 1)
     assert [batch.offset for batch in let.followed] == [1]
     assert let.forwarded == []

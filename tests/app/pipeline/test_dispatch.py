@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from dataclasses import replace
@@ -20,7 +21,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Work
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lane import Item, Lane, Letter, Working, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
@@ -52,14 +53,15 @@ class Output:
         self.sent = 0
         self.begun = asyncio.Event()
 
-    def write(self, lane: Lane, slot: Slot) -> None:
-        """Takes a slot."""
-        assert slot.result is not None
+    def write(self, lane: Lane, item: Item) -> None:
+        """Takes an item."""
+        assert isinstance(item, Working)
+        assert item.result is not None
         self.begun.set()
-        self.values += [letter.value for letter in slot.result]
-        if slot.hold is not None:
-            slot.hold.last = slot.source.offset
-        self.held.append(lane.held_back(slot.source.offset + 1) == 0)
+        self.values += [record.value for record in item.result]
+        if isinstance(item, Letter) and item.hold is not None:
+            item.hold.last = item.source.offset
+        self.held.append(lane.held_back(item.source.offset + 1) == 0)
 
     def flush(self) -> None:
         """Sends what was written."""
@@ -81,7 +83,7 @@ class Bench:
         self.dispatcher = Dispatcher(
             self.lanes,
             share,
-            retries=cast(Any, None),
+            retries=cast(Any, SimpleNamespace(watching=lambda *_: contextlib.nullcontext())),
             error_policy=ErrorPolicy(
                 pipeline, letters, share, runtime=SHARED, stats=self.stats, termination=self.termination
             ),
@@ -116,7 +118,7 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     bench.dispatcher.give_up(event(count))
     assert bench.output.values == [], "it has only begun"
     turns = 0
-    while bench.lane.slots:
+    while bench.lane.items:
         await asyncio.sleep(0)
         turns += 1
     assert bench.termination.error is None
@@ -148,7 +150,7 @@ async def test_letters_of_few_chunks_are_written_at_once() -> None:
     bench = Bench(1_000_000)
     bench.dispatcher.give_up(event(3))
     assert bench.output.values == [b"0", b"1", b"2"]
-    assert not bench.lane.slots
+    assert not bench.lane.items
 
 
 async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
@@ -182,18 +184,18 @@ async def test_what_is_not_written_is_not_committed(written: int) -> None:
     tracker = lane.tracked(41)
     spans = []
 
-    def write(lane: Lane, slot: Slot) -> None:
+    def write(lane: Lane, item: Item) -> None:
         if written:
-            spans.append(tracker.span(slot.source.offset))
-            tracker.released = slot.source.offset + 1
+            spans.append(tracker.span(item.source.offset))
+            tracker.released = item.source.offset + 1
         raise MemoryError
 
     output.write = write  # type: ignore[method-assign]
-    lane.slots += [Slot(Read(offset), 0, (Record(b"k", b"v", (), 0),)) for offset in (41, 42)]
+    lane.items += [Working(Read(offset), result=(Record(b"k", b"v", (), 0),)) for offset in (41, 42)]
     bench.dispatcher.release(lane)
     assert isinstance(bench.termination.error, RecordError)
     # Nothing of the lane passes it, in the same turn neither: what is left waits behind it.
-    assert [slot.source.offset for slot in lane.slots] == [41, 42]
+    assert [item.source.offset for item in lane.items] == [41, 42]
     spans.append(tracker.span(43))
     tracker.released = 44
     for span in spans:
@@ -212,11 +214,11 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
     bench = Bench(1_000_000)
     lane = bench.lane
     bench.dispatcher._error_policy._letters = None
-    lane.slots.append(Slot(Read(40), 0))  # the store takes its time for it
+    lane.items.append(Working(Read(40)))  # the store takes its time for it
     for offset in (41, 42):
         bench.dispatcher.fail(lane, Read(offset), error, 0)
     assert (bench.termination.error, bench.stats.failed) == (None, {})
-    lane.slots[0].result = (Record(b"k", b"v", (), 0),)
+    lane.items[0] = Working(Read(40), result=(Record(b"k", b"v", (), 0),))
     bench.dispatcher.release(lane)
     assert bench.output.values == [b"v"]
     assert isinstance(bench.termination.error, RecordError)
@@ -230,8 +232,8 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     bench = Bench(1_000_000)
     bench.dispatcher._error_policy._letters = None
 
-    def write(lane: Lane, slot: Slot) -> None:
-        lane.tracked(slot.source.offset).released = slot.source.offset + 1
+    def write(lane: Lane, item: Item) -> None:
+        lane.tracked(item.source.offset).released = item.source.offset + 1
 
     bench.output.write = write  # type: ignore[method-assign]
     assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=SHARED.monotonic)
@@ -266,12 +268,12 @@ async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:
     """It may be why the payload has waited: it would be tried for as long again after each restart, for ever."""
     bench = Bench(1_000_000)
     for offset in (41, 42, 43):
-        bench.lane.slots.append(Slot(Read(offset), 0, (Record(b"k", b"%d" % offset, (), 0),)))
-    bench.lane.slots[1].stored_s = SHARED.monotonic() - LONGEST_HOLD_S - 1
+        stored_s = SHARED.monotonic() - LONGEST_HOLD_S - 1 if offset == 42 else None
+        bench.lane.items.append(Working(Read(offset), result=(Record(b"k", b"%d" % offset, (), 0),), stored_s=stored_s))
     bench.dispatcher.release(bench.lane)
     assert bench.output.values == [b"41"]
     assert isinstance(bench.termination.error, PayloadAgedError)
-    assert [slot.source.offset for slot in bench.lane.slots] == [42, 43]
+    assert [item.source.offset for item in bench.lane.items] == [42, 43]
 
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
@@ -280,9 +282,10 @@ async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
     lane, output = bench.lane, bench.output
     lane.tracked(0).released = 10
 
-    def write(lane: Lane, slot: Slot) -> None:
-        assert slot.hold is not None
-        slot.hold.last = 9
+    def write(lane: Lane, item: Item) -> None:
+        assert isinstance(item, Letter)
+        assert item.hold is not None
+        item.hold.last = 9
         raise MemoryError
 
     output.write = write  # type: ignore[method-assign]

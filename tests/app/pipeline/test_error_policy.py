@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Slot, held_bytes
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from tests.app.pipeline.runtimes import SHARED
@@ -31,6 +31,8 @@ from transforms.errors import (
     PayloadUnfitError,
     ReferenceRefusedError,
 )
+from transforms.letter import Cause
+from transforms.record import RecordLike
 
 LETTERS = Topic("dlq", 1, 1_000_000, "delete")
 
@@ -40,11 +42,6 @@ def settings(**keys: Any) -> PipelineSettings:
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
     (pipeline,) = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": table | keys}}).pipelines
     return pipeline
-
-
-def fail(error: Exception) -> None:
-    """Work that comes to nothing."""
-    raise error
 
 
 class Bench:
@@ -61,21 +58,15 @@ class Bench:
             pipeline, writer, self.share, runtime=SHARED, stats=self.stats, termination=self.termination
         )
 
-    def slot(self, held: int = 5_000) -> Slot:
-        """A slot whose bytes are taken."""
-        self.share.take(held)
-        return Slot(Read(), held)
-
-    def failed(self, error: Exception) -> Slot:
-        """A slot whose work has raised, at the front of its lane."""
-        slot = self.slot()
-        with self.error_policy.of(slot):
-            fail(error)
-        if slot.cause is not None:
-            asyncio.run(self.error_policy.bury(slot))
-        if slot.failure is not None:
-            self.error_policy.end(slot)
-        return slot
+    def failed(self, error: Exception) -> Sequence[RecordLike]:
+        """The letters of a record whose work has raised, at the front of its lane."""
+        verdict = self.error_policy.verdict(Read(), error)
+        found = self.error_policy.letters([Read()], verdict) if isinstance(verdict, Cause) else verdict
+        if found is None and isinstance(verdict, Cause):
+            found = asyncio.run(self.error_policy.write_letters([Read()], verdict))
+        if isinstance(found, RecordError):
+            self.error_policy.end(found)
+        return () if found is None or isinstance(found, RecordError) else found
 
 
 @pytest.mark.parametrize(
@@ -88,15 +79,11 @@ class Bench:
     ],
 )
 def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> None:
-    """It becomes a dead letter, which holds what it is large; the flow goes on."""
+    """It becomes a dead letter; the flow goes on."""
     bench = Bench(LETTERS)
-    slot = bench.failed(error)
-    assert slot.result is not None
-    (letter,) = slot.result
-    assert (slot.dead, letter.value, dict(letter.headers)["__connect.errors.offset"]) == (True, b"v", b"7")
-    assert (bench.termination.error, bench.stats.dead_letters, bench.share.used) == (None, 1, slot.held)
-    assert slot.result is not None
-    assert slot.held == sum(map(held_bytes, slot.result))
+    (letter,) = bench.failed(error)
+    assert (letter.value, dict(letter.headers)["__connect.errors.offset"]) == (b"v", b"7")
+    assert (bench.termination.error, bench.stats.dead_letters, bench.share.used) == (None, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +98,22 @@ def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> No
 def test_error_policy_that_ends_the_flow(letters: Topic | None, error: Exception, told: str) -> None:
     """Where no dead letter can be, or the next record would fare no better, the flow ends with the record's place."""
     bench = Bench(letters)
-    slot = bench.failed(error)
+    written = bench.failed(error)
     with pytest.raises(RecordError, match=f"topic raw, partition 3, {told}"):
         bench.termination.raise_error()
-    assert (slot.result, bench.stats.dead_letters, bench.share.used) == (None, 0, 5_000)
+    assert (written, bench.stats.dead_letters, bench.share.used) == ((), 0, 0)
 
 
 def test_error_policy_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    """A letter that its topic does not take goes as chunks, which count as one letter and hold what they are large."""
+    """A letter that its topic does not take goes as chunks, which count as one letter."""
     bench = Bench(replace(LETTERS, max_message_bytes=400))
     with caplog.at_level(logging.WARNING):
-        slot = bench.failed(ChunkError(5, 3, "so"))
-    assert slot.result is not None
-    assert len(slot.result) > 1
-    assert (slot.dead, bench.stats.dead_letters, bench.stats.failed) == (True, 1, {"chunk": 1})
-    assert bench.share.used == slot.held == sum(map(held_bytes, slot.result))
+        letters = bench.failed(ChunkError(5, 3, "so"))
+    assert len(letters) > 1
+    assert (bench.stats.dead_letters, bench.stats.failed) == (1, {"chunk": 1})
+    assert (bench.share.used, bench.budget.peak > 0) == (0, True), "its copies are counted while they are made"
     (told,) = caplog.messages
-    assert f"offset 7 goes as {len(slot.result)} chunks to dlq" in told
+    assert f"offset 7 goes as {len(letters)} chunks to dlq" in told
 
 
 @pytest.mark.parametrize(
@@ -158,26 +144,23 @@ def test_error_policy_counts_a_record_once() -> None:
 
 
 def test_error_policy_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
-    """Each chunk has a dead letter of its own, in order, in one slot; the log has one line for the message."""
+    """Each chunk has a dead letter of its own, in order; the log has one line for the message."""
     bench = Bench(LETTERS)
-    slot = bench.slot(0)
     chunks = tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5))
     event = Discarded("expired", "u", chunks, "late")
-    dropped = bench.error_policy.drops(event)
     with caplog.at_level(logging.WARNING):
-        cause = bench.error_policy.condemn(event, [slot])
-        assert cause is not None
-        assert bench.error_policy.discard(slot, chunks, cause)
+        cause = bench.error_policy.discarded(event)
+        assert isinstance(cause, Cause)
+        letters = bench.error_policy.letters(chunks, cause)
     assert [line for _, _, line in caplog.record_tuples] == [
         (
             "pipeline p: topic raw, partition 3, offset 3 and 1 other chunks go to dlq: "
             "the chunked message u is discarded, expired: late"
         )
     ]
-    assert slot.result is not None
-    assert ([letter.value for letter in slot.result], slot.dead, dropped) == ([b"3", b"5"], True, False)
-    held = sum(map(held_bytes, slot.result))
-    assert (bench.stats.dead_letters, bench.share.used, slot.held) == (2, held, held)
+    assert letters is not None
+    assert not isinstance(letters, RecordError)
+    assert ([letter.value for letter in letters], bench.stats.dead_letters) == ([b"3", b"5"], 2)
     assert bench.stats.failed == {"discarded-chunk": 1}
 
 
@@ -185,22 +168,21 @@ def test_error_policy_on_discarded_chunks_without_letters() -> None:
     """Where there is no dead-letter topic the flow ends at the first of them."""
     bench = Bench(None)
     event = Discarded("expired", "u", (Read(3), Read(5)), "late")
-    slot = bench.slot(0)
-    assert bench.error_policy.condemn(event, [slot]) is None
-    assert slot.failure is not None
+    failure = bench.error_policy.discarded(event)
+    assert isinstance(failure, RecordError)
     with pytest.raises(RecordError, match=r"partition 3, offset 3: the chunked message u is discarded"):
-        raise slot.failure
+        raise failure
 
 
 def test_error_policy_counts_a_message_once_whose_letters_cannot_be_written() -> None:
-    """Its chunks are counted by the first of them; the failure that ends the flow is that of another slot."""
+    """Its chunks are counted by the first of them; the failure that ends the flow is that of another chunk."""
     bench = Bench(replace(LETTERS, max_message_bytes=50))
     chunks = (Read(3), Read(5))
-    slot = Slot(chunks[-1], 0)
-    cause = bench.error_policy.condemn(Discarded("expired", "u", chunks, "late"), [slot])
-    assert cause is not None
-    asyncio.run(bench.error_policy.bury_chunks(slot, chunks, cause))
-    bench.error_policy.end(slot)
+    cause = bench.error_policy.discarded(Discarded("expired", "u", chunks, "late"))
+    assert isinstance(cause, Cause)
+    failure = asyncio.run(bench.error_policy.write_letters(chunks, cause))
+    assert isinstance(failure, RecordError)
+    bench.error_policy.end(failure)
     assert bench.stats.failed == {"discarded-chunk": 1}
 
 
@@ -211,4 +193,4 @@ def test_error_policy_drops_only_by_its_rule(rule: bool, reason: Any, dropped: b
     """Chunks are dropped only where the configuration says so, and only those that were evicted."""
     bench = Bench(LETTERS, **{"auto.ack.oldest.chunked.message.on.queue.full": rule})
     event = Discarded(reason, "u", (Read(3), Read(5)), "why")
-    assert (bench.error_policy.drops(event), bench.stats.evicted_messages) == (dropped, int(dropped))
+    assert (bench.error_policy.discarded(event) is None, bench.stats.evicted_messages) == (dropped, int(dropped))

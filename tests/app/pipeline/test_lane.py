@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 
-from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lane import Lane, Skipped, Working, held_bytes
 from transforms.record import Header, Record
 
 
@@ -43,9 +43,9 @@ def test_lane_is_busy_until_everything_is_durable() -> None:
     assert not partition.busy
     tracker = partition.tracked(0)
     busy = []
-    partition.slots.append(Slot(Source(0), held=1))
+    partition.items.append(Working(Source(0), held=1))
     busy.append(partition.busy)
-    partition.slots.clear()
+    partition.items.clear()
     busy.append(partition.busy)
     span = tracker.span(0)
     tracker.released = 1
@@ -60,7 +60,7 @@ def test_what_is_read_behind_the_last_record_may_be_committed() -> None:
     partition = lane()
     partition.committed, partition.read_to = 4, 9
     tried = []
-    for name, waits, nothing in (("read", True, False), ("slots", deque([Slot(Source(4), held=1)]), deque())):
+    for name, waits, nothing in (("read", True, False), ("items", deque([Working(Source(4), held=1)]), deque())):
         setattr(partition, name, waits)
         partition.pass_read()
         tried.append(partition.tracker)
@@ -94,45 +94,45 @@ async def test_lane_that_is_discarded_stops_its_work() -> None:
     partition = lane()
     task = asyncio.create_task(asyncio.sleep(60))
     partition.keep(task)
-    partition.slots.append(Slot(Source(0), held=1))
+    partition.items.append(Working(Source(0), held=1))
     partition.discard()
     await asyncio.wait([task], timeout=2)
-    assert (task.cancelled(), list(partition.slots)) == (True, [])
+    assert (task.cancelled(), list(partition.items)) == (True, [])
 
 
 def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
     """Behind a record that takes its time they wait as one offset: their values are nowhere counted."""
     partition = lane()
     first = Source(3)
-    partition.slots.append(Slot(first, held=1))
+    partition.items.append(Working(first, held=1))
     for offset in range(4, 1_000):
         partition.skip(Source(offset, value=bytes(100)))
-    partition.slots.append(Slot(Source(1_000), held=1))
+    partition.items.append(Working(Source(1_000), held=1))
     partition.skip(Source(1_001))
-    assert [(slot.source.offset, slot.source.value, slot.result) for slot in partition.slots] == [
-        (3, b"v", None),
-        (999, None, ()),
-        (1_000, b"v", None),
-        (1_001, None, ()),
+    assert [(item.source.offset, item.source.value, type(item)) for item in partition.items] == [
+        (3, b"v", Working),
+        (999, None, Skipped),
+        (1_000, b"v", Working),
+        (1_001, None, Skipped),
     ]
     assert partition.tracked(0).safe() == 4
 
 
-def test_slot_that_is_finished_holds_its_result() -> None:
+def test_item_that_is_finished_holds_its_result() -> None:
     """What comes free is what the record held beyond its result; a result that is larger takes more."""
     small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
-    slot = Slot(large, held=5_000)
-    freed = slot.finish((small, small))
-    assert (freed, slot.held, slot.result, slot.dead) == (5_000 - 2 * 412, 2 * 412, (small, small), False)
-    assert (slot.finish((large,), dead=True), slot.held, slot.dead) == (2 * 412 - 1_400, 1_400, True)
-    assert (slot.finish(()), slot.held, slot.result) == (1_400, 0, ())
+    item = Working(large, held=5_000)
+    freed = item.finish((small, small))
+    assert (freed, item.held, item.result) == (5_000 - 2 * 412, 2 * 412, (small, small))
+    assert (item.finish((large,)), item.held) == (2 * 412 - 1_400, 1_400)
+    assert (item.finish(()), item.held, item.result) == (1_400, 0, ())
 
 
-def test_slot_that_is_finished_lets_go_of_its_record() -> None:
+def test_item_that_is_finished_lets_go_of_its_record() -> None:
     """It may wait for hours behind another; what the budget counts no more must not be there any more either."""
-    slot = Slot(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
-    slot.finish((Source(7, value=b"reference"),))
-    place = slot.source
+    item = Working(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
+    item.finish((Source(7, value=b"reference"),))
+    place = item.source
     assert (place.topic, place.partition, place.offset, place.key, place.value) == ("raw", 3, 7, None, None)
 
 

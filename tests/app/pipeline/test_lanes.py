@@ -8,7 +8,7 @@ from typing import Any, cast
 from aiokafka import TopicPartition
 
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Slot
+from app.pipeline.lane import Working
 from app.pipeline.lanes import Lanes
 from tests.app.pipeline.test_termination import Read
 
@@ -31,7 +31,7 @@ def test_lanes_discarded_give_back_what_they_hold() -> None:
         lane = lanes.get(partition)
         assert lane is not None
         share.take(held)
-        lane.slots.append(Slot(Read(), held))
+        lane.items.append(Working(Read(), held))
     lanes.discard([FIRST, TopicPartition("raw", 9)])
     assert (share.used, [lane.partition for lane in lanes], lanes.busy) == (7, [SECOND], True)
     lanes.discard_all()

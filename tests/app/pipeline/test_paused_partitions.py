@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.kafka.source_batch import ReadRecord
-from app.pipeline.lane import Lane, Slot
+from app.pipeline.lane import Lane, Working
 from app.pipeline.paused_partitions import PausedPartitions
 from tests.app.pipeline.test_admission import OVERHEAD, Let
 
@@ -177,12 +177,12 @@ def test_partition_that_waits_for_others_that_pass() -> None:
     """A partition whose records may pass by now is not paused, though there is no room for them at the moment."""
     bench = Bench(60)
     lane = bench.lanes[0]
-    lane.slots.append(Slot(cast(Any, None), 0))
+    lane.items.append(Working(cast(Any, None), 0))
     for each in bench.lanes:
         bench.reader.fetch(each, *((b"pass",) * 40 if each is lane else (b"work",) * 2))
     bench.admit()
     assert lane in bench.let.admission.waiting_for_work()
-    lane.slots.clear()
+    lane.items.clear()
     bench.admit()
     assert bench.let.admission.holds(lane)
     assert lane not in bench.let.admission.waiting_for_work()
@@ -192,12 +192,12 @@ def test_partition_behind_its_own_record_goes_on() -> None:
     """Once the record before it is done, what may pass is read again, though others are stuck and fill the memory."""
     bench = Bench(60)
     slow = bench.lanes[0]
-    slow.slots.append(Slot(cast(Any, None), 0))
+    slow.items.append(Working(cast(Any, None), 0))
     slow.stalled = 1
     for _ in range(4):
         bench.turn(1.0)
     assert slow in bench.out()
-    slow.slots.clear()
+    slow.items.clear()
     slow.stalled = 0
     bench.admit()
     assert slow not in bench.out()

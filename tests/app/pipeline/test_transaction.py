@@ -26,7 +26,7 @@ from app.kafka.topics import Topic
 from app.pipeline import transaction as module
 from app.pipeline.budget import Budget, Share
 from app.pipeline.exactly_once import ExactlyOnce
-from app.pipeline.lane import Lane, PlacedRecord, Slot
+from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
 from app.pipeline.pace import Pace
@@ -124,12 +124,12 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
     async with made(boundary, caught_up=lambda _: what != "behind") as (transaction, lane):
         with ends(transaction) as ended:
             if what == "offsets":
-                transaction.write(Slot(PlacedRecord("raw", 0, 0, 1), 0, ()))
+                transaction.write(Skipped(PlacedRecord("raw", 0, 0, 1)))
             else:
                 transaction.append(RECORD, 0, 1, 0)
             lane.read = what == "read"
             if what == "slot":
-                lane.slots.append(Slot(PlacedRecord("raw", 0, 1, 1), 1))
+                lane.items.append(Working(PlacedRecord("raw", 0, 1, 1), 1))
             transaction.flush()
         assert ended == []
 
