@@ -1,0 +1,93 @@
+"""The work on a record: what a stage answers for it, and how far it has come in the chain.
+
+A stage answers `None` if the record passes, or the step that it takes: `Now`, on the event loop; `Thread`, as it takes
+time; or `Store`, as it calls the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transforms.record import RecordLike
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a stage does with a record.
+
+    Attributes:
+        do: makes the records that take the place of the record, or finds out which step has to be taken instead. It may
+            be called again after an error of the store. Raises what `Chain.go_on` raises.
+        reserve_bytes: what it needs in addition to the record; None if only the store knows, and `do` asks it: what it
+            returns is the step that is then known.
+        counts: the name of the transform that is counted; empty if the value of the record stays where it is.
+    """
+
+    level: ClassVar[int]
+    do: Callable[[], Sequence[RecordLike] | Step]
+    reserve_bytes: int | None = 0
+    counts: str = ""
+
+
+class Now(Step):
+    """A step that takes no time. It makes one record of one, and the same one each time."""
+
+    __slots__ = ()
+    level = 0
+
+
+class Thread(Step):
+    """A step that takes time, and asks no store."""
+
+    __slots__ = ()
+    level = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Step):
+    """A step that calls the store.
+
+    Attributes:
+        kept: the record as it may go on if the store is down; None if it may not.
+    """
+
+    level = 2
+    kept: RecordLike | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a chain on one record.
+
+    Attributes:
+        source: the record as it was read.
+        codec: the number of the codec with which it leaves; 0 for none.
+        records: what was made of it so far.
+        position: the stage whose step is next, as an index.
+        step: the next step; None if there is none.
+        reserve_bytes: the most that is needed in addition to the record itself, as far as it is known.
+        applied: the names of the transforms that are counted so far.
+        error: why the work has failed before its first step; None if it has not.
+    """
+
+    source: RecordLike
+    codec: int
+    records: Sequence[RecordLike]
+    position: int = 0
+    step: Step | None = None
+    reserve_bytes: int = 0
+    applied: tuple[str, ...] = ()
+    error: Exception | None = None
+
+    @property
+    def lacks_size(self) -> bool:
+        """True if the next step asks the store how many bytes are needed."""
+        return self.step is not None and self.step.reserve_bytes is None
+
+    def results(self) -> Sequence[RecordLike]:
+        """The records to write, in order, once no step is left; raises `error`."""
+        if self.error is not None:
+            raise self.error
+        return self.records
