@@ -11,8 +11,6 @@ from app.kafka.errors import KafkaError
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 
-__all__ = ["FORESEEN", "TaskEndedError", "begin", "end"]
-
 log = logging.getLogger(logger_name(__name__))
 
 T = TypeVar("T")

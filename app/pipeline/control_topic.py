@@ -19,8 +19,6 @@ from transforms.errors import MalformedError
 from transforms.logger_name import logger_name
 from transforms.text import printable
 
-__all__ = ["ControlTopic"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _READ_S = 60.0

@@ -56,8 +56,6 @@ from app.pipeline.topic_watcher import (
 from stores.store import PayloadStore
 from transforms.logger_name import logger_name
 
-__all__ = ["Flow"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _STOP_CLIENT_S = 10.0

@@ -11,18 +11,6 @@ from app.pipeline.stats import PipelineStats
 from transforms.control_record import TargetState
 from transforms.errors import WideloadError
 
-__all__ = [
-    "STATES",
-    "FlowReport",
-    "PipelineControl",
-    "PipelineReport",
-    "Steering",
-    "SteeringError",
-    "Target",
-    "lag_of",
-    "state_of",
-]
-
 STATES = ("starting", "running", "degraded", "paused", "restarting", "failed", "stopped")
 """The states of a pipeline: those of `PipelineReport.status`, and `degraded`, of one that runs."""
 

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, TypeVarTuple
 
-__all__ = ["STORE_THREADS", "Runtime", "Threads", "monotonic", "random_id"]
-
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 

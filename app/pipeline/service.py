@@ -34,8 +34,6 @@ from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.logger_name import logger_name
 
-__all__ = ["Pipeline", "State"]
-
 log = logging.getLogger(logger_name(__name__))
 
 State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPED"]

@@ -16,8 +16,6 @@ from app.pipeline.runtime import monotonic
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.record import SourceRecord
 
-__all__ = ["STORE_OPERATIONS", "STORE_REASONS", "STORE_SECONDS", "Latency", "PipelineStats", "StoreOperation"]
-
 StoreOperation = Literal["publish", "download"]
 
 STORE_OPERATIONS: tuple[StoreOperation, ...] = ("publish", "download")

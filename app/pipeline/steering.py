@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 from faust import Service
 
 from app.kafka.clients import ClusterError
-from app.kafka.shielded import shielded
+from app.kafka.shielded import heard
 from app.kafka.topic_log import UnacknowledgedError
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.report import PipelineControl, SteeringError, Target
 from transforms.control_record import Request, Restart, TargetStateRequest
 from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
-
-__all__ = ["GroupSteering", "OwnSteering"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -28,7 +25,7 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
 _NOT_KNOWN = (
     "whether the request was written is not known, and it may still take effect: look at the status, and ask again"
 )
-_STOPS = "the worker stops; ask another worker of the group"
+_STOPS = "the worker stops"
 
 
 class OwnSteering:
@@ -70,9 +67,8 @@ class GroupSteering(Service):
         self._following: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._writing: set[asyncio.Task[asyncio.Event]] = set()
-        self._patience: set[asyncio.Timeout] = set()
-        self._stopping = False
+        self._asking: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
         self.trouble: str | None = None
         for group, target in topic.targets.items():
             self._pipelines[group].steer(target)
@@ -92,13 +88,10 @@ class GroupSteering(Service):
             log.warning("control.topic %s: pipelines begin as it was when the worker started", self._topic.name)
 
     async def on_stop(self) -> None:
-        """Reads no further; who waits for an answer is told so."""
-        self._stopping = True
+        """Reads no further; requests that wait are answered."""
+        self._stopping.set()
         self._ready.set()
-        for each in self._patience:
-            if not each.expired():
-                each.reschedule(0)
-        tasks = [*self._writing, *([self._following] if self._following is not None else [])]
+        tasks = [*self._asking, *([self._following] if self._following is not None else [])]
         for task in tasks:
             if not task.cancelling():  # its time is over, and it stops its producer
                 task.cancel()
@@ -114,52 +107,46 @@ class GroupSteering(Service):
 
     async def _ask(self, request: Request) -> None:
         """Returns when the request was written, and this worker has obeyed it."""
-        if self._stopping:
-            raise SteeringError(_STOPS, retriable=True)
-        begun = False
+        if self._stopping.is_set():
+            raise SteeringError(f"{_STOPS}; ask another worker of the group", retriable=True)
+        begun = asyncio.Event()
+        # A task of its own: the answer does not wait until the producer is stopped.
+        asking = asyncio.create_task(self._write(request, begun))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        asking.add_done_callback(heard)
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            async with self._patient() as limit:
-                # Who asked first is written first: the turn ends with the write, even if nobody waits for it any more.
-                await self._turn.acquire()
-                begun = True
-                # A task of its own: the answer does not wait until the producer is stopped.
-                written = asyncio.get_running_loop().create_task(self._write(request, limit.when()))
-                self._writing.add(written)
-                written.add_done_callback(self._written)
-                await (await _outcome(written)).wait()
-        except TimeoutError as exc:
-            raise SteeringError(self._unanswered(begun=begun), retriable=True) from exc
-        except UnacknowledgedError as exc:
-            told = f"control.topic {self._topic.name}: {exc}; {_NOT_KNOWN}"
-            raise SteeringError(told, retriable=exc.retriable) from exc
-        except WideloadError as exc:
-            retriable = isinstance(exc, ClusterError) and exc.retriable
-            told = f"control.topic {self._topic.name}: the request was not written: {exc}"
-            raise SteeringError(told, retriable=retriable) from exc
+            await asyncio.wait([asking, stopping], timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        error = asking.exception() if asking.done() and not asking.cancelled() else TimeoutError()
+        if isinstance(error, (TimeoutError, WideloadError)):
+            raise self._unanswered(error, begun=begun.is_set()) from error
+        if error is not None:
+            raise error
 
-    async def _write(self, request: Request, until_s: float | None) -> asyncio.Event:
-        """Writes a request, but nothing that was answered already: it would come into effect behind a later one."""
-        async with asyncio.timeout_at(until_s):
-            return await self._topic.write(request)
+    def _unanswered(self, error: BaseException, *, begun: bool) -> SteeringError:
+        topic = f"control.topic {self._topic.name}"
+        if isinstance(error, TimeoutError):
+            why = _STOPS if self._stopping.is_set() else f"Kafka has not answered within {_ANSWER_S:.0f} s"
+            known = _NOT_KNOWN if begun else "the request was not written: ask again"
+            return SteeringError(f"{topic}: {why}; {known}", retriable=True)
+        retriable = isinstance(error, ClusterError) and error.retriable
+        if isinstance(error, UnacknowledgedError):
+            return SteeringError(f"{topic}: {error}; {_NOT_KNOWN}", retriable=retriable)
+        return SteeringError(f"{topic}: the request was not written: {error}", retriable=retriable)
 
-    @asynccontextmanager
-    async def _patient(self) -> AsyncIterator[asyncio.Timeout]:
-        async with asyncio.timeout(_ANSWER_S) as limit:
-            self._patience.add(limit)
-            try:
-                yield limit
-            finally:
-                self._patience.discard(limit)
+    async def _write(self, request: Request, begun: asyncio.Event) -> None:
+        """Writes the request in its turn, which lasts until its producer is stopped, and waits until it was read.
 
-    def _unanswered(self, *, begun: bool) -> str:
-        why = "the worker stops" if self._stopping else f"Kafka has not answered within {_ANSWER_S:.0f} s"
-        if not begun:
-            return f"control.topic {self._topic.name}: {why}; the request was not written: ask again"
-        return f"control.topic {self._topic.name}: {why}; {_NOT_KNOWN}"
-
-    def _written(self, task: asyncio.Task[asyncio.Event]) -> None:
-        self._turn.release()
-        self._writing.discard(task)
+        It ends in time: what was answered already is not written, or it would take effect behind a later request.
+        """
+        async with asyncio.timeout(_ANSWER_S):
+            async with self._turn:
+                begun.set()
+                read = await self._topic.write(request)
+            await read.wait()
 
     def _obey(self, request: Request) -> None:
         pipeline = self._pipelines[request.group]
@@ -191,16 +178,6 @@ class GroupSteering(Service):
                 self.trouble = f"control.topic {self._topic.name}: unexpected {type(exc).__name__}"
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LAST_DELAY_S)
-
-
-async def _outcome(written: asyncio.Task[asyncio.Event]) -> asyncio.Event:
-    """What comes of a write; TimeoutError if the stop of the worker has ended it, before who asked is answered."""
-    try:
-        return await shielded(written)
-    except asyncio.CancelledError:
-        if written.cancelled():
-            raise TimeoutError from None
-        raise
 
 
 def _begin_anew(pipeline: PipelineControl, *, only_failed: bool) -> None:

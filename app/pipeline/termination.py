@@ -12,8 +12,6 @@ from transforms.errors import WideloadError
 from transforms.logger_name import logger_name
 from transforms.record import SourceRecord
 
-__all__ = ["DefectError", "RecordError", "Termination"]
-
 log = logging.getLogger(logger_name(__name__))
 
 T = TypeVar("T")
