@@ -11,9 +11,10 @@ from aiokafka import TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kafka.batches.numbers import BatchNumbers
+from app.pipeline.report import FlowReport
 from app.pipeline.stats import PipelineStats
 from app.web.metrics import Metrics
-from tests.app.reports import Flow, Pipeline
+from tests.app.reports import Pipeline
 from tests.prometheus import DEPLOY, dashboard_queries, promtool, scaled
 
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -24,7 +25,7 @@ def known() -> set[str]:
     stats = PipelineStats(batches=BatchNumbers(lambda: 7.0), failed={"chunk": 1}, discarded={"expired": 1})
     stats.expiry_margins_s = {"orders": -math.inf}
     stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
-    pipeline = Pipeline(stats=stats, flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)}))
+    pipeline = Pipeline(stats=stats, flow_report=FlowReport(positions={TopicPartition("raw", 0): (1, 1, 1)}))
     text = Metrics([pipeline], 1).text().decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 

@@ -40,7 +40,8 @@ from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
-from app.pipeline.progress import Position, Progress
+from app.pipeline.progress import Progress
+from app.pipeline.report import FlowReport
 from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import uncommitted_text
@@ -221,31 +222,18 @@ class Flow:
         return None if awaited is None else "; ".join(filter(None, (self.brokers.trouble, awaited)))
 
     @property
-    def in_flight_bytes(self) -> int:
-        return self._share.used
-
-    @property
-    def read_ahead_bytes(self) -> int:
-        return self._share.ahead
-
-    @property
-    def pending_messages(self) -> int:
-        return self._assembler.pending if self._assembler is not None else 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._assembler.pending_bytes if self._assembler is not None else 0
-
-    @property
-    def paused(self) -> Collection[TopicPartition]:
-        return self._poll_loop.paused
-
-    @property
-    def oldest_ms(self) -> int | None:
-        return self.progress.oldest_ms
-
-    def positions(self) -> Mapping[TopicPartition, Position]:
-        return self.progress.positions()
+    def report(self) -> FlowReport:
+        """How far it has come, and what it holds."""
+        share, assembler = self._share, self._assembler
+        return FlowReport(
+            share.used,
+            share.ahead,
+            0 if assembler is None else assembler.pending,
+            0 if assembler is None else assembler.pending_bytes,
+            self._poll_loop.paused,
+            self.progress.oldest_ms,
+            self.progress.positions(),
+        )
 
     @property
     def renewing(self) -> bool:

@@ -15,9 +15,7 @@ from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
-
-Position = tuple[int | None, int | None, int | None]
-"""The offset read up to, the committed one, and the end of what can be read; None for what is not known."""
+from app.pipeline.report import Position
 
 
 class Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.config.settings import PipelineSettings
@@ -18,37 +19,34 @@ Target = TargetState
 """What a pipeline is asked to be; the names are those of Connect's target states."""
 
 
-class FlowReport(Protocol):
-    """The report of a flow.
+Position = tuple[int | None, int | None, int | None]
+"""The offset read up to, the committed one, and the end of what can be read; None for what is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowReport:
+    """How far a flow has come, and what it holds.
 
     Attributes:
         in_flight_bytes: bytes of the budget that the flow holds.
-        read_ahead_bytes: bytes that were fetched and wait beside them.
+        read_ahead_bytes: bytes that were fetched and that the budget does not count yet.
         pending_messages: messages that the commit waits for: chunks are missing, or come again after they were
             delivered.
         pending_bytes: bytes of the chunks of messages that are not whole; the budget does not count them.
         paused: the assigned partitions that are not read, because they wait for the store or for memory.
         oldest_ms: the timestamp of the oldest record that was read and waits, in milliseconds since 1970; None if none
             does. It waits for the store, or for room in the budget, or behind such a record.
+        positions: of each assigned partition. Of a flow that has ended, and while the group assigns partitions, what
+            was known last.
     """
 
-    @property
-    def in_flight_bytes(self) -> int: ...
-    @property
-    def read_ahead_bytes(self) -> int: ...
-    @property
-    def pending_messages(self) -> int: ...
-    @property
-    def pending_bytes(self) -> int: ...
-    @property
-    def paused(self) -> Collection[TopicPartition]: ...
-    @property
-    def oldest_ms(self) -> int | None: ...
-    def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read.
-
-        Of a flow that has ended, and while the group gives out its partitions, what was known last.
-        """
+    in_flight_bytes: int = 0
+    read_ahead_bytes: int = 0
+    pending_messages: int = 0
+    pending_bytes: int = 0
+    paused: Collection[TopicPartition] = ()
+    oldest_ms: int | None = None
+    positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
 
 
 class PipelineReport(Protocol):
@@ -61,7 +59,8 @@ class PipelineReport(Protocol):
         awaited: what a pipeline that does not run yet waits for, and until when at the latest; None if that is not
             known.
         last_error_at: in seconds since the epoch.
-        failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
+        failing_since: since when the pipeline restarts again and again, in seconds since 1970; None if it does not.
+        flow_report: that of its flow; of the last one if none runs.
     """
 
     @property
@@ -83,7 +82,7 @@ class PipelineReport(Protocol):
     @property
     def failing_since(self) -> float | None: ...
     @property
-    def flow(self) -> FlowReport | None: ...
+    def flow_report(self) -> FlowReport: ...
 
 
 def state_of(pipeline: PipelineReport) -> str:

@@ -25,7 +25,7 @@ from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
 from app.pipeline.refusals import UnfitStage
-from app.pipeline.report import Target
+from app.pipeline.report import FlowReport, Target
 from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
@@ -121,6 +121,11 @@ class Pipeline(Service):
         """The reason why records wait though the pipeline runs; None if they do not."""
         degraded = self.flow.degraded if self.flow is not None and self._status != "STOPPED" else None
         return None if degraded is None else without_secrets(degraded)
+
+    @property
+    def flow_report(self) -> FlowReport:
+        """See `PipelineReport`."""
+        return FlowReport() if self.flow is None else self.flow.report
 
     def steer(self, target: Target) -> None:
         """See `PipelineControl`."""

@@ -111,7 +111,7 @@ def offsets(pipeline: PipelineReport) -> dict[str, Any]:
 
     A stopped pipeline has none: other workers commit what were its partitions, or somebody alters their offsets.
     """
-    positions = pipeline.flow.positions() if pipeline.flow is not None and not _stopped(pipeline) else {}
+    positions = {} if _stopped(pipeline) else pipeline.flow_report.positions
     return {
         "offsets": [
             {

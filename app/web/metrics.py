@@ -140,7 +140,7 @@ class Metrics(Collector):
         for name, attribute, text in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=["pipeline"])
             for pipeline in self._pipelines:
-                gauge.add_metric([pipeline.settings.name], getattr(pipeline.flow, attribute) if pipeline.flow else 0)
+                gauge.add_metric([pipeline.settings.name], getattr(pipeline.flow_report, attribute))
             yield gauge
         yield GaugeMetricFamily(
             "wideload_in_flight_limit_bytes", "The configured in.flight.bytes.", value=self._limit_bytes
@@ -169,11 +169,11 @@ class Metrics(Collector):
             labels=["pipeline"],
         )
         for pipeline in self._pipelines:
-            name, flow, found = pipeline.settings.name, pipeline.flow, state_of(pipeline)
+            name, flow, found = pipeline.settings.name, pipeline.flow_report, state_of(pipeline)
             for each in dict.fromkeys((*STATES, found)):
                 state.add_metric([name, each], float(each == found))
-            paused.add_metric([name], 0 if flow is None else len(flow.paused))
-            since_ms = None if flow is None else flow.oldest_ms
+            paused.add_metric([name], len(flow.paused))
+            since_ms = flow.oldest_ms
             oldest.add_metric([name], 0 if since_ms is None else max(0.0, self._clock() - since_ms / 1000))
         yield from (state, paused, oldest)
         margin = GaugeMetricFamily(
@@ -260,8 +260,7 @@ class Metrics(Collector):
         ends = GaugeMetricFamily("wideload_end_offset", "The end of what can be read of the partition.", labels=labels)
         committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
         for pipeline in self._pipelines:
-            positions = pipeline.flow.positions() if pipeline.flow else {}
-            for partition, (position, offset, end) in positions.items():
+            for partition, (position, offset, end) in pipeline.flow_report.positions.items():
                 values = [pipeline.settings.name, partition.topic, str(partition.partition)]
                 if offset is not None:
                     committed.add_metric(values, offset)

@@ -50,7 +50,7 @@ class Overview:
             "version": VERSION,
             "status": health(self._pipelines)["status"],
             "running_s": round(self._history.running_s, 1),
-            "in_flight_bytes": sum(each.flow.in_flight_bytes for each in self._pipelines if each.flow),
+            "in_flight_bytes": sum(each.flow_report.in_flight_bytes for each in self._pipelines),
             "limit_bytes": self._limit_bytes,
             "samples": self._history.times(after),
             "pipelines": [
@@ -80,7 +80,7 @@ class Overview:
 
 
 def _card(pipeline: PipelineReport, partitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    settings, stats, flow = pipeline.settings, pipeline.stats, pipeline.flow
+    settings, stats, flow = pipeline.settings, pipeline.stats, pipeline.flow_report
     shown = heapq.nlargest(MOST_PARTITIONS, partitions, key=lambda each: each["lag"] or 0)
     error_at = pipeline.last_error_at
     return {
@@ -96,10 +96,10 @@ def _card(pipeline: PipelineReport, partitions: Sequence[dict[str, Any]]) -> dic
         "records_in": stats.records_in,
         "records_out": stats.records_out,
         "restarts": stats.restarts,
-        "in_flight_bytes": flow.in_flight_bytes if flow else 0,
-        "read_ahead_bytes": flow.read_ahead_bytes if flow else 0,
-        "pending_chunked_messages": flow.pending_messages if flow else 0,
-        "pending_chunked_bytes": flow.pending_bytes if flow else 0,
+        "in_flight_bytes": flow.in_flight_bytes,
+        "read_ahead_bytes": flow.read_ahead_bytes,
+        "pending_chunked_messages": flow.pending_messages,
+        "pending_chunked_bytes": flow.pending_bytes,
         "partitions_assigned": len(partitions),
         "partitions_paused": sum(each["paused"] for each in partitions),
         "partitions": sorted(shown, key=lambda each: (each["topic"], each["partition"])),
@@ -107,9 +107,7 @@ def _card(pipeline: PipelineReport, partitions: Sequence[dict[str, Any]]) -> dic
 
 
 def _partitions(pipeline: PipelineReport) -> list[dict[str, Any]]:
-    if pipeline.flow is None:
-        return []
-    paused = pipeline.flow.paused
+    flow = pipeline.flow_report
     return [
         {
             "topic": partition.topic,
@@ -117,7 +115,7 @@ def _partitions(pipeline: PipelineReport) -> list[dict[str, Any]]:
             "committed": committed,
             "end": end,
             "lag": lag_of(position, committed, end),
-            "paused": partition in paused,
+            "paused": partition in flow.paused,
         }
-        for partition, (position, committed, end) in pipeline.flow.positions().items()
+        for partition, (position, committed, end) in flow.positions.items()
     ]

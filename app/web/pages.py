@@ -95,22 +95,20 @@ def instant(epoch_s: float, precision: str = "auto") -> str:
 def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
     """One pipeline in /pipelines."""
     settings, stats = pipeline.settings, pipeline.stats
-    partitions = []
-    if pipeline.flow is not None:
-        paused = pipeline.flow.paused
-        for partition, (position, committed, end) in sorted(pipeline.flow.positions().items()):
-            partitions.append(
-                {
-                    "topic": partition.topic,
-                    "partition": partition.partition,
-                    "position": position,
-                    "committed": committed,
-                    "end": end,
-                    **_transaction(settings, partition.topic, partition.partition),
-                    "lag": lag_of(position, committed, end),
-                    "paused": partition in paused,
-                }
-            )
+    flow = pipeline.flow_report
+    partitions = [
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "position": position,
+            "committed": committed,
+            "end": end,
+            **_transaction(settings, partition.topic, partition.partition),
+            "lag": lag_of(position, committed, end),
+            "paused": partition in flow.paused,
+        }
+        for partition, (position, committed, end) in sorted(flow.positions.items())
+    ]
     error_at = pipeline.last_error_at
     return {
         "name": settings.name,
@@ -123,8 +121,8 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "transforms": list(settings.transforms),
         "group_id": settings.group_id,
         "processing_guarantee": settings.guarantee.name,
-        "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
-        "read_ahead_bytes": pipeline.flow.read_ahead_bytes if pipeline.flow else 0,
+        "in_flight_bytes": flow.in_flight_bytes,
+        "read_ahead_bytes": flow.read_ahead_bytes,
         **{name: getattr(stats, name) for name in _COUNTS},
         # Names from seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,
@@ -134,8 +132,8 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         },
         "discarded_messages": dict(sorted(stats.discarded.items())),
         "failed_records": dict(sorted(stats.failed.items())),
-        "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
-        "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
+        "pending_chunked_messages": flow.pending_messages,
+        "pending_chunked_bytes": flow.pending_bytes,
         "producer": stats.batches.page(),
         "partitions": partitions,
     }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aiokafka import TopicPartition
-
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.pipeline.report import Target
+from app.pipeline.report import FlowReport, Target
 from app.pipeline.stats import PipelineStats
 
-__all__ = ["Flow", "Pipeline", "pipeline_settings"]
+__all__ = ["Pipeline", "pipeline_settings"]
 
 
 def pipeline_settings(name: str, **keys: object) -> PipelineSettings:
@@ -22,25 +20,8 @@ def pipeline_settings(name: str, **keys: object) -> PipelineSettings:
 
 
 @dataclass
-class Flow:
-    """A `FlowReport` that says what it is told to say."""
-
-    in_flight_bytes: int = 0
-    read_ahead_bytes: int = 0
-    pending_messages: int = 0
-    pending_bytes: int = 0
-    paused: frozenset[TopicPartition] = frozenset()
-    oldest_ms: int | None = None
-    partitions: dict[TopicPartition, tuple[int | None, int | None, int | None]] = field(default_factory=dict)
-
-    def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """See `FlowReport.positions`."""
-        return self.partitions
-
-
-@dataclass
 class Pipeline:
-    """A `PipelineReport` likewise."""
+    """A `PipelineReport` that says what it is set to say."""
 
     name: str = "p"
     status: str = "RUNNING"
@@ -50,7 +31,7 @@ class Pipeline:
     last_error: str | None = None
     last_error_at: float | None = None
     failing_since: float | None = None
-    flow: Flow | None = None
+    flow_report: FlowReport = field(default_factory=FlowReport)
     stats: PipelineStats = field(default_factory=PipelineStats)
     own_settings: PipelineSettings | None = None
 

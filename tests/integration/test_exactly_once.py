@@ -183,8 +183,8 @@ async def test_offsets_alone(make_line: MakeLine) -> None:
     await line.send([chunks_of(uuid)[0] for uuid in ("a", "b", "c")])
     async with line.life() as life:
         await life.until(lambda: life.stats.evicted_messages == 2)
-        await life.until(lambda: life.stats.transactions >= 1 and life.flow.pending_messages == 1)
-        await life.until(lambda: all(at[1] == 2 for at in life.flow.positions().values()))
+        await life.until(lambda: life.stats.transactions >= 1 and life.flow.report.pending_messages == 1)
+        await life.until(lambda: all(at[1] == 2 for at in life.flow.report.positions.values()))
         await life.stop()
     offset, _ = await line.committed()
     assert offset == 2
@@ -320,7 +320,7 @@ async def test_time_out_over_that_of_the_brokers_is_refused(make_line: MakeLine)
 
 def end(life: Life) -> int:
     """The offset that is committed of partition 0, as the flow knows it."""
-    return max((at[1] or 0 for at in life.flow.positions().values()), default=0)
+    return max((at[1] or 0 for at in life.flow.report.positions.values()), default=0)
 
 
 def chunks_of(uuid: str) -> list[Sent]:

@@ -29,8 +29,8 @@ async def test_what_was_read_ahead_is_read_again(make_line: MakeLine) -> None:
     async with line.life() as life:
         await life.until(lambda: life.stats.records_in > 0)
         life.flow.hold(held=True)
-        await life.until(lambda: life.flow.holding and life.flow.in_flight_bytes == 0)
-        assert life.flow.read_ahead_bytes == 0
+        await life.until(lambda: life.flow.holding and life.flow.report.in_flight_bytes == 0)
+        assert life.flow.report.read_ahead_bytes == 0
         read = life.stats.records_in
         assert read < 2_000
         life.flow.hold(held=False)

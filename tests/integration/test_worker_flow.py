@@ -242,9 +242,9 @@ async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, m
             await latter.until(lambda: latter.stats.records_out == 6)
             await line.send([each for number in range(6, 10) for each in of_both(number, 900)])
             await latter.until(lambda: latter.stats.records_out == 10)
-            (partition,) = latter.flow.positions()
+            (partition,) = latter.flow.report.positions
             gate.set()
-            await former.until(lambda: former.flow.in_flight_bytes == 0 and former.stats.records_out >= 10)
+            await former.until(lambda: former.flow.report.in_flight_bytes == 0 and former.stats.records_out >= 10)
             await former.stop()
             await latter.stop()
     assert former.budget.used == 0

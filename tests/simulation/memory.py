@@ -24,11 +24,11 @@ def excess(worker: Worker) -> str | None:
     if min(budget.used, budget.work, budget.ahead) < 0:
         return f"counts {budget.used:,} bytes, {budget.work:,} with work, {budget.ahead:,} read ahead"
     pipeline = worker.pipeline
-    flow = None if pipeline is None else pipeline.flow
-    if pipeline is not None and flow is not None:
+    held = None if pipeline is None or pipeline.flow is None else pipeline.flow._assembler
+    if pipeline is not None and held is not None:
         limits = pipeline.settings.chunks.limits
-        if flow.pending_messages > limits.messages + _REPEATED or flow.pending_bytes > limits.pending_bytes:
-            return f"holds {flow.pending_messages} messages of chunks, {flow.pending_bytes:,} bytes"
+        if held.pending > limits.messages + _REPEATED or held.pending_bytes > limits.pending_bytes:
+            return f"holds {held.pending} messages of chunks, {held.pending_bytes:,} bytes"
     return None
 
 

@@ -271,7 +271,8 @@ def _disobeys(worker: Worker) -> str | None:
     if budget.used or budget.work or budget.ahead:
         return f"{name} is {status}, and holds {budget.used:,} bytes, {budget.work:,} with work, {budget.ahead:,} ahead"
     flow = pipeline.flow
-    if status == "PAUSED" and flow is not None and not flow.pending_messages and (left := flow._lanes.uncommitted()):
+    pending = 0 if flow is None else flow.report.pending_messages
+    if status == "PAUSED" and flow is not None and not pending and (left := flow._lanes.uncommitted()):
         return f"{name} is PAUSED, and has not committed: {left}"
     return None
 

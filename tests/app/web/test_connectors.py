@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from aiokafka import TopicPartition
 
+from app.pipeline.report import FlowReport
 from app.web import connectors
 from tests.app.configurations import HEAD, OWN_CLASS, only_pipeline
-from tests.app.reports import Flow, Pipeline, pipeline_settings
+from tests.app.reports import Pipeline, pipeline_settings
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,8 @@ def test_states_are_connects(pipeline: Pipeline, state: dict[str, str]) -> None:
 def test_offsets_that_are_not_known_are_left_out() -> None:
     """Partitions stand in their order; before the first commit they do not stand there."""
     partitions = {TopicPartition("raw", 10): (7, 5, 12), TopicPartition("raw", 2): (1, 0, 1)}
-    flow = Flow(partitions={**partitions, TopicPartition("raw", 3): (None, None, None)})
-    found = connectors.offsets(Pipeline(flow=flow))["offsets"]
+    flow = FlowReport(positions={**partitions, TopicPartition("raw", 3): (None, None, None)})
+    found = connectors.offsets(Pipeline(flow_report=flow))["offsets"]
     assert [(each["partition"]["kafka_partition"], each["offset"]["kafka_offset"]) for each in found] == [
         (2, 0),
         (10, 5),
@@ -53,8 +54,8 @@ def test_offsets_that_are_not_known_are_left_out() -> None:
 
 def test_a_stopped_pipeline_has_no_offsets() -> None:
     """What it knew last is not told: others may have committed since."""
-    flow = Flow(partitions={TopicPartition("raw", 0): (7, 5, 12)})
-    assert connectors.offsets(Pipeline(flow=flow, status="STOPPED")) == {"offsets": []}
+    flow = FlowReport(positions={TopicPartition("raw", 0): (7, 5, 12)})
+    assert connectors.offsets(Pipeline(flow_report=flow, status="STOPPED")) == {"offsets": []}
 
 
 def test_topics_without_dead_letters() -> None:

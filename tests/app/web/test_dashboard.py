@@ -14,10 +14,11 @@ from aiohttp import ClientSession
 from aiohttp.web import Application, AppRunner, Request, Response, TCPSite
 from aiokafka import TopicPartition
 
+from app.pipeline.report import FlowReport
 from app.web.dashboard import Dashboard
 from app.web.history import History
 from app.web.overview import Overview
-from tests.app.reports import Flow, Pipeline, pipeline_settings
+from tests.app.reports import Pipeline, pipeline_settings
 from tests.browser import Browser
 
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
@@ -116,13 +117,12 @@ async def test_hostile_names_are_text(tmp_path: Path) -> None:
         transforms=(HOSTILE,),
         store={"large.message.payload.store.class": HOSTILE},
     )
-    flow, many = Flow(partitions={TopicPartition(HOSTILE, 0): (0, 0, 5)}), Flow()
-    for number in range(60):
-        many.partitions[TopicPartition("many", number)] = (0, 0, number)
+    flow = FlowReport(positions={TopicPartition(HOSTILE, 0): (0, 0, 5)})
+    many = FlowReport(positions={TopicPartition("many", number): (0, 0, number) for number in range(60)})
     pipelines = [
-        Pipeline(own_settings=settings, flow=flow, degraded=HOSTILE),
+        Pipeline(own_settings=settings, flow_report=flow, degraded=HOSTILE),
         Pipeline("other", status="FAILED", last_error=f"{HOSTILE}\u202e\x00"),
-        Pipeline("third", last_error=HOSTILE, last_error_at=1.0, flow=many),
+        Pipeline("third", last_error=HOSTILE, last_error_at=1.0, flow_report=many),
     ]
     async with served(pipelines) as address:
 
@@ -164,7 +164,7 @@ ASK = "document.dispatchEvent(new Event('visibilitychange'))"  # as if the tab c
 @pytest.mark.browser
 async def test_fifty_pipelines_are_an_overview(tmp_path: Path) -> None:
     """A row for each, those in trouble first; a filter; a card where one is opened. Nothing jumps or complains."""
-    pipelines = [Pipeline(f"orders-{number}", flow=Flow()) for number in range(50)]
+    pipelines = [Pipeline(f"orders-{number}", flow_report=FlowReport()) for number in range(50)]
     pipelines[30].status = pipelines[30].target = "PAUSED"
     pipelines[23].degraded = "the store is down"
     pipelines[7].status, pipelines[7].last_error = "FAILED", "partition 0, offset 17"

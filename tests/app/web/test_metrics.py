@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kafka.batches.numbers import BatchNumbers
-from app.pipeline.report import STATES
+from app.pipeline.report import STATES, FlowReport
 from app.pipeline.stats import STORE_OPERATIONS, STORE_REASONS, STORE_SECONDS, Latency, PipelineStats
 from app.web.metrics import COUNTERS, Metrics
-from tests.app.reports import Flow, Pipeline
+from tests.app.reports import Pipeline
 from transforms.errors import PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +92,7 @@ def test_lag_is_the_end_less_the_committed_offset(
     position: tuple[int | None, int | None, int | None], lag: int | None, committed: int | None
 ) -> None:
     """Unknown values are absent, no lag is negative; with nothing committed, it counts from where reading begins."""
-    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 3): position})))
+    families = families_of(Pipeline(flow_report=FlowReport(positions={TopicPartition("raw", 3): position})))
     labels = ("3", "p", "raw")
     assert samples_of(families["wideload_lag_records"]).get(labels) == lag
     assert samples_of(families["wideload_committed_offset"]).get(labels) == committed
@@ -102,7 +102,7 @@ def test_lag_is_the_end_less_the_committed_offset(
 def test_pipelines_are_told_apart() -> None:
     """Each pipeline has its own label; bytes in flight are by pipeline, the limit is that of the worker."""
     families = families_of(
-        Pipeline("a", flow=Flow(in_flight_bytes=5), degraded="the store is down"),
+        Pipeline("a", flow_report=FlowReport(in_flight_bytes=5), degraded="the store is down"),
         Pipeline("b", status="RESTARTING"),
         Pipeline("c", status="FAILED"),
     )
@@ -138,7 +138,9 @@ def test_age_of_the_oldest_record_that_waits() -> None:
     """It is by the record's timestamp, 0 if none waits, and never negative where a producer's clock is ahead."""
     ages = {}
     for name, oldest_ms in (("none", None), ("old", 990_000), ("ahead", 1_001_000)):
-        text = Metrics([Pipeline(flow=Flow(oldest_ms=oldest_ms))], 1, clock=lambda: 1_000.0).text().decode()
+        text = (
+            Metrics([Pipeline(flow_report=FlowReport(oldest_ms=oldest_ms))], 1, clock=lambda: 1_000.0).text().decode()
+        )
         families = {family.name: family for family in text_string_to_metric_families(text)}
         ages[name] = samples_of(families["wideload_oldest_waiting_record_age_seconds"])["p",]
     assert ages == {"none": 0, "old": 10, "ahead": 0}
@@ -153,13 +155,13 @@ def test_version_is_that_of_the_package() -> None:
 def test_labels_are_escaped() -> None:
     """Names that a broker would refuse cannot break the page."""
     topic = 'a"b\\c\nd'
-    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition(topic, 0): (1, 1, 1)})))
+    families = families_of(Pipeline(flow_report=FlowReport(positions={TopicPartition(topic, 0): (1, 1, 1)})))
     assert samples_of(families["wideload_lag_records"]) == {("0", "p", topic): 0}
 
 
 def test_names_follow_the_conventions() -> None:
     """All metrics are ours or the process's; units are base units; counters end in _total; all have a help text."""
-    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)})))
+    families = families_of(Pipeline(flow_report=FlowReport(positions={TopicPartition("raw", 0): (1, 1, 1)})))
     ours = [family for name, family in families.items() if name.startswith("wideload_")]
     others = {name.partition("_")[0] for name in families if not name.startswith("wideload_")}
     assert others == {"process", "python"}
@@ -174,7 +176,9 @@ def test_names_are_those_of_the_docs() -> None:
     stats = PipelineStats(batches=BatchNumbers(lambda: 7.0))
     stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
     stats.batches.failed("b", 2)
-    families = families_of(Pipeline(stats=stats, flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)})))
+    families = families_of(
+        Pipeline(stats=stats, flow_report=FlowReport(positions={TopicPartition("raw", 0): (1, 1, 1)}))
+    )
     ours = {name: family for name, family in families.items() if name.startswith("wideload_")}
     names = {f"{name}_total" if family.type == "counter" else name for name, family in ours.items()}
     text = "\n".join((DOCS / page).read_text() for page in ("worker.md", "chunks.md", "batches.md"))

@@ -6,9 +6,10 @@ import json
 
 from aiokafka import TopicPartition
 
+from app.pipeline.report import FlowReport
 from app.web.history import History
 from app.web.overview import MOST_PARTITIONS, Overview
-from tests.app.reports import Flow, Pipeline, pipeline_settings
+from tests.app.reports import Pipeline, pipeline_settings
 
 
 def overview(*pipelines: Pipeline) -> Overview:
@@ -19,15 +20,15 @@ def overview(*pipelines: Pipeline) -> Overview:
 def test_document_has_all_that_is_shown() -> None:
     """A row has state and reason, lag and dead letters; a card budget, chunks, topics, store. And it is JSON."""
     partitions = {TopicPartition("raw", 10): (7, 5, 12), TopicPartition("raw", 9): (None, None, None)}
-    flow = Flow(7, 6, 2, 90, paused=frozenset({TopicPartition("raw", 10)}), partitions=partitions)
+    flow = FlowReport(7, 6, 2, 90, paused=frozenset({TopicPartition("raw", 10)}), positions=partitions)
     settings = pipeline_settings(
         "p", **{"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead", "topics": ["raw", "more"]}
     )
     pipeline = Pipeline(
-        own_settings=settings, flow=flow, degraded="the store is down", last_error="x", last_error_at=0.5
+        own_settings=settings, flow_report=flow, degraded="the store is down", last_error="x", last_error_at=0.5
     )
     pipeline.stats.dead_letters = 3
-    document = json.loads(json.dumps(overview(pipeline, Pipeline("q", flow=Flow(5))).document(0, {0, 7})))
+    document = json.loads(json.dumps(overview(pipeline, Pipeline("q", flow_report=FlowReport(5))).document(0, {0, 7})))
     assert (document["status"], document["in_flight_bytes"], document["limit_bytes"]) == ("degraded", 12, 1_000)
     row, other = document["pipelines"]
     assert (row["name"], row["state"], row["reason"]) == ("p", "degraded", "the store is down")
@@ -64,10 +65,10 @@ def test_pipeline_that_is_not_well_says_why() -> None:
 
 def test_document_of_many_partitions_is_bounded() -> None:
     """Those with the greatest lag are told, in their order; the sum is that of all."""
-    flow = Flow()
-    for number in range(MOST_PARTITIONS + 50):
-        flow.partitions[TopicPartition("raw", number)] = (0, 0, number)
-    (found,) = overview(Pipeline(flow=flow)).document(0, {0})["pipelines"]
+    flow = FlowReport(
+        positions={TopicPartition("raw", number): (0, 0, number) for number in range(MOST_PARTITIONS + 50)}
+    )
+    (found,) = overview(Pipeline(flow_report=flow)).document(0, {0})["pipelines"]
     assert [each["partition"] for each in found["card"]["partitions"]] == list(range(50, MOST_PARTITIONS + 50))
     assert found["card"]["partitions_assigned"] == MOST_PARTITIONS + 50
     assert found["lag"] == sum(range(MOST_PARTITIONS + 50))
@@ -75,6 +76,6 @@ def test_document_of_many_partitions_is_bounded() -> None:
 
 def test_document_has_the_details_of_what_is_opened_alone() -> None:
     """A row takes less than a kilobyte, however many partitions the pipeline has and however long it runs."""
-    flow = Flow(partitions={TopicPartition("raw", number): (0, 0, number) for number in range(MOST_PARTITIONS)})
-    document = overview(*(Pipeline(f"p-{number}", flow=flow) for number in range(50))).document()
+    flow = FlowReport(positions={TopicPartition("raw", number): (0, 0, number) for number in range(MOST_PARTITIONS)})
+    document = overview(*(Pipeline(f"p-{number}", flow_report=flow) for number in range(50))).document()
     assert len(json.dumps(document)) < 50 * 1_000

@@ -19,11 +19,12 @@ from app.application import Application
 from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
 from app.local.broker import free_ports
+from app.pipeline.report import FlowReport
 from app.pipeline.stats import PipelineStats
 from app.pipeline.steering import OwnSteering
 from app.web.pages import add_pages, health, pipeline_page
 from tests.app.configurations import HEAD, ORDERS, settings_of
-from tests.app.reports import Flow, Pipeline, pipeline_settings
+from tests.app.reports import Pipeline, pipeline_settings
 
 STORE_DOWN = "the store is down"
 
@@ -128,12 +129,12 @@ def test_pipeline_page_says_where_it_stands() -> None:
             last_error="x",
             last_error_at=0.5,
             degraded=STORE_DOWN,
-            flow=Flow(
+            flow_report=FlowReport(
                 in_flight_bytes=8,
                 read_ahead_bytes=6,
                 pending_messages=3,
                 pending_bytes=4,
-                partitions=partitions,
+                positions=partitions,
                 paused=frozenset({TopicPartition("raw", 9)}),
             ),
             stats=stats,
@@ -313,7 +314,7 @@ async def test_health_without_the_control_topic(free_port: int, tmp_path: Path) 
 
 async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:
     """/pipelines is a list in the order of the file, /metrics is for Prometheus, other paths do not exist."""
-    pipelines = [Pipeline("b"), Pipeline("a", flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)}))]
+    pipelines = [Pipeline("b"), Pipeline("a", flow_report=FlowReport(positions={TopicPartition("raw", 0): (1, 1, 1)}))]
     async with served(pipelines, free_port, tmp_path) as address:
         status, _, body = await get(address + "/pipelines")
         assert (status, json.loads(body)) == (200, [pipeline_page(pipeline) for pipeline in pipelines])
@@ -356,9 +357,9 @@ async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debu
 def test_pipeline_page_has_transactional_ids(name: str, shown: str) -> None:
     """With exactly once each partition has its transactional id, in its short form too, as brokers list it."""
     topic = "raw" if name == "p" else "raw" * 60
-    flow = Flow(partitions={TopicPartition(topic, 3): (1, 1, 1)})
+    flow = FlowReport(positions={TopicPartition(topic, 3): (1, 1, 1)})
     settings = pipeline_settings(name, **{"processing.guarantee": "exactly_once"})
-    page = pipeline_page(Pipeline(name, flow=flow, own_settings=settings))
+    page = pipeline_page(Pipeline(name, flow_report=flow, own_settings=settings))
     (partition,) = page["partitions"]
     assert page["processing_guarantee"] == "exactly_once"
     assert partition["transactional_id"].startswith(shown)
