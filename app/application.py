@@ -20,8 +20,7 @@ from app.config.handover import store_doubts
 from app.config.settings import ClientSettings, Settings
 from app.config.version import VERSION
 from app.json_log import log_as_json
-from app.kafka.clients import security_arguments
-from app.kafka.cluster_id import ClusterId
+from app.kafka.clients import ClusterId, security_arguments
 from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.control_topic import ControlTopic
@@ -135,13 +134,12 @@ class Application(faust.App):
         ]
         self._group_steering = None if control_topic is None else GroupSteering(control_topic, self.pipelines)
         steering = self._group_steering or OwnSteering()
-        self._cluster_id = ClusterId(settings.client)
         web: Any = self.web  # its type is that of any driver
         history = History(self.pipelines)
         web.web_app.cleanup_ctx.append(history.running)
         dashboard = Dashboard(Overview(self.pipelines, settings.in_flight_bytes, history))
         dashboard.add_to(web.web_app)
-        rest = Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index, steering)
+        rest = Rest(settings, self.pipelines, ClusterId(settings.client).get, LEAST_LEVELS, dashboard.index, steering)
         rest.add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes, steering)
 
@@ -205,7 +203,7 @@ class Application(faust.App):
             self.settings.graceful_timeout_ms / 1000,
         )
         services = [*self.pipelines, *([] if self._group_steering is None else [self._group_steering])]
-        await asyncio.gather(self._cluster_id.stop(), *(service.stop() for service in services))
+        await asyncio.gather(*(service.stop() for service in services))
         await super().on_stop()
 
     async def on_shutdown(self) -> None:

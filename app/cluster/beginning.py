@@ -17,11 +17,10 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetFetchRequest
 
 from app.config.settings import PipelineSettings, Settings
-from app.kafka.admin import AdminClient
+from app.kafka.admin import AdminClient, by_topic
 from app.kafka.clients import describe
-from app.kafka.group_offsets import by_topic, committed_offsets, log_bounds, places_of
 from app.kafka.queries import ListGroups
-from app.kafka.topics import Topic
+from app.kafka.topics import Topic, identities
 from transforms.errors import ConfigurationError
 
 __all__ = ["RESET", "Beginning", "Beginnings"]
@@ -132,8 +131,10 @@ class Beginnings:
         """Whether another pipeline of the file writes the same output topic, and has committed offsets."""
         for other in self._settings.pipelines:
             if other is not pipeline and other.output_topic == pipeline.output_topic:
-                places = await places_of(connection, other.topics)
-                if await committed_offsets(connection, other.group_id, places, _LEAST_PATIENCE_S):
+                found = await identities(connection.send, other.topics)
+                counts = [(name, topic.partitions) for name, topic in found.items() if topic is not None]
+                places = [TopicPartition(name, number) for name, count in counts for number in range(count)]
+                if await connection.committed_offsets(other.group_id, places, _LEAST_PATIENCE_S):
                     return True
         return False
 
@@ -154,8 +155,8 @@ async def _look(
     connection: AdminClient, pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic, within_s: float
 ) -> Beginning:
     places, written = _places(sources), _places([sink])
-    committed = await committed_offsets(connection, pipeline.group_id, places, within_s)
-    bounds = await log_bounds(connection, [*places, *written])
+    committed = await connection.committed_offsets(pipeline.group_id, places, within_s)
+    bounds = await connection.log_bounds([*places, *written])
     reset = pipeline.consumer[RESET]
 
     def records(those: Sequence[TopicPartition]) -> tuple[int, int]:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -108,8 +107,5 @@ async def _find_coordinator(connection: AdminClient, name: str, key: str, otherw
 async def _longest_ms(connection: AdminClient) -> int | None:
     """The brokers' `transaction.max.timeout.ms`; None if the user may not see it."""
     broker, *_ = (await connection.describe_cluster())["brokers"]
-    resource = ConfigResource(ConfigResourceType.BROKER, str(broker["node_id"]), {_MAX_TIMEOUT: None})
-    (response,) = await connection.describe_configs([resource])
-    (found,) = response.to_object()["resources"]
-    values = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
+    values = await connection.broker_configs(broker["node_id"], [_MAX_TIMEOUT])
     return int(values[_MAX_TIMEOUT]) if values.get(_MAX_TIMEOUT) else None

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError
 
 from app.config.naming import name_errors
 from app.config.settings import ClientSettings, PipelineSettings
@@ -72,13 +71,7 @@ async def limits_of(connection: AdminClient, broker: int) -> BrokerLimits:
     Raises:
         KafkaError: it does not answer, or the user may not ask.
     """
-    wanted = dict.fromkeys([METADATA_KEY, RETENTION_KEY, LIMIT_KEY])
-    resource = ConfigResource(ConfigResourceType.BROKER, str(broker), wanted)
-    (response,) = await connection.describe_configs([resource])
-    (result,) = response.to_object()["resources"]
-    if result["error_code"]:
-        raise for_code(result["error_code"])(result["error_message"] or "")
-    found: Mapping[str, str] = {entry["config_names"]: entry["config_value"] for entry in result["config_entries"]}
+    found = await connection.broker_configs(broker, [METADATA_KEY, RETENTION_KEY, LIMIT_KEY])
     size, minutes = found.get(METADATA_KEY), found.get(RETENTION_KEY)
     return BrokerLimits(
         found.get(LIMIT_KEY) == "true",

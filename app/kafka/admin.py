@@ -1,25 +1,42 @@
-"""An admin client that sends any request."""
+"""An admin client that also asks what aiokafka's has no method for."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.client import AIOKafkaClient
+from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 
 from app.kafka.metadata_requests import create_no_topics
+from app.kafka.offset_fetches import OffsetFetches
+from app.kafka.queries import check_code
 from app.kafka.refusals import Refusals
 from app.kafka.watched_client import share_start
-
-__all__ = ["ADMIN_ARGUMENTS", "AdminClient"]
 
 ADMIN_ARGUMENTS = frozenset(inspect.signature(AIOKafkaAdminClient).parameters)
 """The names of the arguments that an `AdminClient` takes."""
 
+_AGAIN_S = 0.1
+_CONSUMER, _READ_COMMITTED = -1, 1
+_EARLIEST, _LATEST = -2, -1
+
+Send = Callable[[Any], Awaitable[Any]]
+"""Sends a request of aiokafka or a `Query` to any broker, and returns the response, or raises KafkaError."""
+
 
 class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """An `AIOKafkaAdminClient` that also sends requests for which aiokafka has no method.
+    """An `AIOKafkaAdminClient` whose methods raise KafkaError.
 
     Attributes:
         refusals: answers that may mean a name over its limit.
@@ -30,19 +47,90 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
         self.refusals = Refusals(self)
         share_start(create_no_topics(self)._client)
 
-    @property
-    def client(self) -> AIOKafkaClient:
-        """The client that sends the requests."""
-        return self._client
-
     async def send(self, request: Any, node: int | None = None) -> Any:
-        """Sends a request, and returns the response.
-
-        Args:
-            request: of aiokafka, or a `Query`.
-            node: the id of the broker; None for any.
-
-        Raises:
-            KafkaError: there was no response.
-        """
+        """Sends a request of aiokafka or a `Query` to a broker, None for any, and returns the response."""
         return await self._send_request(request, node)
+
+    async def broker_configs(self, broker: int, names: Iterable[str]) -> Mapping[str, str]:
+        """The values of a broker's properties, as far as it has them."""
+
+        async def send(request: Any) -> Any:
+            return await self.send(request, broker)
+
+        (found,) = (await configs(send, [str(broker)], names, ConfigResourceType.BROKER)).values()
+        if isinstance(found, KafkaError):
+            raise found
+        return found
+
+    async def committed_offsets(
+        self, group: str, places: Iterable[TopicPartition], within_s: float
+    ) -> Mapping[TopicPartition, int]:
+        """The committed offsets of the partitions that have one; asked again until the coordinator has them all.
+
+        For so many seconds: then its error is raised.
+        """
+        OffsetFetches(self._client, _AGAIN_S)
+        until_s = time.monotonic() + within_s
+        while True:
+            try:
+                node = await self.find_coordinator(group)
+                response = await self.send(OffsetFetchRequest(group, by_topic(places)), node)
+                rows = [(topic, *row) for topic, partitions in response.topics for row in partitions]
+                for *_, code in rows:
+                    check_code(code)
+            except KafkaError as exc:
+                if not exc.retriable or time.monotonic() + _AGAIN_S > until_s:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return {TopicPartition(topic, number): offset for topic, number, offset, *_ in rows if offset >= 0}
+
+    async def log_bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+        """The offset of the first record of each partition, and the one behind the last that can be read."""
+        asked = {*places}
+        response = await self.send(
+            MetadataRequest(sorted({each.topic for each in asked}), allow_auto_topic_creation=False)
+        )
+        led: dict[int, list[TopicPartition]] = defaultdict(list)
+        for topic in response.to_object()["topics"]:
+            check_code(topic["error_code"])
+            for row in topic["partitions"]:
+                place = TopicPartition(topic["topic"], row["partition"])
+                if place in asked:
+                    check_code(row["error_code"])
+                    led[row["leader"]].append(place)
+        bounds: dict[TopicPartition, list[int]] = defaultdict(list)
+        for which in (_EARLIEST, _LATEST):
+            for leader, those in led.items():
+                wanted = [(topic, [(number, which) for number in numbers]) for topic, numbers in by_topic(those)]
+                response = await self.send(OffsetRequest(_CONSUMER, _READ_COMMITTED, wanted), leader)
+                for topic, partitions in response.topics:
+                    for number, code, _, offset, *_ in partitions:
+                        check_code(code)
+                        bounds[TopicPartition(topic, number)].append(offset)
+        return {place: (first, last) for place, (first, last) in bounds.items()}
+
+
+def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    """The numbers of the partitions of each topic."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for topic, number in places:
+        found[topic].append(number)
+    return list(found.items())
+
+
+async def configs(
+    send: Send, resources: Iterable[str], names: Iterable[str], kind: int = ConfigResourceType.TOPIC
+) -> Mapping[str, Mapping[str, str] | KafkaError]:
+    """The values of these properties of resources, or why a resource does not give them.
+
+    Raises:
+        KafkaError: there was no response.
+    """
+    response = await send(DescribeConfigsRequest([(kind, resource, [*names]) for resource in resources]))
+    return {
+        found["resource_name"]: for_code(found["error_code"])(found["error_message"] or "")
+        if found["error_code"]
+        else {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
+        for found in response.to_object()["resources"]
+    }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -31,22 +33,8 @@ from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record_batch import CODECS
 
-__all__ = [
-    "ClusterError",
-    "admin",
-    "batch_settings",
-    "codec_number",
-    "consumer",
-    "describe",
-    "producer",
-    "security_arguments",
-    "sharing_context",
-    "translated",
-    "writing_producer",
-]
-
-
 _PROBE_S = 5.0
+_ID_WAIT_S, _ID_AGAIN_S = 2.0, 30.0
 _OF_SOURCE = "source"
 
 
@@ -367,6 +355,24 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
             raise misled from misled.__cause__
     finally:
         await client.close()
+
+
+class ClusterId:
+    """The id of the cluster, kept. If no broker reports it, they are asked again at most each half minute."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._found: str | None = None
+        self._due_s = 0.0
+
+    async def get(self) -> str | None:
+        """The id; None if no broker reports it within two seconds."""
+        if self._found is None and time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _ID_AGAIN_S
+            with contextlib.suppress(kafka_errors.KafkaError, WideloadError, OSError, TimeoutError):
+                async with asyncio.timeout(_ID_WAIT_S), admin(self._settings) as connection:
+                    self._found = (await connection.describe_cluster()).get("cluster_id")
+        return self._found
 
 
 async def _misled(settings: ClientSettings, arguments: Mapping[str, Any]) -> ConfigurationError | None:

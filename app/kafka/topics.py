@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
-from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    InvalidTopicError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from aiokafka.protocol.metadata import MetadataRequest
 
 from app.config.client import embedded_client_settings
-from app.kafka.admin import AdminClient
+from app.kafka.admin import AdminClient, Send, configs
 from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
 
-__all__ = [
-    "CLEANUP_POLICY",
-    "MAX_MESSAGE_BYTES",
-    "NEWEST",
-    "OLDEST",
-    "TIMESTAMPS",
-    "Identity",
-    "InSync",
-    "Operation",
-    "Topic",
-    "TopicSettings",
-    "identities",
-    "missing_topic",
-    "shortage",
-    "timestamp_bound_ms",
-    "topic_of",
-    "topic_settings",
-    "topics",
-]
-
 MAX_MESSAGE_BYTES = "max.message.bytes"
 CLEANUP_POLICY = "cleanup.policy"
 _MIN_IN_SYNC = "min.insync.replicas"
-
-InSync = Mapping[int, tuple[int, int]]
-"""By the number of a partition, how many of its replicas are in sync, and how many there are."""
-
-_NO_ID = (0, 0)
-_NOT_SAID = -(2**31)  # in the place of operations
-_NO_TIMESTAMP = -1
 _COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _EITHER_WAY = "message.timestamp.difference.max.ms"  # up to Kafka 3.9, for each of the two that is not set
@@ -62,6 +39,14 @@ OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max
 
 TIMESTAMPS = (_TIMESTAMP_TYPE, OLDEST, NEWEST, _EITHER_WAY)
 """The properties of a topic that say which timestamps it takes."""
+
+InSync = Mapping[int, tuple[int, int]]
+"""By the number of a partition, how many of its replicas are in sync, and how many there are."""
+
+_NO_ID = (0, 0)
+_NOT_SAID = -(2**31)  # in the place of operations
+_NO_TIMESTAMP = -1
+_UNSEEN = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,46 +118,47 @@ async def topic_of(config: Mapping[str, object], name: str) -> Topic:
         return (await topics(connection, [name]))[name]
 
 
-async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """The topics that exist, by name.
+async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Topic]:
+    """The topics that exist and that the user may see, by name.
 
     Raises:
-        ConfigurationError: the user may not describe one of them.
+        ConfigurationError: the user may not read the configuration of one of them.
         ClusterError: the cluster did not answer.
     """
+    wanted = (MAX_MESSAGE_BYTES, CLEANUP_POLICY, "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *TIMESTAMPS)
     try:
-        # All topics are requested: a request for one by name would create it if auto.create.topics.enable is set.
-        described = {entry["topic"]: entry for entry in await connection.describe_topics()}
-        configs = await _configs(connection, [name for name in dict.fromkeys(names) if name in described])
-        present = list(configs)
-        found_ids = await identities(connection.send, present)
+        described = await _described(connection.send, names)
+        present = [name for name, (error, _) in described.items() if error not in _UNSEEN]
+        found_configs = await configs(connection.send, present, wanted) if present else {}
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
     found = {}
-    for name in present:
-        error = for_code(described[name]["error_code"])
+    for name, config in found_configs.items():
+        if isinstance(config, UnknownTopicOrPartitionError):
+            continue  # deleted since the cluster described it
+        error, identity = described[name]
         if error.errno != 0:
             raise ConfigurationError("topics", f"topic {name} cannot be described: {describe(error())}")
-        config = configs[name]
-        identity = found_ids.get(name)
+        if isinstance(config, KafkaError):
+            raise ConfigurationError(
+                "topics",
+                f"the configuration of topic {name} cannot be read: {describe(type(config)())}; "
+                "grant DescribeConfigs on it",
+            )
         found[name] = Topic(
             name=name,
-            partitions=len(described[name]["partitions"]),
+            partitions=identity.partitions,
             max_message_bytes=int(config[MAX_MESSAGE_BYTES]),
             cleanup_policy=config[CLEANUP_POLICY],
             retention_ms=int(config["retention.ms"]),
             segment_ms=int(config.get("segment.ms") or 0),
-            id=identity.id if identity is not None else None,
+            id=identity.id,
             oldest_ms=timestamp_bound_ms(config, OLDEST),
             newest_ms=timestamp_bound_ms(config, NEWEST),
             recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
-            shortage=shortage(name, _in_sync(described[name]["partitions"]), int(config.get(_MIN_IN_SYNC) or 1)),
+            shortage=shortage(name, identity.in_sync, int(config.get(_MIN_IN_SYNC) or 1)),
         )
     return found
-
-
-def _in_sync(partitions: Iterable[Mapping[str, Any]]) -> InSync:
-    return {each["partition"]: (len(each["isr"]), len(each["replicas"])) for each in partitions}
 
 
 def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
@@ -211,30 +197,6 @@ async def missing_topic(connection: AdminClient, name: str, hint: str, *, existe
     return f"topic {name} does not exist{hint}{await asyncio.to_thread(did_you_mean, name, known)}"
 
 
-async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
-    if not names:
-        return {}
-    others = "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *TIMESTAMPS
-    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, CLEANUP_POLICY, *others])
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
-    configs: dict[str, Mapping[str, str]] = {}
-    for response in await connection.describe_configs(resources):
-        for resource in response.to_object()["resources"]:
-            error = for_code(resource["error_code"])
-            if error is UnknownTopicOrPartitionError:
-                continue  # deleted since the cluster named it
-            if error.errno != 0:
-                raise ConfigurationError(
-                    "topics",
-                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; "
-                    "grant DescribeConfigs on it",
-                )
-            configs[resource["resource_name"]] = {
-                entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]
-            }
-    return configs
-
-
 def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
     """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say.
 
@@ -248,6 +210,9 @@ def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
         return None
     bounds = [int(value) for each in (name, _EITHER_WAY) if (value := config.get(each))]
     return next((each for each in bounds if each != _UNBOUNDED), _UNBOUNDED if bounds else None)
+
+
+# --- what is looked at again and again --------------------------------------------------------------------------------
 
 
 class Operation(IntEnum):
@@ -284,55 +249,57 @@ class _TopicIds(Query):
             "topics:[id_high:int64 id_low:int64 name:text] allow_auto_topic_creation:boolean "
             "include_topic_authorized_operations:boolean",
             metadata_answer(
-                f"error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
+                "error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
                 f"partitions:{METADATA_PARTITIONS} authorized_operations:int32"
             ),
         ),
     )
 
-    def __init__(self, names: Iterable[str], *, operations: bool) -> None:
-        super().__init__(
-            topics=[(*_NO_ID, name, {}) for name in names],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=operations,
-        )
 
-
-async def identities(
-    send: Callable[[Any], Awaitable[Any]], names: Iterable[str], *, operations: bool = False
-) -> Mapping[str, Identity | None]:
+async def identities(send: Send, names: Iterable[str], *, operations: bool = False) -> Mapping[str, Identity | None]:
     """The topics by name, None for a topic that does not exist; without topics that the user may not describe.
 
-    Args:
-        send: sends a request to a broker, and returns the response.
-        names: of the topics.
-        operations: whether to ask for what the user may do with them; brokers before Kafka 2.8 are not asked.
+    With `operations`, also what the user may do with them; brokers before Kafka 2.8 are not asked.
 
     Raises:
         KafkaError: there was no response.
     """
+    return {
+        name: identity if error.errno == 0 else None
+        for name, (error, identity) in (await _described(send, names, operations=operations)).items()
+        if error is UnknownTopicOrPartitionError or error.errno == 0
+    }
+
+
+async def _described(
+    send: Send, names: Iterable[str], *, operations: bool = False
+) -> Mapping[str, tuple[type[KafkaError], Identity]]:
+    """By name the error that the brokers give for a topic, and the topic. No topic is created."""
     names = list(dict.fromkeys(names))
     try:
-        response = await send(_TopicIds(names, operations=operations))
+        response = await send(
+            _TopicIds(
+                topics=[(*_NO_ID, name, {}) for name in names],
+                allow_auto_topic_creation=False,
+                include_topic_authorized_operations=operations,
+            )
+        )
     except IncompatibleBrokerVersion:
         response = await send(MetadataRequest(names, allow_auto_topic_creation=False))
-    found: dict[str, Identity | None] = {}
+    found = {}
     for topic in response.to_object()["topics"]:
-        name = topic.get("name") or topic.get("topic")
-        error = for_code(topic["error_code"])
-        if error is UnknownTopicOrPartitionError:
-            found[name] = None
-        elif error.errno == 0:
-            number = topic.get("id_high", 0), topic.get("id_low", 0)
-            identity = None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}"
-            allowed = _operations(topic.get("authorized_operations", _NOT_SAID))
-            partitions = topic["partitions"]
-            found[name] = Identity(identity, len(partitions), _in_sync(partitions), allowed)
+        number = topic.get("id_high", 0), topic.get("id_low", 0)
+        bits, partitions = topic.get("authorized_operations", _NOT_SAID), topic["partitions"]
+        found[topic.get("name") or topic.get("topic")] = (
+            for_code(topic["error_code"]),
+            Identity(
+                None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}",
+                len(partitions),
+                {each["partition"]: (len(each["isr"]), len(each["replicas"])) for each in partitions},
+                None if bits == _NOT_SAID else frozenset(each for each in Operation if bits >> each & 1),
+            ),
+        )
     return found
-
-
-def _operations(bits: int) -> frozenset[Operation] | None:
-    return None if bits == _NOT_SAID else frozenset(each for each in Operation if bits >> each & 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,24 +322,16 @@ class TopicSettings:
         return "compact" in self.cleanup_policy
 
 
-async def topic_settings(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, TopicSettings]:
+async def topic_settings(send: Send, names: Iterable[str]) -> Mapping[str, TopicSettings]:
     """The settings of the topics by name, without topics that the user may not describe.
-
-    Args:
-        send: sends a request to a broker, and returns the response.
-        names: of the topics.
 
     Raises:
         KafkaError: there was no response.
     """
-    wanted = [MAX_MESSAGE_BYTES, CLEANUP_POLICY]
-    asked = [*wanted, _MIN_IN_SYNC]
-    response = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, asked) for name in names]))
     found = {}
-    for topic in response.to_object()["resources"]:
-        entries = {entry["config_names"]: entry["config_value"] for entry in topic["config_entries"]}
-        if topic["error_code"] == 0 and entries.keys() >= {*wanted}:
-            found[topic["resource_name"]] = TopicSettings(
-                int(entries[MAX_MESSAGE_BYTES]), entries[CLEANUP_POLICY], int(entries.get(_MIN_IN_SYNC) or 1)
+    for name, config in (await configs(send, names, [MAX_MESSAGE_BYTES, CLEANUP_POLICY, _MIN_IN_SYNC])).items():
+        if not isinstance(config, KafkaError) and config.keys() >= {MAX_MESSAGE_BYTES, CLEANUP_POLICY}:
+            found[name] = TopicSettings(
+                int(config[MAX_MESSAGE_BYTES]), config[CLEANUP_POLICY], int(config.get(_MIN_IN_SYNC) or 1)
             )
     return found

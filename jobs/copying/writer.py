@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from app.kafka.admin import configs
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.metadata_requests import create_no_topics
 from app.kafka.shielded import shielded
@@ -100,32 +99,27 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
         consumer = client.open(isolation_level="read_uncommitted")
         stack.push_async_callback(consumer.stop)
         await consumer.start()
-        found = await identities(ConsumerControls(consumer).send, [name])
+        send = ConsumerControls(consumer).send
+        found = await identities(send, [name])
         if name not in found:
             raise ConfigurationError("--sink", f"topic {name} cannot be written to: {UNDESCRIBED}")
         topic = found[name]
         if topic is None:
             raise ConfigurationError("--sink", f"topic {name} does not exist; create it first")
-        admin = create_no_topics(AIOKafkaAdminClient(**client.connection()))
-        stack.push_async_callback(admin.close)
-        await admin.start()
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys([MAX_MESSAGE_BYTES, *TIMESTAMPS]))
-        (response,) = await admin.describe_configs([resource])
-        (described,) = response.to_object()["resources"]
-        if described["error_code"]:
-            reason = kafka_errors.for_code(described["error_code"]).__name__
+        (described,) = (await configs(send, [name], [MAX_MESSAGE_BYTES, *TIMESTAMPS])).values()
+        if isinstance(described, kafka_errors.KafkaError):
+            reason = type(described).__name__
             raise ConfigurationError("--sink", f"the configuration of topic {name} cannot be read: {reason}")
-        configs = {entry["config_names"]: entry["config_value"] for entry in described["config_entries"]}
         places = [TopicPartition(name, number) for number in range(topic.partitions)]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         return SinkTopic(
             name,
             {place.partition: ends[place] for place in places},
-            int(configs[MAX_MESSAGE_BYTES]),
-            configs["message.timestamp.type"] != "LogAppendTime",
-            timestamp_bound_ms(configs, OLDEST),
-            timestamp_bound_ms(configs, NEWEST),
+            int(described[MAX_MESSAGE_BYTES]),
+            described["message.timestamp.type"] != "LogAppendTime",
+            timestamp_bound_ms(described, OLDEST),
+            timestamp_bound_ms(described, NEWEST),
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,18 +31,13 @@ class Cluster:
         """See `AIOKafkaAdminClient`."""
         return {"brokers": [{"node_id": number} for number in self._enforced]}
 
-    async def describe_configs(self, resources: Any) -> list[Any]:
-        """See `AIOKafkaAdminClient`."""
-        (resource,) = resources
-        number = int(resource.name)
-        self.asked.append(number)
-        enforced = self._enforced[number]
-        entries = [{"config_names": LIMIT_KEY, "config_value": str(enforced).lower()}]
-        entries.append({"config_names": "offset.metadata.max.bytes", "config_value": str(1000 + number)})
-        entries.append({"config_names": "offsets.retention.minutes", "config_value": str(number)})
-        code = 31 if enforced is None else 0
-        found = {"error_code": code, "error_message": "no", "config_entries": entries}
-        return [SimpleNamespace(to_object=lambda: {"resources": [found]})]
+    async def broker_configs(self, broker: int, _: object) -> Mapping[str, str]:
+        """See `AdminClient`."""
+        self.asked.append(broker)
+        if (enforced := self._enforced[broker]) is None:
+            raise ClusterAuthorizationFailedError
+        sizes = {"offset.metadata.max.bytes": str(1000 + broker), "offsets.retention.minutes": str(broker)}
+        return {LIMIT_KEY: str(enforced).lower(), **sizes}
 
 
 def settings(group: str, *, limited: bool) -> Any:

@@ -17,19 +17,21 @@ from tests.integration.worker_process import until
 pytestmark = pytest.mark.integration
 
 
-async def test_a_topic_that_is_deleted_meanwhile(broker: str, make_topic: MakeTopic) -> None:
+async def test_a_topic_that_is_deleted_meanwhile(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A topic that goes between two questions is one that does not exist, and no matter of rights."""
     stays, goes = make_topic(1, **{"max.message.bytes": 7_000}), make_topic(1)
     operations = Operations(broker)
     async with admin(embedded_client_settings({"bootstrap.servers": broker})) as connection:
-        describe = connection.describe_topics
+        send = connection.send
 
-        async def describe_and_delete(*arguments: Any) -> Any:
-            found = await describe(*arguments)
+        async def describe_and_delete(*request: Any) -> Any:
+            found = await send(*request)
             await asyncio.to_thread(operations.delete_topic, goes)
             await asyncio.to_thread(until, lambda: operations.topic(goes) is None, "it is gone")
             return found
 
-        connection.describe_topics = describe_and_delete
+        monkeypatch.setattr(connection, "send", describe_and_delete)
         found = await topics(connection, [stays, goes])
     assert {name: topic.max_message_bytes for name, topic in found.items()} == {stays: 7_000}

@@ -20,7 +20,6 @@ AWAITED = {
     "app/commands/packer.py": "each message is awaited in its turn",
     "app/deadletters/replay.py": "`_flush` awaits it",
     "app/kafka/batches/producer.py": "`_send_all` gives each error to the records, and ends all sending",
-    "app/kafka/cluster_id.py": "`get` waits for it, and asks again if there is no id",
     "app/kafka/consumer_controls.py": "aiokafka awaits its commits",
     "app/kafka/configured_batches.py": "each `send` awaits it",
     "app/kafka/membership.py": "`leave` reads each result; a join waits for the end of its search",
