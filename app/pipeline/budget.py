@@ -207,37 +207,6 @@ class Share:
             self.used = 0
 
 
-class Part:
-    """The bytes that one transactional producer holds of a share; all of them are given back when it ends.
-
-    Args:
-        share: gets the bytes back.
-
-    Attributes:
-        used: the bytes that it holds; the caller adds to it.
-    """
-
-    __slots__ = ("_closed", "_share", "used")
-
-    def __init__(self, share: Share) -> None:
-        self.used = 0
-        self._share = share
-        self._closed = False
-
-    def give(self, size: int) -> None:
-        """See `Budget.give`."""
-        if not self._closed:
-            self.used -= size
-            self._share.give(size)
-
-    def close(self) -> None:
-        """Gives back all that is left; counts nothing after that."""
-        if not self._closed:
-            self._share.give(self.used)
-            self.used = 0
-            self._closed = True
-
-
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     try:
         await asyncio.wait_for(event.wait(), timeout_s)

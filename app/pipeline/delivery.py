@@ -1,76 +1,278 @@
-"""The delivery of a flow: writes what leaves the lanes, and commits how far it has come."""
+"""The delivery of a flow: writes what leaves the lanes, and commits how far it has come, by its guarantee."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
+from app.kafka.batches.bounds import Bounds
+from app.kafka.clients import describe, translated
+from app.kafka.consumer import GroupConsumer
+from app.kafka.errors import GroupMovedOnError, KafkaError
+from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
-from app.kafka.structs import TopicPartition
-from app.pipeline.committed_offsets import CommittedOffsets
+from app.kafka.structs import OffsetAndMetadata, TopicPartition
+from app.pipeline.budget import Share
+from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Item, Lane
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Destination, Output
+from app.pipeline.pace import Pace
+from app.pipeline.transaction import Transaction
+from transforms.logger_name import logger_name
 from transforms.record import RecordLike
 
-__all__ = ["Delivery"]
+log = logging.getLogger(logger_name(__name__))
+
+_STARTING = 16  # producers that start at the same time
+
+# Of transactions that end because nothing more is at hand. Fifteen partitions with records, and an interval of 100 ms,
+# make as many a second all the time.
+_PER_SECOND = 150
+_AT_ONCE = 16
+_UNDER_WAY = 2.0
 
 
-class Delivery(Protocol):
-    """At least once, or exactly once. Belongs to one event loop.
+class AtLeastOnce(Output):
+    """An output that commits what is durable.
+
+    Attributes:
+        offsets: the committed offsets from which the flow goes on.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+    """
+
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
+        super().__init__(destination, share.give, self.due)
+        needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
+        self.offsets = CommittedOffsets(lanes, self._settings, self._termination, needed_for, self._fetch)
+        self._lanes = lanes
+        self._source = source
+        self._is_due = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._committing: asyncio.Task[None] | None = None
+
+    async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        return await self._source.commits([lane.partition for lane in lanes])
+
+    async def start(self) -> None:
+        """Reaches the cluster; raises `KafkaError`."""
+        await super().start()
+        self._committing = self._termination.begin(self._commit_regularly(), lasting=True)
+
+    def due(self) -> None:
+        """Notes that there may be something to commit."""
+        self._is_due.set()
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            # As soon as something is durable, then at most once an interval: a worker that is killed soon after its
+            # start has committed what it had done.
+            await self._is_due.wait()
+            self._is_due.clear()
+            try:
+                await self.commit()
+            except KafkaError as exc:
+                self._termination.fail(translated(exc, f"committing offsets of group {self._settings.group_id}"))
+                return
+            await asyncio.sleep(self._settings.flush_interval_ms / 1000)
+
+    async def commit(self) -> None:
+        """Commits what is durable. If the group has moved on, that is not a failure: the records are read again.
+
+        Raises:
+            KafkaError: the cluster did not take the offsets.
+        """
+        # aiokafka tries a commit again: an older one could follow that of a revocation.
+        async with self._turn:
+            commits = {lane.partition: commit for lane in self._lanes if (commit := self._lanes.to_commit(lane))}
+            if not commits:
+                return
+            try:
+                await self._source.commit(commits)
+            except GroupMovedOnError as exc:
+                log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
+                return
+            self._stats.commits += 1
+            for partition, commit in commits.items():
+                lane = self._lanes.get(partition)
+                if lane is not None:
+                    lane.mark_committed(*commit)
+
+    async def finish(self) -> None:
+        """Commits for the last time; see `commit`."""
+        # A regular commit that is tried again could follow the last one with older offsets.
+        self._end_commits()
+        await self.commit()
+
+    def _end_commits(self) -> None:
+        if self._committing is not None:
+            self._committing.cancel()
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # the lanes have let go of all
+        """Forgets what is not committed of these partitions, whose lanes have been discarded, and all `offsets`."""
+        self.offsets.forget()
+        if not len(self._lanes):
+            # The next owners write it, and may have written more by the time it went out from here. What is on its way
+            # already may still be written.
+            for origins in self.writer.drop():
+                self._give(origins.held)
+
+    async def stop(self) -> None:
+        """Forgets what has not been sent, and stops the clients."""
+        self._end_commits()
+        await super().stop()
+
+
+class ExactlyOnce:
+    """Gives each lane a transactional producer of its own, whose transactions commit the offsets too.
 
     Attributes:
         offsets: the committed offsets from which the flow goes on.
     """
 
-    offsets: CommittedOffsets
+    # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
+    # `_stopping`: producers on their way out, whoever waits for that.
 
-    async def start(self) -> None:
-        """Reaches the cluster; raises `KafkaError`."""
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
+        self.offsets = CommittedOffsets(
+            lanes, destination.settings, destination.termination, NeededFor.READING, self._take_over
+        )
+        self._destination = destination
+        self._share = share
+        self._lanes = lanes
+        self._source = source
+        self._bounds = Bounds()
+        self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
+        self._of: dict[TopicPartition, Transaction] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
 
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
-        """Puts one record behind the others of its sink partition; `flush` sends them on.
+    # --- partitions --------------------------------------------------------------------------------------------------
 
-        Args:
-            lane: the lane that the record leaves.
-            record: what to write.
-            offset: the commit of the lane stays at or below it until the record is durable.
-            held: bytes of the budget that the record holds until then.
-            codec: the number of the codec that the record came with.
-        """
+    async def _take_over(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Takes the partitions over from their last owners, and lets the client read from the committed offsets."""
+        # In this order: until a partition has a producer of this flow, another one may commit.
+        try:
+            await self.assign(lanes)
+        except KafkaError as exc:
+            raise translated(exc, "starting a transactional producer") from exc
+        commits = await self._source.commits([lane.partition for lane in lanes], stable=True)
+        # The client may have begun to read where the group was before.
+        for partition, commit in commits.items():
+            self._source.seek(partition, commit.offset)
+        return commits
 
-    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        """As `append`, for the records of a batch that all leave as they are, by a lane with a `sink_partition`.
+    async def assign(self, lanes: Sequence[Lane]) -> None:
+        """Gives these lanes their producers, and stops the producers of other lanes.
 
-        Raises:
-            ClusterError: the batch cannot be read.
-        """
-
-    def write(self, lane: Lane, item: Item) -> None:
-        """Writes an item that is `ready` to where it belongs; `flush` sends it on."""
-
-    def flush(self) -> None:
-        """Sends what has been written, as soon as the client takes it; does not wait."""
-
-    def press(self) -> None:
-        """Sends what has been written without lingering; does not wait."""
-
-    async def settled(self) -> None:
-        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
-
-    def due(self) -> None:
-        """Says that there may be something to commit."""
-
-    async def commit(self) -> None:
-        """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again.
+        After this no other producer commits offsets of their partitions, and what others had begun is aborted or
+        committed. So the flow may go on from the offsets that are committed then.
 
         Raises:
-            KafkaError: the cluster did not take the offsets; a transaction that fails ends the flow instead.
+            KafkaError: a producer could not be started.
         """
+        wanted = {lane.partition: lane for lane in lanes}
+        going = [each for partition, each in self._of.items() if partition not in wanted or not each.idle]
+        for each in going:
+            del self._of[each.lane.partition]
+        await self._stop(going)
+        for partition, each in self._of.items():
+            each.lane = wanted.pop(partition)
+        slots = asyncio.Semaphore(_STARTING)
+        starting = [asyncio.create_task(self._start(lane, slots)) for lane in wanted.values()]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
 
-    async def finish(self) -> None:
-        """Commits for the last time; see `commit`."""
+    async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
+        made = Transaction(
+            self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._source.caught_up
+        )
+        try:
+            async with slots:
+                await made.start()
+        except BaseException:
+            await self._stop([made])
+            raise
+        self._of[lane.partition] = made
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forgets what is not committed of these partitions, whose lanes have been discarded, and all `offsets`."""
+        """See `AtLeastOnce.forget`."""
+        self.offsets.forget()
+        for partition in partitions:
+            each = self._of.get(partition)
+            if each is not None and not each.idle:
+                each.discard()
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Nothing: each lane has a producer, and there are no lanes yet."""
+
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
+        """See `Output.append`; so with the others."""
+        self._of[lane.partition].append(record, offset, held, codec)
+
+    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        self._of[lane.partition].forward(batch, held)
+
+    def write(self, lane: Lane, item: Item) -> None:
+        self._of[lane.partition].write(item)
+
+    def flush(self) -> None:
+        for each in self._of.values():
+            each.flush()
+
+    def press(self) -> None:
+        for each in self._of.values():
+            each.output.press()
+
+    async def settled(self) -> None:
+        await asyncio.gather(*(each.output.settled() for each in self._of.values()))
+
+    def due(self) -> None:
+        for each in self._of.values():
+            each.due()
+
+    async def commit(self) -> None:
+        """Ends all transactions. One in which a write has failed is left to be aborted; if it fails, the flow ends."""
+        self.due()
+        await asyncio.gather(*(each.finish() for each in list(self._of.values())))
+
+    finish = commit
+
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Forgets what has not been sent, and stops the clients."""
+        """Forgets what is not committed, aborts what is open, and stops the producers; raises no `KafkaError`."""
+        stopping = list(self._of.values())
+        self._of.clear()
+        await self._stop(stopping)
+        await asyncio.gather(*self._stopping)
+
+    async def _stop(self, stopping: Sequence[Transaction]) -> None:
+        """Stops producers to the end, even if the caller is cancelled, as by one rebalance after another.
+
+        A producer that is half stopped would stay for good, with its connections.
+        """
+        task = asyncio.get_running_loop().create_task(self._stop_all(stopping))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+        await shielded(task)
+
+    async def _stop_all(self, stopping: Sequence[Transaction]) -> None:
+        results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
+        for each, result in zip(stopping, results, strict=True):
+            if isinstance(result, (KafkaError, OSError)):
+                name = self._destination.settings.name
+                log.info("pipeline %s: producer %s did not stop cleanly: %s", name, each.id, describe(result))
+            elif isinstance(result, BaseException):
+                raise result
+
+
+Delivery = AtLeastOnce | ExactlyOnce

@@ -26,13 +26,11 @@ from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
-from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
-from app.pipeline.delivery import Delivery
+from app.pipeline.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes

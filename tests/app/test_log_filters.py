@@ -75,7 +75,7 @@ def test_lines_of_ours_are_bounded_by_pipeline() -> None:
         log.write("wideload.pipeline.error_policy", FAILS, "one", "raw", 0, offset, "100% X")
     log.write("wideload.pipeline.error_policy", FAILS, "two", "raw", 0, 7, "wrong")
     for _ in range(300):
-        log.write("wideload.pipeline.at_least_once", "the group has moved on", level=logging.INFO)
+        log.write("wideload.pipeline.delivery", "the group has moved on", level=logging.INFO)
     lines = log.lines
     assert len(lines) == 12
     assert lines[9:] == [

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from app.cluster.preflight import plan_pipeline
 from app.kafka.clients import ClusterError
 from app.pipeline import topic_watcher
-from app.pipeline.exactly_once import ExactlyOnce
+from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
 from app.pipeline.termination import RecordError

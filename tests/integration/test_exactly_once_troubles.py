@@ -27,7 +27,7 @@ from app.kafka.consumer import GroupConsumer
 from app.kafka.topics import topics
 from app.kafka.watched_client import leave_no_connection
 from app.local.broker import EmbeddedBroker
-from app.pipeline.exactly_once import ExactlyOnce
+from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
@@ -287,7 +287,7 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
                 life.flow._lanes.discard([place])
                 life.flow._lanes.open(place, 0)
                 (lane,) = life.flow._lanes
-                started[0].take(lane)
+                started[0].lane = lane
             if len(overtaken) == look_up:
                 await consumer.commit({place: (3, "")})
             return found

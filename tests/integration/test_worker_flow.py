@@ -22,14 +22,15 @@ from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
-from app.pipeline.budget import Budget, Share
+from app.kafka.structs import TopicPartition
+from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
-from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import Sink
+from app.pipeline.lane import Lane
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
+from tests.app.pipeline.outputs import output_over
 from tests.app.pipeline.runtimes import running_on
 from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.quotas import set_quotas
@@ -64,21 +65,20 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
             failures.append(error)
             failed.set()
 
-        tracker = OffsetTracker(0)
         async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
             batches = Batches(producer, halts=True, failed=fail)
-            sink = Sink(cast(Any, batches), topic, Share(Budget(1_000)), acknowledged=lambda records, size: None)
+            output, lane = output_over(batches.outbox, lambda _: None, topic), Lane(TopicPartition("raw", 0), 0)
             for offset, key in enumerate((None, b"behind")):
-                sink.append(0, Written(key), tracker, offset, 1)
-                sink.flush()
+                output.append(lane, Written(key), offset, 1, 0)
+                output.flush()
                 await asyncio.sleep(0)
             async with asyncio.timeout(20):
                 await failed.wait()
-            sink.flush()
+            output.flush()
             await asyncio.sleep(0)
             with contextlib.suppress(KafkaError):
                 await producer.flush()
-        return failures, tracker.safe()
+        return failures, lane.tracked(0).safe()
 
     failures, safe = asyncio.run(write())
     assert failures

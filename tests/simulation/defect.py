@@ -9,16 +9,16 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from app.pipeline.sink import Sink
+from app.pipeline.output import Output
 
 __all__ = ["TEXT", "Defect"]
 
-_APPEND = Sink.append
+_APPEND = Output.append
 TEXT = "a defect of the simulation"
 
 
 class Defect:
-    """Takes the place of `Sink.append` for one history.
+    """Takes the place of `Output.append` for one history.
 
     Attributes:
         raised: whether it has raised. Of a discarded message the commit then goes back to before the letters.
@@ -28,15 +28,15 @@ class Defect:
         self._left = 0
         self.raised = False
 
-        def append(sink: Sink, *values: Any) -> None:
+        def append(output: Output, *values: Any) -> None:
             if self._left:
                 self._left -= 1
                 if not self._left:
                     self.raised = True
                     raise MemoryError(TEXT)
-            _APPEND(sink, *values)
+            _APPEND(output, *values)
 
-        setattr(Sink, "append", append)  # noqa: B010  # mypy takes it for a declaration
+        setattr(Output, "append", append)  # noqa: B010  # mypy takes it for a declaration
 
     def arm(self, chance: Random) -> None:
         """One of the next calls raises."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -232,16 +231,13 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
     lane = Lane(PARTITION, 0)
     tracker = lane.tracked(10)
     spans: list[int] = []
-    letters = SimpleNamespace(append=lambda _p, _r, tracker, offset, _h, _c: spans.append(tracker.span(offset).first))
     output = SimpleNamespace(
-        _dead_letters=letters,
+        append=lambda _l, _r, offset, *_: spans.append(tracker.span(offset).first),
+        _open=lambda *_: None,
         _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)),
-        _codec=None,
-        _termination=SimpleNamespace(error=None),
     )
     place = PlacedRecord("raw", 0, 20, 0)
     letter = Letter(place, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)
-    output._bury = partial(Output._bury, cast(Any, output))
     Output.write(cast(Any, output), lane, letter)
     assert (spans, tracker.released, tracker.safe()) == ([12, 12], 21, 12)
 

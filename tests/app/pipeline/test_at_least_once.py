@@ -18,8 +18,8 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
-from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
+from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.lane import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
@@ -109,6 +109,6 @@ async def test_an_error_of_another_partition_makes_no_gap(bench: Bench) -> None:
     bench.termination.fail(ValueError("of another partition"))
     bench.delivery.forward(bench.lane, batch(7, lambda: [first]), 10)
     bench.delivery.append(bench.lane, second, 8, 10, 0)
-    (outbox,) = bench.delivery._sink._outboxes.values()
+    (outbox,) = bench.delivery._outboxes.values()
     assert outbox.filling is not None
     assert outbox.filling.load.offsets == [7, 8]

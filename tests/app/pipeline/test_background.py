@@ -26,7 +26,7 @@ AWAITED = {
     "app/kafka/watched_client.py": "the start of the client awaits it",
     "app/pipeline/background.py": "the way to begin all others",
     "app/pipeline/dispatch.py": "`measure`: the admission reads its result",
-    "app/pipeline/exactly_once.py": "`assign` and `stop` await them",
+    "app/pipeline/delivery.py": "`assign` and `stop` await them",
     "app/pipeline/steering.py": "`_follow` goes on whatever happens, and says so; `_ask` awaits the writes",
     "app/pipeline/termination.py": "`unless_ended` awaits it",
     "app/serializers/faust.py": "the caller of `send` awaits it",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pipeline.budget import Budget, Part, Share
+from app.pipeline.budget import Budget, Share
 
 LONG_S = 30.0  # no test waits so long; a wake-up that is missed makes it fail by the deadline of `soon`
 
@@ -259,21 +259,6 @@ async def test_share_that_closes_wakes_the_others() -> None:
     ended.close()
     assert await soon(waiter)
     assert other.admits(10)
-
-
-def test_part_is_given_back_once() -> None:
-    """What one of several holds goes back to the budget whole when that one is done with, and not again later."""
-    budget = Budget(10)
-    share = Share(budget)
-    part, other = Part(share), Part(share)
-    share.take(7)
-    part.used, other.used = 5, 2
-    part.give(1)
-    assert (budget.used, part.used) == (6, 4)
-    part.close()
-    part.give(4)
-    part.close()
-    assert (budget.used, share.used, other.used) == (2, 2, 2)
 
 
 async def test_fetch_waits_for_room() -> None:

@@ -15,9 +15,9 @@ from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
 from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
-from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
+from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.flow import Flow
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output

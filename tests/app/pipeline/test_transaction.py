@@ -23,9 +23,8 @@ from app.kafka.flow_clients import FlowClients
 from app.kafka.flow_producer import FlowProducer
 from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
-from app.pipeline import transaction as module
 from app.pipeline.budget import Budget, Share
-from app.pipeline.exactly_once import ExactlyOnce
+from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
@@ -82,15 +81,19 @@ async def made(
         await transaction.output.stop()
 
 
-async def test_a_record_that_passes_looks_no_state_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record comes through `append`, and two look-ups in an Enum take as long as a fifth of the whole way."""
-    async with made() as (transaction, lane):
+async def test_what_it_holds_is_given_back_once() -> None:
+    """When it is given up, with what waits; a batch that becomes durable later gives nothing back again."""
+    async with made() as (transaction, _):
+        share = transaction._share
+        share.take(7)
         transaction.append(RECORD, 0, 1, 0)
-        with monkeypatch.context() as without:
-            without.setattr(module, "State", SimpleNamespace())
-            transaction.append(RECORD, 1, 1, 0)
-        assert lane.tracker is not None
-        assert (lane.tracker.released, lane.waiting) == (2, 0)
+        transaction.append(RECORD, 1, 2, 0)
+        transaction._give(1)
+        assert share.used == 6
+        transaction.discard()
+        assert share.used == 4
+        transaction._give(2)
+        assert share.used == 4
 
 
 @contextmanager
@@ -163,7 +166,7 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
         raise ValueError("a defect")
 
     async with made() as (transaction, _):
-        monkeypatch.setattr(transaction.output, "finished", partial(asyncio.sleep, 0))
+        monkeypatch.setattr(transaction.output.writer, "flush", partial(asyncio.sleep, 0))
         monkeypatch.setattr(transaction.output.writer, "commit", commit)
         transaction.append(RECORD, 0, 1, 0)
         transaction.end()
@@ -194,7 +197,7 @@ async def test_a_fenced_producer_aborts_nothing(
     monkeypatch.setattr(ProducerControls, "release_transaction", release)
     monkeypatch.setattr(BrokerHealth, "forget", lambda _, client: forgotten.append(client))
     async with made() as (transaction, _):
-        writer = cast("FlowProducer", transaction.output.writer)
+        writer = transaction.output.writer
         writer.failure = failure
         await transaction.stop()
         assert (aborted, forgotten) == ([aborts], [writer.client])

@@ -1,10 +1,11 @@
-"""The sink: single records, many at once, and whole batches, in any order; offsets and bytes of each."""
+"""The output: single records, many at once, and whole batches, in any order; offsets and bytes of each."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given, settings
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from app.kafka.batches.batch import Batch, Builder
 from app.kafka.batches.outbox import Outbox
-from app.kafka.source_batch import ReadRecord, decoded
+from app.kafka.source_batch import ReadRecord, SourceBatch, decoded
 from app.pipeline.budget import Budget, Share
-from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.sink import Sink
+from app.pipeline.lane import Lane
+from app.pipeline.origins import Origins
+from tests.app.pipeline.outputs import output_over
 from tests.built_batches import built
 from transforms.record import Record
 from transforms.record_batch import RecordBatch
@@ -28,15 +30,13 @@ STEPS = st.lists(
 
 
 class Sent:
-    """A sink whose batches are never sent by themselves."""
+    """An output with one partition, whose batches are never sent by themselves."""
 
     def __init__(self, room: int) -> None:
         self.share = Share(Budget(10**9))
-        self.counts: list[int] = []
         self.outbox: Outbox[Any] | None = None
         self._room = room
-        batches = cast(Any, SimpleNamespace(outbox=self._make))
-        self.sink = Sink(batches, "t", self.share, acknowledged=lambda records, _: self.counts.append(records))
+        self.output = output_over(self._make, self.share.give)
 
     def _make(self, topic: str, partition: int, make_load: Any, *, limit_bytes: int | None) -> Outbox[Any]:
         self.outbox = Outbox(
@@ -48,6 +48,11 @@ class Sent:
             transactional=False,
         )
         return self.outbox
+
+
+def apart(offset: int, codec: int, rows: list[ReadRecord]) -> Any:
+    """A batch that does not go whole."""
+    return SimpleNamespace(offset=offset, codec=codec, merged_from=0, goes_whole=lambda *_: False, rows=lambda: rows)
 
 
 def records_of(batch: Batch[Any]) -> list[tuple[bytes | None, int]]:
@@ -71,7 +76,8 @@ def test_all_leaves_in_order_and_is_accounted_for(
 
 async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int, data: st.DataObject) -> None:
     sent = Sent(room)
-    trackers, offsets = [OffsetTracker(0), OffsetTracker(0)], [0, 0]
+    lanes = [Lane(TopicPartition("raw", source), 0) for source in range(2)]
+    trackers, offsets = [lane.tracked(0) for lane in lanes], [0, 0]
     expected: list[tuple[int, int]] = []  # source and offset
     wanted: list[tuple[bytes, int]] = []
     for way, source, count, codec in steps:
@@ -86,14 +92,13 @@ async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int
         if way == "one":
             rows = rows[:1]
             offsets[source] = first + 1
-            sent.sink.append(0, rows[0], trackers[source], first, held, codec)
+            sent.output.append(lanes[source], rows[0], first, held, codec)
         elif way == "many":
-            sent.sink.extend(0, rows, trackers[source], held, codec)
+            sent.output.forward(lanes[source], apart(first, codec, rows), held)
         else:
             made = [Record(row.key, row.value, (), row.timestamp) for row in rows]
             batch = RecordBatch.read(memoryview(built(0, made, base=first)))
-            offsets_of = range(batch.base_offset, batch.last_offset + 1)
-            sent.sink.forward(0, batch, offsets_of, trackers[source], held, 0)
+            sent.output.forward(lanes[source], SourceBatch(lanes[source].partition, first, batch), held)
         expected += [(source, row.offset) for row in rows]
         wanted += [(row.key or b"", 0 if way == "whole" else codec) for row in rows]
         assert trackers[source].released == offsets[source]
@@ -119,4 +124,32 @@ async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int
             waiting = [offset for _, rest in batches for where, offset in rest if where == source]
             assert tracker.safe() == min(waiting, default=tracker.released)
     assert sent.share.used == 0
-    assert sum(sent.counts) == len(wanted)
+    assert sent.output._stats.records_out == len(wanted)
+
+
+async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> None:
+    """Of many at once too: else two runs of a simulation with one seed would differ."""
+    sent: list[int] = []
+
+    def outbox(topic: str, partition: int, make_load: Callable[[], Origins], **_: object) -> Outbox[Origins]:
+        def builder(codec: int) -> Builder:
+            return Builder(1_000, codec, transactional=False)
+
+        return Outbox(
+            TopicPartition(topic, partition),
+            builder,
+            make_load,
+            lambda made: sent.append(made.partition.partition),
+            codec=0,
+            transactional=False,
+        )
+
+    output = output_over(outbox, lambda _: None)
+    lane = Lane(TopicPartition("raw", 0), 0)
+    wanted = [number * 7 % 100 for number in range(100)]
+    for _ in range(2):
+        for offset, partition in enumerate(wanted):
+            lane.sink_partition = partition
+            output.append(lane, Record(b"k", b"v", (), 1), offset, 1, 0)
+        output.flush()
+    assert sent == [*wanted, *wanted]
