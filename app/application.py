@@ -21,12 +21,12 @@ from app.config.settings import ClientSettings, Settings
 from app.config.version import VERSION
 from app.json_log import log_as_json
 from app.kafka.clients import ClusterId, security_arguments
+from app.kafka.troubles import lasted
 from app.log_filters import LEAST_LEVELS, bound_repeats, calm_clients, hide_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.service import Pipeline
-from app.pipeline.state_log import lasted
 from app.pipeline.steering import GroupSteering, OwnSteering
 from app.web.dashboard import Dashboard
 from app.web.history import History

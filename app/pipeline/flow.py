@@ -25,6 +25,7 @@ from app.kafka.clients import ClusterError, batch_settings, codec_number, descri
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
+from app.kafka.troubles import OF_STORE, Troubles
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
@@ -101,6 +102,7 @@ class Flow:
         budget: Budget,
         runtime: Runtime,
         stats: PipelineStats,
+        troubles: Troubles,
         graceful_timeout_s: float,
         joined: Callable[[], None],
         renewed: Collection[str] = (),
@@ -136,7 +138,10 @@ class Flow:
             refused=lambda: brokers.short,
             before=None if before is None else before.topic_watcher,
         )
-        self._retries = Retries(chain, runtime, settings, stats=stats, unstalled=self._changed.set, store=store)
+        self._troubles = troubles
+        self._retries = Retries(
+            chain, runtime, settings, stats=stats, troubles=troubles, unstalled=self._changed.set, store=store
+        )
         destination = Destination(
             clients,
             settings,
@@ -200,7 +205,7 @@ class Flow:
     @property
     def degraded(self) -> str | None:
         """The reasons why records wait, may have to wait, or go on without the store; None if there are none."""
-        return "; ".join(filter(None, (self._retries.degraded, self.trouble))) or None
+        return "; ".join(filter(None, (self._troubles.text(*OF_STORE), self.trouble))) or None
 
     @property
     def refused(self) -> int | None:
@@ -302,7 +307,7 @@ class Flow:
                 self.progress.hold()
                 self.left = self._lanes.uncommitted()
                 self._lanes.discard_all()
-                self._retries.close()
+                self._troubles.end_flow()
 
     async def _commit_written(self) -> None:
         with contextlib.suppress(KafkaError, TimeoutError):
@@ -409,7 +414,7 @@ class Flow:
         began = self._clock()
         while self._termination.error is None and self._lanes.busy:
             waited_s = self._clock() - began
-            if self._renewing_store and self._retries.degraded and waited_s > _STORE_S:
+            if self._renewing_store and self._troubles.text(*OF_STORE) and waited_s > _STORE_S:
                 log.info("pipeline %s: records that wait for the store are read again", self.settings.name)
                 return
             if waited_s > self._graceful_timeout_s:

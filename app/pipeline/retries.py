@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from app.config.settings import PipelineSettings
 from app.kafka.shielded import shielded
+from app.kafka.troubles import STORE, WITHOUT_STORE, Troubles
 from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
 from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
-from app.pipeline.store_log import StoreLog
 from stores.registry import check
 from stores.store import Check, PayloadStore
 from transforms.errors import (
@@ -73,7 +73,7 @@ class Retries:
     `unstalled` is called when a stalled lane may be read again; `store` is asked whether it is up.
     """
 
-    # State that changes: `_trials`, `_reasons`, `_fallen_back`, `_changed`, `_asking` and the times, on the loop alone.
+    # State that changes: `_trials`, `_changed`, `_asking` and the times, on the loop alone.
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class Retries:
         settings: PipelineSettings,
         *,
         stats: PipelineStats,
+        troubles: Troubles,
         unstalled: Callable[[], None],
         store: PayloadStore | None = None,
     ) -> None:
@@ -98,23 +99,13 @@ class Retries:
         self._finish = fallback.finish if chain.falls_back else chain.finish
         self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
-        self._reasons: dict[_Trial, str] = {}
-        self._fallen_back: str | None = None
         self._answered_at = 0.0
         self._up_at = 0.0  # when a call began that the store has answered: the latest of them
         self._changed = False  # see `_has_changed`
         self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
-        self._log = StoreLog(settings.name, self._waiting, self._clock)
-
-    @property
-    def degraded(self) -> str | None:
-        """Why records wait for the store, or go on without it; None if they do not."""
-        return next(reversed(self._reasons.values()), self._fallen_back)
-
-    def close(self) -> None:
-        """Says nothing more of the store: the flow has ended."""
-        self._log.end()
+        self._troubles = troubles
+        troubles.waiting = self._waiting
 
     def apply_now(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
         """Finishes work that does not block.
@@ -220,9 +211,7 @@ class Retries:
             self._trials.pop(trial)
             if trial.timer is not None:
                 trial.timer.cancel()
-            self._reasons.pop(trial, None)
-            if not self._trials and not self._chain.falls_back:
-                self._log.end()
+            self._troubles.end(STORE, trial)
             if trial.stalled:
                 trial.lane.stalled -= 1
                 self._unstalled()
@@ -238,13 +227,8 @@ class Retries:
             self._answered_at = self._clock()
             if not self._chain.falls_back:  # else the record may have gone on without the store
                 self._up_at = max(self._up_at, trial.last_s)
-                self._answered(trial)
+                self._troubles.store_answers(STORE, trial)
         return result
-
-    def _answered(self, trial: _Trial) -> None:
-        self._reasons.pop(trial, None)
-        if not self._reasons:
-            self._log.answered()
 
     async def _try_in_turn(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
         breaker = self._breaker
@@ -254,7 +238,7 @@ class Retries:
                 result = await self._threads.call(call, trial, asking)
             except (PayloadNotFoundError, PayloadUnfitError):
                 breaker.answered()
-                self._answered(trial)
+                self._troubles.store_answers(STORE, trial)
                 raise
             except PayloadStoreError as exc:
                 if self._may_pass(exc):
@@ -297,15 +281,14 @@ class Retries:
             if called_s is not None:
                 place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
                 asked = f"{reason} what it was asked for {place}"
-            if called_s is not None or not self._reasons:
-                self._reasons[trial] = asked
-                self._log.failed(reason, record)
+            if called_s is not None or not self._troubles.has(STORE):
+                self._troubles.store_fails(STORE, trial, asked, reason, record)
         self._stall(trial)
 
     def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
         trial.tries += 1
-        self._reasons[trial] = str(error)
-        self._log.failed(f"the store failed, it is tried again: {error}", trial.record)
+        line = f"the store failed, it is tried again: {error}"
+        self._troubles.store_fails(STORE, trial, str(error), line, trial.record)
         if self._clock() - trial.began_s >= self._timeout_s:
             self._stall(trial)
 
@@ -339,8 +322,8 @@ class Retries:
 
     def _fell_back(self, error: PayloadStoreError) -> None:
         self._stats.count_store_error(error)
-        self._fallen_back = str(error)
-        self._log.failed(f"the store failed, large values go as chunks: {error}")
+        line = f"the store failed, large values go as chunks: {error}"
+        self._troubles.store_fails(WITHOUT_STORE, None, str(error), line)
 
     def count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
         """Counts what the stages of these names have made of a record."""
@@ -361,6 +344,4 @@ class Retries:
                 stats.chunks_published += len(results)
                 stats.published_rate.add()
         if "offload" in applied or "inflate" in applied:
-            self._fallen_back = None
-            if self._chain.falls_back and not self._reasons:
-                self._log.answered()
+            self._troubles.store_answers(WITHOUT_STORE, None)

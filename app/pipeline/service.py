@@ -19,6 +19,7 @@ from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
+from app.kafka.troubles import Troubles
 from app.pipeline import background
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
@@ -95,7 +96,8 @@ class Pipeline(Service):
         self._seen_topics: set[str] = set()
         self._topic_ids: dict[str, str] = {}
         self._left: Mapping[TopicPartition, tuple[int, int]] = {}  # by the last flow that has joined the group
-        self._log = StateLog(self, self._trouble, runtime.monotonic)
+        self._troubles = Troubles(pipeline.name, runtime.monotonic)
+        self._log = StateLog(self, self._troubles, self._trouble, runtime.monotonic)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -361,6 +363,7 @@ class Pipeline(Service):
             budget=self._budget,
             runtime=self._runtime,
             stats=self.stats,
+            troubles=self._troubles,
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
             renewed=renewed,

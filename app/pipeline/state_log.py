@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 
 from app.cluster.preflight import Plan
 from app.kafka.structs import TopicPartition
+from app.kafka.troubles import Episode, Troubles, lasted
 from app.pipeline.report import PipelineReport
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
 from transforms.logger_name import logger_name
 from transforms.text import bytes_text
-
-__all__ = ["StateLog", "lasted", "uncommitted_text"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -23,7 +21,6 @@ _LOOK_S = 1.0
 _AGAIN_S = 300.0
 _BEGINS_AGAIN_S = 30.0
 _MOST_NAMED = 5
-_MINUTE_S = 60
 _QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
 
 
@@ -35,12 +32,20 @@ class StateLog:
 
     Args:
         pipeline: the one that the log is of.
+        troubles: its register.
         trouble: what brokers or the group do not do, and since when; None if all is well.
         clock: seconds that do not go back.
     """
 
-    def __init__(self, pipeline: PipelineReport, trouble: Callable[[], str | None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pipeline: PipelineReport,
+        troubles: Troubles,
+        trouble: Callable[[], str | None],
+        clock: Callable[[], float],
+    ) -> None:
         self._pipeline = pipeline
+        self._troubles = troubles
         self._trouble = trouble
         self._name = pipeline.settings.name
         self._clock = clock
@@ -49,8 +54,8 @@ class StateLog:
         self._since_s: float | None = None
         self._told_s = 0.0
         self._start = ""
+        self._restarts = Episode(clock, _BEGINS_AGAIN_S)
         self._error = ""
-        self._error_told_s = 0.0
         self._untold = 0
 
     async def follow(self) -> None:
@@ -66,6 +71,7 @@ class StateLog:
         if state != before and (state in _QUIET or (before in _QUIET and state == "RUNNING")):
             log.info("pipeline %s is %s now; it was %s", self._name, state, before, extra=_fields(state=state))
         self._look_for_trouble(None if state in ("STOPPED", "FAILED") else self._trouble())
+        self._troubles.look()
 
     def _look_for_trouble(self, trouble: str | None) -> None:
         now_s = self._clock()
@@ -129,12 +135,15 @@ class StateLog:
 
     def begins_again(self, error: Exception, delay_s: float) -> None:
         """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
-        now_s, text = self._clock(), str(error)
-        if text == self._error and now_s - self._error_told_s < _BEGINS_AGAIN_S:
+        text = str(error)
+        if text != self._error:
+            self._error, self._untold = text, 0
+            self._restarts.end()
+        if not self._restarts.due():
             self._untold += 1
             return
-        untold = f" (and {self._untold} times since the last line)" if text == self._error and self._untold else ""
-        self._error, self._error_told_s, self._untold = text, now_s, 0
+        untold = f" (and {self._untold} times since the last line)" if self._untold else ""
+        self._untold = 0
         fields = _fields(state="RESTARTING")
         log.warning("pipeline %s restarts in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
 
@@ -174,11 +183,6 @@ def uncommitted_text(left: Mapping[TopicPartition, tuple[int, int]]) -> str:
     ]
     others = f", and of {len(told) - _MOST_NAMED} more partitions" if told[_MOST_NAMED:] else ""
     return f"not committed, and read again: {', '.join(told[:_MOST_NAMED])}{others}"
-
-
-def lasted(seconds: float) -> str:
-    """A time for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
-    return f"{seconds:.1f} s" if seconds < _MINUTE_S else str(timedelta(seconds=round(seconds)))
 
 
 def _topic(name: str, partitions: int) -> str:

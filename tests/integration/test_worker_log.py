@@ -33,7 +33,7 @@ def test_log_of_a_worker_from_start_to_end(make_way: Callable[..., Way]) -> None
     pipelines = way.offload(**keys)
     large: list[Sent] = [(partition, b"k", os.urandom(THRESHOLD + 1), [], 1) for partition in (0, 1)]
     one, two = (WorkerProcess(way.folder, settings, pipelines) for _ in range(2))
-    one.constants = {"app.pipeline.store_log:_AGAIN_S": 0.5}
+    one.constants = {"app.kafka.troubles:_STORE_AGAIN_S": 0.5}
     with one:
         one.wait_ready()
         send(way.broker, way.raw, large)
@@ -65,7 +65,7 @@ def test_log_of_a_worker_from_start_to_end(make_way: Callable[..., Way]) -> None
     _check_begin(way, one, log[:4])
     (gave_back,) = said(one, "gave back")
     assert {*gave_back["partitions"], *gave_back["given_back"]} == {f"{way.raw}-0", f"{way.raw}-1"}
-    fails = [line for line in log if line["logger"].endswith("store_log")]
+    fails = [line for line in log if line["logger"].endswith("kafka.troubles")]
     assert fails[0]["message"].endswith(f"is tried again: there is no folder {store}; is it mounted?")
     assert (fails[0]["level"], fails[0]["topic"], fails[0]["offset"]) == ("WARNING", way.raw, 1)
     reminder = said(one, "the store fails since 20")[0]

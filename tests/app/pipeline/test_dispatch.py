@@ -16,6 +16,7 @@ from aiokafka import TopicPartition
 from app.deadletters.writer import LetterWriter
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
+from app.kafka.troubles import Troubles
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain, Work
@@ -95,7 +96,7 @@ class Bench:
     def begin(self, chain: Chain, runtime: Runtime) -> None:
         """From now on the work of this chain is done, on its threads."""
         self.dispatcher._retries = Retries(
-            chain, runtime, settings_of(["inflate"]), stats=self.stats, unstalled=lambda: None
+            chain, runtime, settings_of(["inflate"]), stats=self.stats, troubles=Troubles("p"), unstalled=lambda: None
         )
 
     @property

@@ -15,13 +15,13 @@ from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
 from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
+from app.kafka.troubles import STORE, Troubles
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.flow import Flow
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
-from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.topic_watcher import PartitionsChangedError, TopicChangedError, TopicWatcher
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -70,6 +70,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
             budget=Budget(1_000_000),
             runtime=runtime,
             stats=PipelineStats(),
+            troubles=Troubles(pipeline.name, runtime.monotonic),
             graceful_timeout_s=1.0,
             joined=lambda: None,
         )
@@ -99,7 +100,7 @@ async def test_a_restart_waits_for_no_store_that_fails(flow: Flow, monkeypatch: 
     """It opens the store again, mostly with other keys: the old ones finish no record that waits for them."""
     monkeypatch.setattr("app.pipeline.flow._STORE_S", 0.0)
     monkeypatch.setattr(Lanes, "busy", True)
-    monkeypatch.setattr(Retries, "degraded", "the keys are refused")
+    flow._troubles.note(STORE, None, "the keys are refused")
     flow._graceful_timeout_s = 3_600.0
     flow.stop(renewing_store=True)
     await asyncio.wait_for(flow._drain(), 20)

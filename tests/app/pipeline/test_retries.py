@@ -17,6 +17,7 @@ from aiokafka import TopicPartition
 from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
 from app.config.settings import PipelineSettings
+from app.kafka.troubles import OF_STORE, Troubles
 from app.pipeline.chain import Chain, Result, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
@@ -113,7 +114,14 @@ def made(
 ) -> Retries:
     """Attempts with this stage alone."""
     pipeline = replace(settings(), store_timeout_ms=timeout_ms)
-    return Retries(Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, unstalled=unstalled)
+    return Retries(
+        Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=unstalled
+    )
+
+
+def degraded(retries: Retries) -> str | None:
+    """What is reported of the store."""
+    return retries._troubles.text(*OF_STORE)
 
 
 def work(record: Read, *, asks_store: bool = True) -> Work:
@@ -133,10 +141,10 @@ async def test_retries_go_on_until_the_store_is_back(runtime: Runtime) -> None:
     """A store that is down is tried again; while it is, the flow is degraded and says why, and afterwards no more."""
     stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
     seen: list[str | None] = []
-    stage = Storing([DOWN] * 3, lambda: seen.append(retries.degraded))
+    stage = Storing([DOWN] * 3, lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     results = await asyncio.wait_for(retries.apply(lane, record, work(record)), 10)
-    assert (list(results), seen, retries.degraded) == ([record], [None, "down", "down", "down"], None)
+    assert (list(results), seen, degraded(retries)) == ([record], [None, "down", "down", "down"], None)
     assert (stats.store_errors, stats.retries, stats.offloaded_records, stats.offloaded_bytes) == (3, 3, 1, 1)
     assert lane.stalled == 0
 
@@ -158,7 +166,7 @@ async def test_retries_end_where_the_store_refuses(runtime: Runtime) -> None:
     retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
-    assert (stats.store_errors, stats.retries, retries.degraded) == (1, 0, None)
+    assert (stats.store_errors, stats.retries, degraded(retries)) == (1, 0, None)
 
 
 @pytest.mark.parametrize("error", [PayloadNotFoundError("a"), ReferenceRefusedError("a", "b")])
@@ -178,7 +186,7 @@ async def test_retries_wait_for_what_was_withdrawn(runtime: Runtime) -> None:
     """A store that has worked for the pipeline is waited for, whatever the reason, which is on the pages."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     seen: list[str | None] = []
-    stage = Storing([], lambda: seen.append(retries.degraded))
+    stage = Storing([], lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [PayloadStoreAccessError("access denied"), PayloadStoreError("the certificate has expired")]
@@ -210,7 +218,9 @@ async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(r
 
     def retries() -> Retries:
         chain, checked = Chain([stage], "orders", 1_000_000), cast("PayloadStore", store)
-        return Retries(chain, runtime, settings(), stats=stats, unstalled=lambda: None, store=checked)
+        return Retries(
+            chain, runtime, settings(), stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=checked
+        )
 
     await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
     assert (stats.retries, store.errors) == (3, [])
@@ -228,7 +238,14 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with running_on(4) as runtime:
-        retries = Retries(Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, unstalled=lambda: None)
+        retries = Retries(
+            Chain([stage], "orders", 1_000_000),
+            runtime,
+            pipeline,
+            stats=stats,
+            troubles=Troubles("p"),
+            unstalled=lambda: None,
+        )
         everyone = asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100)))
         async with asyncio.timeout(20):
             while stats.retries < 5:  # noqa: ASYNC110  # it is no event
@@ -236,7 +253,7 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
             asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
             await everyone
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.
-    assert (stats.offloaded_records, retries.degraded) == (100, None)
+    assert (stats.offloaded_records, degraded(retries)) == (100, None)
     assert 5 <= stats.retries <= 20
 
 
@@ -258,7 +275,9 @@ async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime
     store = cast(PayloadStore, Checked(*[DOWN] * 3))
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.005))
     chain, stats = Chain([stage], "orders", 1_000_000), PipelineStats()
-    retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    retries = Retries(
+        chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
+    )
     began_s = time.monotonic()
     with pytest.raises(
         PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
@@ -266,7 +285,7 @@ async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime
         await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
     assert caught.value.tries >= 3 + 2  # while it is down for all, and the first and last behind that
     assert time.monotonic() - began_s > 0.05
-    assert retries.degraded is None
+    assert degraded(retries) is None
 
 
 @dataclass
@@ -304,7 +323,9 @@ async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> 
 
     with running_on(4) as runtime:
         chain = Chain([slow], "orders", 1_000_000)
-        retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        retries = Retries(
+            chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
+        )
         downloads = [asyncio.create_task(download(offset)) for offset in range(3)]
         try:
             for _ in downloads:
@@ -322,7 +343,9 @@ async def test_retries_go_on_while_the_store_is_down_for_all(runtime: Runtime) -
     pipeline = replace(settings(), retry_timeout_ms=0)
     store = cast(PayloadStore, Checked(*[DOWN] * 100))
     chain, stats = Chain([Storing([DOWN] * 20)], "orders", 1_000_000), PipelineStats()
-    retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
+    retries = Retries(
+        chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
+    )
     await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
     assert stats.retries == 20
 
@@ -341,7 +364,9 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
     loop.set_default_executor(ThreadPoolExecutor(1))
     with running_on(4) as runtime:
         store = cast(PayloadStore, Hanging())
-        retries = Retries(chain, runtime, pipeline, stats=stats, unstalled=lambda: None, store=store)
+        retries = Retries(
+            chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
+        )
         lane = Lane(TopicPartition("raw", 3), 3)
         trials = [asyncio.create_task(retries.apply(lane, Read(), work(Read()))) for _ in range(4)]
         try:
@@ -364,12 +389,12 @@ async def test_retries_stay_degraded_while_any_record_waits() -> None:
         retries = made(Storing([DOWN] * 2), runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         bad = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
         async with asyncio.timeout(10):
-            while retries.degraded is None:  # noqa: ASYNC110  # it is no event
+            while degraded(retries) is None:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
             await retries.apply(lane, Read(), work(Read()))
         bad.cancel()
         await asyncio.gather(bad, return_exceptions=True)
-    assert retries.degraded is None
+    assert degraded(retries) is None
 
 
 async def test_retries_say_that_a_store_is_silent() -> None:
@@ -387,12 +412,12 @@ async def test_retries_say_that_a_store_is_silent() -> None:
             async with asyncio.timeout(10):
                 while not lane.stalled:  # noqa: ASYNC110  # likewise
                     await asyncio.sleep(0.001)
-            reason = retries.degraded
+            reason = degraded(retries)
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
     told = "the store has not answered for 50 ms what it was asked for topic raw, partition 3, offset 7"
-    assert (reason, lane.stalled, retries.degraded) == (told, 0, None)
+    assert (reason, lane.stalled, degraded(retries)) == (told, 0, None)
 
 
 async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
@@ -419,7 +444,7 @@ async def test_retries_take_a_missing_payload_for_an_answer(runtime: Runtime) ->
         await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [DOWN]
     await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(3))), 10)
-    assert retries.degraded is None
+    assert degraded(retries) is None
 
 
 async def test_retries_that_are_cancelled_leave_no_lane_stalled(runtime: Runtime) -> None:
@@ -473,13 +498,13 @@ async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
                     await asyncio.sleep(0.001)
                 while not stuck.stalled:
                     await retries.apply(others, Read(), work(Read()))
-            reason = retries.degraded
+            reason = degraded(retries)
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
     assert reason is not None
     assert reason.endswith("what it was asked for topic raw, partition 3, offset 7")
-    assert (stuck.stalled, others.stalled, retries.degraded) == (0, 0, None)
+    assert (stuck.stalled, others.stalled, degraded(retries)) == (0, 0, None)
 
 
 async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
@@ -495,7 +520,7 @@ async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
             assert not hanging.done()
         finally:
             release.set()
-    assert retries.degraded is None
+    assert degraded(retries) is None
 
 
 async def test_retries_finish_what_takes_time_on_a_thread(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,9 +548,9 @@ async def test_retries_watch_what_else_may_wait_for_the_store(runtime: Runtime) 
         async with asyncio.timeout(10):
             while not lane.stalled:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-        reason = retries.degraded
+        reason = degraded(retries)
     told = "the store has not answered for 20 ms what it was asked for topic raw, partition 3, offset 7"
-    assert (reason, lane.stalled, retries.degraded) == (told, 0, None)
+    assert (reason, lane.stalled, degraded(retries)) == (told, 0, None)
 
 
 class DownStore:
@@ -557,7 +582,9 @@ async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
         return record, found
 
     with running_on(8) as runtime, caplog.at_level(logging.INFO):
-        retries = Retries(chain, runtime, pipeline, stats=PipelineStats(), unstalled=lambda: None)
+        retries = Retries(
+            chain, runtime, pipeline, stats=PipelineStats(), troubles=Troubles("p"), unstalled=lambda: None
+        )
         waiting = [asyncio.create_task(retries.apply(lane, *begun(300_000))) for _ in range(5)]
         async with asyncio.timeout(10):
             while not retries._breaker.open:  # noqa: ASYNC110  # it is no event

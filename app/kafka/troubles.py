@@ -1,0 +1,314 @@
+"""The register of troubles: what is wrong with the brokers, the group or the store of a pipeline, and since when.
+
+aiokafka waits for what fails and tries again, and only its log says so. Whoever sees a trouble notes it here, and ends
+it; `/health`, the metrics, REST and the log read it from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from transforms.logger_name import logger_name
+from transforms.record import SourceRecord
+
+log = logging.getLogger(logger_name(__name__))
+
+UNANSWERED_S = 10.0
+"""A broker or group that takes longer to answer is reported."""
+
+_CLUSTER_AGAIN_S = 300.0
+_STORE_AGAIN_S = 30.0
+_MINUTE_S = 60
+_PLACE = "topic %s, partition %d, offset %d"
+_NEVER_LEFT_OUT: dict[str, object] = {"fields": {}}  # see `app.log_filters.RepeatFilter`
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kind:
+    """A kind of trouble.
+
+    Attributes:
+        sentence: for people. `{}` stands for what is noted, `{since}` for a time, and `{more}` for `others`.
+        others: counts those that are not reported, as only the oldest of the kind is; None if each is.
+        memory_s: how long a trouble is reported after it was seen last. A broker that nobody asks may be up again.
+        unless: kinds of which this one is a consequence: it is not reported while one of them is.
+    """
+
+    sentence: str
+    others: str | None = None
+    memory_s: float = math.inf
+    unless: tuple[Kind, ...] = ()
+
+
+STORE = Kind("{}", others="")
+WITHOUT_STORE = Kind("{}", others="", unless=(STORE,))
+UNANSWERED = Kind("broker {} does not answer since {since}", memory_s=60.0)
+THROTTLED = Kind(
+    "broker {} lets this client wait for a quota since {since} (producer_byte_rate, consumer_byte_rate or "
+    "request_percentage)",
+    memory_s=1.0,
+)
+LEADERLESS = Kind("{}{more} without a leader since {since}", others=" and {} more", unless=(UNANSWERED, THROTTLED))
+SHORT = Kind("{} (since {since})")
+# Brokers before Kafka 3.7 may require more replicas than there are; and topics are looked at now and then only.
+REFUSED = Kind(
+    "topic {} accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas (since "
+    "{since})",
+    others="",
+    unless=(SHORT,),
+)
+GROUP = Kind("group {} {} since {since}", others="")
+OFFSETS = Kind(
+    "broker {} cannot tell the committed offsets since {since}: topic __consumer_offsets, partition {}, waits for its "
+    "replicas; start the brokers that have them",
+    others="",
+)
+UNREADABLE = Kind(
+    "topic {}, partition {} cannot be read: {} since {since}, the log of the broker that leads it has the reason{more}",
+    others=" and {} more partitions",
+)
+
+OF_STORE = (STORE, WITHOUT_STORE)
+OF_BROKERS = (UNANSWERED, THROTTLED, LEADERLESS)
+OF_TOPICS = (SHORT, REFUSED)
+OF_CLUSTER = (*OF_BROKERS, *OF_TOPICS, GROUP, OFFSETS, UNREADABLE)
+_OUTLIVING = (UNANSWERED, SHORT)
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What is put into the sentence of the kind; since when it lasts, and from what age on it is reported."""
+
+    args: tuple[object, ...]
+    since_s: float
+    seen_s: float
+    patience_s: float
+
+
+class Episode:
+    """When a trouble that lasts has lines in the log: at its beginning, and each `again_s` until it is over.
+
+    Args:
+        clock: seconds that do not go back.
+        again_s: the time between two lines.
+        quiet: whether one that begins within that time of the last line has to wait for its first line.
+
+    Attributes:
+        since_s: when it began; None if there is none.
+    """
+
+    def __init__(self, clock: Callable[[], float], again_s: float, *, quiet: bool = False) -> None:
+        self.since_s: float | None = None
+        self._clock = clock
+        self._again_s = again_s
+        self._quiet = quiet
+        self._logged = False
+        self._logged_s = -math.inf
+
+    def due(self) -> bool:
+        """Begins, or goes on; whether it is time for a line."""
+        now_s = self._clock()
+        due = now_s - self._logged_s >= self._again_s
+        if self.since_s is None:
+            self.since_s, self._logged = now_s, False
+            due = due or not self._quiet
+        if due:
+            self._logged, self._logged_s = True, now_s
+        return due
+
+    def end(self) -> float | None:
+        """Ends, if it has begun; how long it has lasted, if the log had a line of it."""
+        since_s, self.since_s = self.since_s, None
+        return self._clock() - since_s if since_s is not None and self._logged else None
+
+
+class Troubles:
+    """The troubles of one pipeline. Belongs to one event loop.
+
+    Args:
+        pipeline: its name.
+        clock: seconds that do not go back.
+
+    Attributes:
+        refresh: notes what only shows when somebody looks.
+        only: whether a trouble of a kind is reported, by its name; all are if there is nothing for their kind.
+        waiting: the record that waits longest for the store, and how many wait.
+    """
+
+    def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refresh: Callable[[], None] = lambda: None
+        self.only: dict[Kind, Callable[[Any], bool]] = {}
+        self.waiting: Callable[[], tuple[SourceRecord | None, int]] = lambda: (None, 0)
+        self._pipeline = pipeline
+        self._clock = clock
+        self._noted: defaultdict[Kind, dict[Hashable, _Trouble]] = defaultdict(dict)
+        self._cluster = Episode(clock, _CLUSTER_AGAIN_S)
+        self._store = Episode(clock, _STORE_AGAIN_S, quiet=True)
+        self._failures = 0
+        self._failure = ""
+
+    def note(
+        self,
+        kind: Kind,
+        name: Hashable,
+        *args: object,
+        since_s: float | None = None,
+        seen_s: float | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Notes a trouble, or that it lasts.
+
+        Args:
+            kind: of the trouble.
+            name: tells it from others of its kind.
+            args: for the sentence of the kind; the name if there are none.
+            since_s: since when, if not since now.
+            seen_s: when it was seen, if not now.
+            patience_s: from what age on it is reported.
+        """
+        now_s = self._clock()
+        since_s = now_s if since_s is None else since_s
+        former = self._noted[kind].get(name)
+        if former is not None:
+            since_s = min(since_s, former.since_s)
+        self._noted[kind][name] = _Trouble(args or (name,), since_s, now_s if seen_s is None else seen_s, patience_s)
+
+    def end(self, kind: Kind, name: Hashable) -> None:
+        """Ends a trouble, if it was noted."""
+        self._noted[kind].pop(name, None)
+
+    def keep(self, kind: Kind, names: Collection[Hashable]) -> None:
+        """Ends the troubles of a kind that are not among these."""
+        self._noted[kind] = {name: each for name, each in self._noted[kind].items() if name in names}
+
+    @contextmanager
+    def lasting(self, kind: Kind, *args: object, patience_s: float) -> Iterator[None]:
+        """Notes a trouble for as long as the body lasts."""
+        noted, name, now_s = self._noted[kind], object(), self._clock()
+        noted[name] = _Trouble(args, now_s, now_s, patience_s)
+        try:
+            yield
+        finally:
+            noted.pop(name, None)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether a trouble of a kind is noted, reported or not."""
+        return bool(self._noted[kind])
+
+    def end_flow(self) -> None:
+        """Ends what the next flow finds out for itself. That brokers do not answer, or topics lack replicas, lasts."""
+        for kind in self._noted.keys() - _OUTLIVING:
+            del self._noted[kind]
+
+    def forget(self) -> None:
+        """Ends all troubles, without a word in the log: nobody looks whether they last."""
+        self._noted.clear()
+        self._cluster.end()
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def store_fails(self, kind: Kind, name: Hashable, text: str, line: str, record: SourceRecord | None = None) -> None:
+        """Notes a failure of the store, which is counted.
+
+        Args:
+            kind: `STORE` or `WITHOUT_STORE`.
+            name: of what the store was called for.
+            text: what is reported.
+            line: what the log says.
+            record: the one for which the store was called; None if that is not known.
+        """
+        self.note(kind, name, text)
+        self._failures += 1
+        self._failure = line
+        if self._store.since_s is None and self._store.due():
+            if self._failures > 1:
+                line = f"{line} (and {self._failures - 1} more failures since the last line)"
+            self._failures = 0
+            place = () if record is None else (record.topic, record.partition, record.offset)
+            template = f"pipeline %s: {_PLACE} waits: %s" if place else "pipeline %s: %s"
+            log.warning(template, self._pipeline, *place, line)
+
+    def store_answers(self, kind: Kind, name: Hashable) -> None:
+        """Ends a trouble with the store, as it has answered; the last one ends the outage."""
+        self.end(kind, name)
+        if not any(self._noted[each] for each in OF_STORE):
+            self._log_end(self._store, "the store answers")
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    def text(self, *kinds: Kind, timed: bool = True) -> str | None:
+        """The sentences of troubles of these kinds, in this order; None if there are none.
+
+        Args:
+            kinds: of the troubles.
+            timed: whether the sentences say since when.
+        """
+        self.refresh()
+        return "; ".join(said for kind in kinds for said in self._sentences(kind, timed=timed)) or None
+
+    def _sentences(self, kind: Kind, *, timed: bool) -> Iterator[str]:
+        reported = self._reported(kind)
+        if any(self._reported(each) for each in kind.unless):
+            return
+        more = kind.others.format(len(reported) - 1) if kind.others and reported[1:] else ""
+        sentence = kind.sentence if timed else kind.sentence.removesuffix(" (since {since})")
+        for each in reported if kind.others is None else reported[:1]:
+            yield sentence.format(*each.args, since=ago(self._clock() - each.since_s), more=more)
+
+    def _reported(self, kind: Kind) -> Sequence[_Trouble]:
+        """The troubles of a kind that are reported, the oldest first."""
+        now_s, only = self._clock(), self.only.get(kind)
+        reported = (
+            each
+            for name, each in self._noted[kind].items()
+            if now_s - each.since_s >= each.patience_s and now_s - each.seen_s < kind.memory_s
+            if only is None or only(name)
+        )
+        return sorted(reported, key=lambda each: each.since_s)
+
+    # --- log ---------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Logs what is due; to be called about once a second."""
+        text = self.text(*OF_CLUSTER)
+        if text is None:
+            self._log_end(self._cluster, "brokers and group answer")
+        elif self._cluster.due():
+            log.warning("pipeline %s waits: %s", self._pipeline, text, extra=_NEVER_LEFT_OUT)
+        if not any(self._noted[each] for each in OF_STORE):
+            self._store.end()  # no record waits any more, for whatever reason
+        elif self._store.due():
+            self._remind_of_store(ago(self._clock() - (self._store.since_s or 0.0)))
+
+    def _log_end(self, episode: Episode, told: str) -> None:
+        lasted_s = episode.end()
+        if lasted_s is not None:
+            log.info("pipeline %s: %s again, after %s", self._pipeline, told, lasted(lasted_s), extra=_NEVER_LEFT_OUT)
+
+    def _remind_of_store(self, since: str) -> None:
+        record, count = self.waiting()
+        template = "pipeline %s: the store fails since %s, %d times since the last line: %s"
+        args: list[object] = [self._pipeline, since, self._failures]
+        if record is not None:
+            template = template.replace(": %s", f"; %d records wait for it, the first is {_PLACE}: %s")
+            args += [count, record.topic, record.partition, record.offset]
+        log.warning(template, *args, self._failure)
+        self._failures = 0
+
+
+def ago(seconds: float) -> str:
+    """The time so many seconds ago, for people, by the clock as it is now."""
+    return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+
+
+def lasted(seconds: float) -> str:
+    """A time for people: `0.4 s`, `1:02:03`, `3 days, 1:02:03`."""
+    return f"{seconds:.1f} s" if seconds < _MINUTE_S else str(timedelta(seconds=round(seconds)))

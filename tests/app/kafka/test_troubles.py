@@ -1,0 +1,185 @@
+"""The register of troubles: what is reported of what was noted, and when the log says so."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from app.kafka.troubles import (
+    GROUP,
+    LEADERLESS,
+    OF_CLUSTER,
+    OF_STORE,
+    REFUSED,
+    SHORT,
+    STORE,
+    THROTTLED,
+    UNANSWERED,
+    UNREADABLE,
+    WITHOUT_STORE,
+    Troubles,
+)
+from app.pipeline.lane import PlacedRecord
+
+RECORD = PlacedRecord("raw", 3, 812, 0)
+
+
+class Clock:
+    """Time, to be set."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def troubles(clock: Clock) -> Troubles:
+    """Those of pipeline p."""
+    return Troubles("p", clock)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines since the last look."""
+    said = [f"{line.levelname} {line.getMessage()}" for line in caplog.records]
+    caplog.clear()
+    return said
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_sentences_of_what_is_noted(troubles: Troubles, clock: Clock) -> None:
+    """In the order of their kinds, the oldest first, each with its time; a consequence only without its cause."""
+    assert troubles.text(*OF_CLUSTER) is None
+    troubles.note(LEADERLESS, "topic t, partition 1")
+    clock.now += 1
+    troubles.note(LEADERLESS, "topic t, partition 0")
+    text = str(troubles.text(*OF_CLUSTER))
+    assert text.startswith("topic t, partition 1 and 1 more without a leader since 20")
+    troubles.note(UNANSWERED, "b:2")
+    troubles.note(UNANSWERED, "b:1", since_s=clock.now - 60)
+    first, second = str(troubles.text(*OF_CLUSTER)).split("; ")
+    assert first.startswith("broker b:1 does not answer since 20")
+    assert second.startswith("broker b:2 does not answer since 20")
+    troubles.only[UNANSWERED] = lambda name: name == "b:2"
+    assert str(troubles.text(*OF_CLUSTER)).startswith("broker b:2 does")
+    troubles.end(UNANSWERED, "b:2")
+    assert troubles.text(*OF_CLUSTER) == text
+    troubles.keep(LEADERLESS, ["topic t, partition 0"])
+    assert str(troubles.text(*OF_CLUSTER)).startswith("topic t, partition 0 without a leader")
+
+
+def test_since_when_and_how_long(troubles: Troubles, clock: Clock) -> None:
+    """A trouble is reported from an age on, since it was noted first, and as long as it is seen again."""
+    troubles.note(UNREADABLE, "place", "t", 0, "FENCED_LEADER_EPOCH", patience_s=10)
+    clock.now += 9.9
+    assert troubles.text(UNREADABLE) is None
+    clock.now += 0.1
+    assert "partition 0 cannot be read: FENCED_LEADER_EPOCH since 20" in str(troubles.text(UNREADABLE))
+    troubles.note(UNANSWERED, "b:1")
+    since = troubles.text(UNANSWERED)
+    clock.now += 59.9
+    assert troubles.text(UNANSWERED) is not None
+    clock.now += 0.1
+    assert troubles.text(UNANSWERED) is None
+    clock.now -= 60
+    assert troubles.text(UNANSWERED) == since
+    troubles.note(THROTTLED, "b:1", seen_s=clock.now + 5)
+    clock.now += 5.9
+    assert troubles.text(THROTTLED) is not None
+    with troubles.lasting(GROUP, "g", "rebalances", patience_s=10):
+        assert troubles.text(GROUP) is None
+        clock.now += 10
+        assert str(troubles.text(GROUP)).startswith("group g rebalances since 20")
+    assert troubles.text(GROUP, THROTTLED) is None
+
+
+def test_what_outlives_a_flow(troubles: Troubles) -> None:
+    """That brokers do not answer, or topics lack replicas; the rest is for the next flow to find out."""
+    for kind in (*OF_STORE, *OF_CLUSTER):
+        troubles.note(kind, "x", "x", "y", "z")
+    troubles.end_flow()
+    assert troubles.text(*OF_STORE, *OF_CLUSTER, timed=False) is not None
+    assert [kind for kind in (*OF_STORE, *OF_CLUSTER) if troubles.has(kind)] == [UNANSWERED, SHORT]
+
+
+def test_topics_that_accept_no_records(troubles: Troubles) -> None:
+    """What the cluster says counts more than what brokers answer; an error of a write has it without the time."""
+    troubles.note(REFUSED, "orders")
+    told = "topic orders accepts no records: brokers answer that fewer replicas are in sync than min.insync.replicas"
+    assert troubles.text(SHORT, REFUSED, timed=False) == told
+    troubles.note(SHORT, "orders", "topic orders lacks replicas")
+    assert troubles.text(SHORT, REFUSED, timed=False) == "topic orders lacks replicas"
+    assert str(troubles.text(SHORT, REFUSED)).startswith("topic orders lacks replicas (since 20")
+
+
+def test_lines_of_a_cluster_that_fails(troubles: Troubles, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """A line when it begins, each five minutes, and when it is over; each counts as a change of state."""
+    troubles.note(SHORT, "t", "broker b does not answer")
+    for seconds in (0, 1, 298, 1, 1):
+        clock.now += seconds
+        troubles.look()
+    assert all(hasattr(line, "fields") for line in caplog.records)
+    waits = "WARNING pipeline p waits: broker b does not answer (since 20"
+    assert [line.startswith(waits) for line in told(caplog)] == [True, True]
+    troubles.end(SHORT, "t")
+    for _ in range(2):
+        troubles.look()
+    assert told(caplog) == ["INFO pipeline p: brokers and group answer again, after 0:05:01"]
+    troubles.note(SHORT, "t", "broker b does not answer")
+    troubles.look()
+    troubles.forget()
+    troubles.look()
+    assert len(told(caplog)) == 1, "that somebody answers is not known"
+
+
+def test_lines_of_a_store_that_fails_now_and_then(
+    troubles: Troubles, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets one line in its time, which counts the failures that had none; one that stays down is told again."""
+    troubles.waiting = lambda: (RECORD, 5)
+    for _ in range(4):
+        clock.now += 0.25
+        troubles.store_fails(STORE, "trial", "no", "down", RECORD)
+        troubles.store_answers(STORE, "trial")
+        troubles.look()
+    assert told(caplog) == [
+        "WARNING pipeline p: topic raw, partition 3, offset 812 waits: down",
+        "INFO pipeline p: the store answers again, after 0.0 s",
+    ]
+    troubles.store_fails(STORE, "trial", "no", "down", RECORD)
+    assert troubles.text(*OF_STORE) == "no"
+    clock.now += 30
+    troubles.look()
+    (line,) = told(caplog)
+    assert line.startswith("WARNING pipeline p: the store fails since 20")
+    assert line.endswith(
+        ", 4 times since the last line; 5 records wait for it, the first is topic raw, partition 3, offset 812: down"
+    )
+    troubles.end(STORE, "trial")
+    clock.now += 30
+    troubles.look()
+    assert told(caplog) == []
+    troubles.store_fails(STORE, "trial", "no", "down")
+    assert told(caplog) == ["WARNING pipeline p: down"]
+
+
+def test_an_outage_lasts_until_nothing_fails(troubles: Troubles, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason of a record that waits is reported rather than that others go on without the store."""
+    troubles.store_fails(WITHOUT_STORE, None, "away", "large values go as chunks: away")
+    troubles.store_fails(STORE, "trial", "down", "down", RECORD)
+    assert troubles.text(*OF_STORE) == "down"
+    troubles.store_answers(STORE, "trial")
+    assert troubles.text(*OF_STORE) == "away"
+    assert len(told(caplog)) == 1
+    troubles.store_answers(WITHOUT_STORE, None)
+    assert told(caplog) == ["INFO pipeline p: the store answers again, after 0.0 s"]
