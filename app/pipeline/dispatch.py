@@ -109,9 +109,7 @@ class Dispatcher:
         task.add_done_callback(lambda _: self._share.budget.wake())
 
     def _fail(self, lane: Lane, item: Working, error: BaseException) -> None:
-        verdict = self._error_policy.verdict(item.source, error)
-        if verdict is not None:
-            self._bury(lane, lane.fail(item), [item.source], verdict)
+        self._bury(lane, lane.fail(item), [item.source], self._error_policy.verdict(item.source, error))
 
     def _bury(self, lane: Lane, letter: Letter, sources: Sequence[SourceRecord], verdict: Cause | RecordError) -> None:
         found = verdict if isinstance(verdict, RecordError) else self._error_policy.letters(sources, verdict)

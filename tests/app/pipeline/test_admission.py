@@ -237,7 +237,7 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
         _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)),
     )
     place = PlacedRecord("raw", 0, 20, 0)
-    letter = Letter(place, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)
+    letter = Letter(place, 1, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)
     Output.write(cast(Any, output), lane, letter)
     assert (spans, tracker.released, tracker.safe()) == ([12, 12], 21, 12)
 

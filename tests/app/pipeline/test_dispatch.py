@@ -214,7 +214,7 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
     """
     bench = Bench(1_000_000)
     lane = bench.lane
-    bench.dispatcher._error_policy._letters = None
+    bench.dispatcher._error_policy._writer = None
     lane.items.append(Working(Read(40)))  # the store takes its time for it
     for offset in (41, 42):
         bench.dispatcher.fail(lane, Read(offset), error, 0)
@@ -231,7 +231,7 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
 async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     """The next start would take its chunks for those of a message that has its letters, and pass it in silence."""
     bench = Bench(1_000_000)
-    bench.dispatcher._error_policy._letters = None
+    bench.dispatcher._error_policy._writer = None
 
     def write(lane: Lane, item: Item) -> None:
         lane.tracked(item.source.offset).released = item.source.offset + 1
