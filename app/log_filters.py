@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -15,24 +16,11 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticate
 from app.config.secret import without_secrets
 from transforms.logger_name import ROOT
 
-__all__ = [
-    "LEAST_LEVELS",
-    "TOLD_BY_US",
-    "LineFormatter",
-    "RepeatFilter",
-    "SecretFormatter",
-    "bound_repeats",
-    "calm_clients",
-    "hide_secrets",
-    "keep_secrets",
-]
-
 LEAST_LEVELS: Mapping[str, int] = {"botocore": logging.INFO}
 """Levels below which no logger may be set: at DEBUG, botocore logs each request, with the session token."""
 
 _LOGINS = (SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1)
 _SECONDS = 30.0
-_LOOK_S = 1.0
 _REMEMBERED = 1_000
 _MOST: Mapping[str, int] = {"aiokafka": 1, ROOT: 10}
 _OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
@@ -47,39 +35,14 @@ _OF_THE_PROCESS: Mapping[str, int] = {
     "aiohttp.server": logging.CRITICAL,  # a traceback for each malformed request: anyone could fill the log
 }
 
-TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
-    "aiokafka": (
-        'Unable connect to "%s:%s": %s',
-        'Unable to request metadata from "%s:%s": %s',
-        "Unable to request metadata from node with id %s: %r",
-        "Unable to update metadata from %s",
-        "Unable connect to node with id %s: %s",
-    ),
-    "aiokafka.consumer.fetcher": ("Failed fetch messages from %s: %s", "Failed fetch offsets from %s: %s"),
-    "aiokafka.consumer.group_coordinator": (
-        "Error sending %s to node %s [%s] -- marking coordinator dead",
-        "Group Coordinator Request failed: %s",
-        "Heartbeat failed for group %s because it is rebalancing",
-        "Heartbeat failed for group %s: coordinator (node %s) is either not started or not valid",
-        "Heartbeat send request failed: %s. Will retry.",
-        "Heartbeat session expired - marking coordinator dead",
-        "LeaveGroup request failed: %s",
-        "Marking the coordinator dead (node %s)for group %s.",
-        "OffsetCommit failed for group %s due to group error (%s), will rejoin",
-    ),
-    "aiokafka.producer.sender": (
-        "Cannot send %r to %s: %r",
-        "Got error produce response: %s",
-        "Got error produce response on topic-partition %s, retrying. Error: %s",
-        "Unexpected error in sender routine",
-    ),
-}
-"""Templates of lines, by logger, that aiokafka logs as warnings or errors and then tries again.
-
-They stay what they are if they name an error that does not pass by itself. Some come with each healthy start or
-rebalance. Of the others a pipeline tells itself: that brokers or the group do not answer, that a rebalance lasts, that
-offsets were not committed, that a batch was not acknowledged in its time.
-"""
+_REPORTED_BY_US = (
+    "aiokafka",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "aiokafka.producer.sender",
+)
+"""Loggers of what aiokafka tries again. Some of their warnings and errors come with each healthy start or rebalance;
+of the others a pipeline tells itself, by `app.kafka.troubles` or as the reason of a restart."""
 
 
 def keep_secrets() -> None:
@@ -96,7 +59,7 @@ def _is_no_login(record: logging.LogRecord) -> bool:
 
 
 def calm_clients(*, whole: bool = False) -> None:
-    """Lets the client libraries log warnings and errors only, and those of `TOLD_BY_US` at DEBUG.
+    """Lets the client libraries log warnings and errors only, and those of `_REPORTED_BY_US` at DEBUG.
 
     They log everything if the root logger is at DEBUG, and never more than the root logger does; so this is called
     again if its level changes. Where the store's credentials come from is logged once, not for the store of each
@@ -111,7 +74,7 @@ def calm_clients(*, whole: bool = False) -> None:
     asyncio_log = logging.getLogger("asyncio")
     if whole and _is_awaited not in asyncio_log.filters:
         asyncio_log.addFilter(_is_awaited)
-    for name in TOLD_BY_US:
+    for name in _REPORTED_BY_US:
         logger = logging.getLogger(name)
         if _calmed not in logger.filters:
             logger.addFilter(_calmed)
@@ -142,12 +105,15 @@ def _is_first(record: logging.LogRecord) -> bool:
 
 
 def _calmed(record: logging.LogRecord) -> bool:
-    if record.msg not in TOLD_BY_US.get(record.name, ()):
+    """Whether a line names an error that does not pass by itself, or a defect; any other passes at DEBUG.
+
+    Of a login that is refused, a certificate, or a name that is not found, the reason is in no other line.
+    """
+    defect = record.exc_info[1] if record.exc_info else None
+    if defect is not None and not isinstance(defect, KafkaError):  # one of Kafka ends the flow, which reports it
         return True
     args = record.args if isinstance(record.args, tuple) else ()
-    if not all(map(_passes_by_itself, args)) or not _is_of_kafka(record.exc_info):
-        return True
-    return _lowered(record)
+    return not all(map(_passes_by_itself, args)) or _lowered(record)
 
 
 def _is_awaited(record: logging.LogRecord) -> bool:
@@ -164,24 +130,13 @@ def _lowered(record: logging.LogRecord) -> bool:
     return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 
 
-def _is_of_kafka(exc_info: object) -> bool:
-    """Whether a line has no traceback, or that of an error of Kafka: it ends the flow, which reports it."""
-    return not isinstance(exc_info, tuple) or isinstance(exc_info[1], KafkaError)
-
-
 def _passes_by_itself(arg: object) -> bool:
-    """Whether an argument of a line is no error, or one of those that `TOLD_BY_US` is about.
-
-    A login that is refused, a certificate, a name that is not found: their reasons are in no other line.
-    """
+    """Whether an argument of a line is not an error, or one that passes without anybody's doing."""
     kind = arg if isinstance(arg, type) else type(arg)
-    if not issubclass(kind, BaseException):
-        return True
     if issubclass(kind, KafkaError):
-        return kind in _OF_A_REBALANCE or (
-            bool(getattr(kind, "retriable", False)) and kind.__module__ == KafkaError.__module__
-        )
-    return issubclass(kind, (ConnectionError, TimeoutError))
+        foreseen = getattr(kind, "retriable", False) and kind.__module__ == KafkaError.__module__
+        return foreseen or issubclass(kind, _OF_A_REBALANCE)
+    return not issubclass(kind, BaseException) or issubclass(kind, (ConnectionError, TimeoutError))
 
 
 class LineFormatter(logging.Formatter):
@@ -239,8 +194,8 @@ class RepeatFilter(logging.Filter):
 
     Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In
     `seconds` a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
-    counted: the next line that is alike says so, or else a line of its own, which comes with the next line of any kind.
-    Lines at DEBUG all pass, and those with `fields`: a change of state is told each time.
+    counted, and told in a line of its own, which comes with the first line of any kind after that time. Lines at DEBUG
+    all pass, and those with `fields`: a change of state is told each time.
 
     Without it, aiokafka logs each connection attempt to a broker that is down, about thirty lines a second, and hides
     all other lines; and a million records that fail leave a million lines.
@@ -259,73 +214,59 @@ class RepeatFilter(logging.Filter):
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._passed: dict[_Alike, _Passed] = {}
-        self._looked_s = clock()
+        self._passed: dict[tuple[object, ...], _Passed] = {}  # the oldest first
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
-        most = _most(record.name)
+        most = next((most for name, most in _MOST.items() if f"{record.name}.".startswith(f"{name}.")), None)
         if most is None or record.levelno <= logging.DEBUG or hasattr(record, "fields"):
             return True
         now_s = self._clock()
         with self._lock:
-            passes = self._passes(record, most, now_s)
-            lapsed = self._lapsed(now_s)
-        for each in lapsed:
-            self._tell(each)
+            over = self._forget(now_s - self._seconds, _REMEMBERED)
+            passed = self._passed.setdefault(_alike(record), _Passed(now_s, set(), record))
+            text = hash(record.getMessage())
+            passes = text not in passed.texts and len(passed.texts) < most
+            if passes:
+                passed.texts.add(text)
+            else:
+                passed.last = record
+                passed.left_out += 1
+        for each in over:  # without the lock: a handler may log something itself
+            self._emit(each.last, each.left_out)
         return passes
 
     def tell_left_out(self) -> None:
         """Says what was left out and not told yet: the last lines are about to be written."""
         with self._lock:
-            left = [each for each in self._passed.values() if each.left_out]
-            self._passed.clear()
-        for each in left:
-            self._tell(each)
+            over = self._forget(math.inf, 0)
+        for each in over:
+            self._emit(each.last, each.left_out)
 
-    def _passes(self, record: logging.LogRecord, most: int, now_s: float) -> bool:
-        alike, text = _alike(record), hash(record.getMessage())
-        passed = self._passed.get(alike)
-        if passed is not None and now_s - passed.since_s < self._seconds:
-            if text not in passed.texts and len(passed.texts) < most:
-                passed.texts.add(text)
-                return True
-            passed.left_out += 1
-            passed.last = record
-            return False
-        if passed is not None and passed.left_out:
-            _add_left_out(record, passed.left_out)
-        self._passed[alike] = _Passed(now_s, {text}, record)
-        return True
+    def _forget(self, until_s: float, remembered: int) -> list[_Passed]:
+        """Forgets lines that passed first until then, and the oldest of too many; those of which some were left out."""
+        over = []
+        while self._passed:
+            alike, passed = next(iter(self._passed.items()))
+            if passed.since_s > until_s and len(self._passed) < remembered:
+                break
+            del self._passed[alike]
+            if passed.left_out and passed.last.levelno >= self._handler.level:
+                over.append(passed)
+        return over
 
-    def _lapsed(self, now_s: float) -> list[_Passed]:
-        """Those whose time is over, and of which lines were left out; all of them are forgotten."""
-        if now_s - self._looked_s < _LOOK_S and len(self._passed) < _REMEMBERED:
-            return []
-        self._looked_s = now_s
-        gone = {alike: each for alike, each in self._passed.items() if now_s - each.since_s >= self._seconds}
-        if len(self._passed) - len(gone) >= _REMEMBERED:
-            gone = self._passed
-        self._passed = {alike: each for alike, each in self._passed.items() if alike not in gone}
-        return [each for each in gone.values() if each.left_out]
-
-    def _tell(self, passed: _Passed) -> None:
-        last, count = passed.last, passed.left_out
-        template, args = _with_arguments(last)
-        told = logging.LogRecord(
-            last.name, last.levelno, last.pathname, last.lineno, f"left out %d lines like this: {template}",
-            (count, *args), None,
-        )  # fmt: skip
-        told.left_out = count
-        if told.levelno >= self._handler.level:
-            self._handler.acquire()
-            try:
-                self._handler.emit(told)
-            finally:
-                self._handler.release()
-
-
-_Alike = tuple[str, int, str, object]
+    def _emit(self, last: logging.LogRecord, left_out: int) -> None:
+        template, args = str(last.msg), last.args
+        if not (isinstance(args, tuple) and args):  # else a formatter takes from them what the line names
+            template, args = last.getMessage().replace("%", "%%"), ()
+        template = f"left out %d lines like this: {template}"
+        told = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, template, (left_out, *args), None)
+        told.left_out = left_out
+        self._handler.acquire()
+        try:
+            self._handler.emit(told)
+        finally:
+            self._handler.release()
 
 
 @dataclass(slots=True)
@@ -338,27 +279,7 @@ class _Passed:
     left_out: int = 0
 
 
-def _most(name: str) -> int | None:
-    for prefix, most in _MOST.items():
-        if name == prefix or name.startswith(f"{prefix}."):
-            return most
-    return None
-
-
-def _alike(record: logging.LogRecord) -> _Alike:
+def _alike(record: logging.LogRecord) -> tuple[object, ...]:
     template = str(record.msg)
     named = record.args[0] if isinstance(record.args, tuple) and template.startswith("pipeline %s") else None
     return record.name, record.levelno, _DIGITS.sub("0", template), named
-
-
-def _with_arguments(record: logging.LogRecord) -> tuple[str, tuple[object, ...]]:
-    """Template and arguments of a line; a formatter takes from them what the line names."""
-    if isinstance(record.args, tuple) and record.args:
-        return str(record.msg), record.args
-    return record.getMessage().replace("%", "%%"), ()
-
-
-def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
-    template, args = _with_arguments(record)
-    record.msg, record.args = f"{template} (and %d more like it)", (*args, left_out)
-    record.left_out = left_out
