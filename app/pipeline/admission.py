@@ -1,4 +1,4 @@
-"""Admission: batches that were read wait here until the budget has room for them.
+"""Admission: batches that were read wait in their lanes until the budget has room for them.
 
 A batch of which no stage wants a record goes on as it is. Any other one is taken apart, and its records go on one by
 one.
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from app.kafka.source_batch import SourceBatch, Unopened
-from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
@@ -24,7 +22,6 @@ from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_by
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from app.pipeline.waiting_read import WaitingRead
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import MalformedError
 from transforms.record import SourceRecord
@@ -46,9 +43,12 @@ class Admission:
     before other tasks have their turn, and 64 KiB that are decompressed count as one; `limit_bytes` is the most that
     small batches become together; `codec` is the number of the codec with which all records leave, None if each keeps
     its own.
+
+    Attributes:
+        in_turn: whether records wait because so many others were looked at before them.
     """
 
-    # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
+    # No method awaits, so there is no lock.
 
     def __init__(
         self,
@@ -77,79 +77,11 @@ class Admission:
         self._most_bytes = max(share.budget.limit, _LEAST_OPENED_BYTES)
         self._small_bytes = max(share.budget.limit // _SMALL_PART_OF_BUDGET, _LEAST_SMALL_BYTES)
         self._codec = codec
+        self.in_turn = False
         self._left = turn
-        self._waiting: dict[Lane, WaitingRead] = {}  # in the order in which they began to wait
-
-    @property
-    def waits(self) -> bool:
-        """True while records wait."""
-        return bool(self._waiting)
-
-    @property
-    def in_turn(self) -> bool:
-        """True if records wait only because so many others were looked at before them."""
-        return bool(self._waiting) and self._left <= 0
-
-    def holds(self, lane: Lane) -> bool:
-        """True while records of this lane wait; its partition is not read then."""
-        return lane in self._waiting
-
-    def add(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> None:
-        """Takes the batches that were read, if their partitions are still assigned."""
-        for partition, batches in polled.items():
-            lane = self._lanes.get(partition)
-            if lane is not None:
-                self._waiting.setdefault(lane, WaitingRead()).batches.extend(batches)
-                lane.read = True
-                self._share.fetched(sum(batch.size for batch in batches))
-
-    def clear(self) -> None:
-        """Forgets the records that wait; they are read again from the committed offset."""
-        for lane in tuple(self._waiting):
-            self._forget(lane)
-        self._share.work_waits = False
-
-    def waiting_for_work(self) -> Sequence[Lane]:
-        """The lanes whose records wait for room for work, or behind records with work: the latest first.
-
-        None in a turn that did not come to all lanes: what the others wait for is not known.
-        """
-        if self.in_turn:
-            return ()
-        return [lane for lane, read in reversed(self._waiting.items()) if read.for_work]
-
-    def first(self, lane: Lane) -> int | None:
-        """The offset of the first record of a lane that waits; None if there is none.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
-        read = self._waiting.get(lane)
-        return None if read is None else read.first
-
-    def timestamp(self, lane: Lane) -> int | None:
-        """The timestamp of the first record of a lane that waits; None if there is none, or it is not known."""
-        read = self._waiting.get(lane)
-        return None if read is None else read.timestamp
-
-    def let_go(self, lane: Lane) -> int | None:
-        """Forgets the records of a lane that wait.
-
-        Returns:
-            The offset of the first one, from which they have to be read again; None if there were none.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
-        first = self.first(lane)
-        self._forget(lane)
-        return first
-
-    def _forget(self, lane: Lane) -> None:
-        read = self._waiting.pop(lane, None)
-        if read is not None:
-            lane.read, lane.read_to = False, 0
-            self._share.fetched(-read.size)
+        """How many records may be looked at in this turn."""
+        self._full = False
+        """Whether a record that passes has found no room in this turn."""
 
     def admit(self) -> None:
         """Lets records of each partition go on, up to the first for which there is no room.
@@ -159,84 +91,69 @@ class Admission:
         Raises:
             KafkaError: a batch cannot be read.
         """
-        self._share.work_waits = False
+        self._share.begin_turn()
         self._left = self._turn
-        full = False
-        for lane, read in tuple(self._waiting.items()):
-            read.for_work = False
-            full |= self._admit(lane, read, full=full)
-            read.forget()
-            if not read:
-                del self._waiting[lane]
-                lane.read = False
-            elif self._left <= 0:
-                self._waiting[lane] = self._waiting.pop(lane)  # the others come first in the next turn
+        self._full = self.in_turn = False
+        for lane in self._lanes:
+            if not lane.read:
+                continue
+            lane.read.for_work = False
+            self._admit(lane)
+            lane.read.forget()
+            if self._left <= 0 or not lane.read:
+                self._lanes.put_last(lane)
+            if self._left <= 0:
+                self.in_turn = self._lanes.waits
                 return
 
-    def _admit(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
-        """Lets batches of a partition go on.
-
-        Args:
-            lane: of the partition.
-            read: of the partition, and waits.
-            full: whether there is no room for records that pass. The share knows whether there is for one with work.
-
-        Returns:
-            Whether there was no room for records that pass.
-        """
-        while read.opened or (read.batches and self._left > 0):
-            if read.opened:
-                refused = self._admit_opened(lane, read, full=full)
-                if read.opened:
-                    return refused
-                continue
-            passing = self._passing(lane, read.batches)
-            if passing:
-                found_none = self._refused(lane, sum(map(self._held, passing)), full=full)
-                if found_none is not None:
-                    return found_none
-                passed = self._pass(lane, passing)
-                for _ in range(passed):
-                    self._share.fetched(-read.batches.popleft().size)
-                if passed:
+    def _admit(self, lane: Lane) -> None:
+        """Lets batches of a partition go on, until one has to wait, or the turn ends."""
+        read = lane.read
+        while self._left > 0 and read:
+            if not read.opened:
+                passing = self._passing(lane, read.batches)
+                if passing and not self._has_room(lane, sum(map(self._held, passing))):
+                    return
+                if passing and self._pass(lane, passing):
                     continue
-            if not self._open(lane, read):
-                break
-        return False
+                if not self._open(lane):
+                    return
+            while read.make():
+                self._admit_records(lane)
+                if read.records or self._left <= 0:
+                    return
+            self._share.fetched(-read.close())
 
-    def _open(self, lane: Lane, read: WaitingRead) -> bool:
+    def _has_room(self, lane: Lane, size: int) -> bool:
+        """Whether there is room for what leaves as it is."""
+        if lane.items:
+            return self._admits_work(lane, size)
+        self._full = self._full or not self._share.admits(size)
+        return not self._full
+
+    def _admits_work(self, lane: Lane, size: int) -> bool:
+        admits = self._share.admits_work(size, lane.work, self._lanes.stuck_bytes)
+        lane.read.for_work = not admits
+        return admits
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _open(self, lane: Lane) -> bool:
         """Takes the next batch apart; False while others are open that leave no room: what they hold is in memory.
 
         Small ones are always opened: records of one partition must not wait for a store that another one needs.
         """
-        size = read.batches[0].most_plain_bytes(self._most_bytes)
+        size = lane.read.batches[0].most_plain_bytes(self._most_bytes)
         if size > self._small_bytes:
-            opened = sum(each.opened for each in self._waiting.values() if each.opened > self._small_bytes)
+            opened = sum(each.read.opened for each in self._lanes if each.read.opened > self._small_bytes)
             if opened and opened + size > self._most_bytes:
                 return False
-        batch = read.open(self._most_bytes)
-        self._share.fetched(read.opened - batch.size)
+        batch = lane.read.open(self._most_bytes)
+        self._share.fetched(lane.read.opened - batch.size)
         lane.codec = batch.codec
         self._stats.batches_taken_apart += 1
         self._left -= size // _DECOMPRESSED_FOR_ONE
         return True
-
-    def _admit_opened(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
-        """As `_admit`, for the batch that was taken apart: no object is made of a record before it is needed."""
-        while True:
-            if not read.make():
-                self._share.fetched(-read.opened)
-                read.opened, read.source = 0, iter(())
-                return False
-            refused = self._admit_records(lane, read.records, full=full)
-            if read.records or self._left <= 0:
-                return refused
-
-    def _refused(self, lane: Lane, size: int, *, full: bool) -> bool | None:
-        """None if there is room for batches that pass; else whether none but work has room."""
-        if lane.items:
-            return None if self._admits_work(lane, size) else False
-        return True if full or not self._share.admits(size) else None
 
     def _passing(self, lane: Lane, batches: Sequence[SourceBatch]) -> Sequence[SourceBatch]:
         """The next batches that go on together: several if they are small; none if the next one does not pass."""
@@ -255,17 +172,13 @@ class Admission:
                 passing.append(batch)
         return passing
 
-    def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> int:
-        """Lets batches go on as one, up to the first that has a record which must be looked at.
-
-        Returns:
-            How many have gone on.
-        """
+    def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> bool:
+        """Lets batches go on as one, up to the first that has a record which must be looked at; False if none has."""
         batch = _together(passing)
         if not batch.plain:
             passing = list(itertools.takewhile(lambda each: each.plain, passing))
             if not passing:
-                return 0
+                return False
             batch = _together(passing)
         held = self._held(batch)
         if lane.items:
@@ -279,7 +192,9 @@ class Admission:
         batch.forget()
         self._stats.records_in += batch.batch.count
         self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
-        return max(1, batch.merged_from)
+        for _ in range(max(1, batch.merged_from)):
+            self._share.fetched(-lane.read.batches.popleft().size)
+        return True
 
     def _held(self, batch: SourceBatch) -> int:
         """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
@@ -306,11 +221,12 @@ class Admission:
             return False
         return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
 
-    def _admit_records(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
+    # --- records of batches that were taken apart --------------------------------------------------------------------
+
+    def _admit_records(self, lane: Lane) -> None:
         # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in
         # `Output.append`, and no others.
-        share = self._share
-        assembler = self._assembler
+        records, share, assembler = lane.read.records, self._share, self._assembler
         passes = self._chain.passes
         append = self._delivery.append
         while records and self._left > 0:
@@ -320,23 +236,23 @@ class Admission:
                 held += header_bytes(record.headers)
             if type(record) is Unopened:
                 if not self._refuse(lane, record, held):
-                    return False
+                    return
             elif assembler is not None and assembler.takes(lane, record):
                 if not self._admits_work(lane, held + assembler.reserve_bytes(record)):
-                    return False
+                    return
                 self._assemble(assembler, lane, record)
             elif not lane.items and passes(record):
-                if full or not share.admits(held):
-                    return True
+                if self._full or not share.admits(held):
+                    self._full = True
+                    return
                 share.take(held)
                 append(lane, record, record.offset, held, lane.codec)
             elif not self._enter(lane, record, held):
-                return False
+                return
             records.popleft()
             self._left -= 1
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
-        return False
 
     def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
         """Begins the work on a record, if there is room for it."""
@@ -347,17 +263,13 @@ class Admission:
         work = self._chain.begin(record, self._leaves_with(lane))
         if work is not None and work.lacks_size:
             # It waits alone, and reserves nothing: what it needs may be all, or nothing if it is refused.
-            if lane.measuring is None or lane.measuring[0] != record.offset:
-                self._dispatcher.measure(lane, record, work)
-            assert lane.measuring is not None
-            task = lane.measuring[1]
-            if not task.done():
-                self._share.await_freed()
-                self._waiting[lane].for_work = True
+            try:
+                work = self._dispatcher.measured(lane, record, work)
+            except Exception as exc:  # noqa: BLE001  # the error policy decides
+                return self._fail(lane, record, exc, held)
+            if work is None:
+                lane.read.for_work = True
                 return False
-            if (error := task.exception()) is not None:
-                return self._fail(lane, record, error, held)
-            work = task.result()
         if work is not None:
             held += work.reserve_bytes
         # Work that takes no time is done at once, and what it leaves passes: it waits for no store.
@@ -367,7 +279,7 @@ class Admission:
         self._dispatcher.enter(lane, record, work, held)
         return True
 
-    def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> bool:
+    def _fail(self, lane: Lane, record: SourceRecord, error: Exception, held: int) -> bool:
         """Lets a record fail, if there is room for its bytes."""
         if (lane.items or not self._share.admits(held)) and not self._admits_work(lane, held):
             return False
@@ -379,9 +291,7 @@ class Admission:
         if unopened.offset < lane.delivered:  # their letter was written before the partition was assigned
             lane.skip(unopened)
             self._dispatcher.release(lane)
-        elif self._admits_work(lane, held):
-            self._dispatcher.fail(lane, unopened, unopened.error, held)
-        else:
+        elif not self._fail(lane, unopened, unopened.error, held):
             return False
         self._stats.records_in += unopened.count - 1
         return True
@@ -389,19 +299,6 @@ class Admission:
     def _leaves_with(self, lane: Lane) -> int:
         """The number of the codec with which the records of the lane leave."""
         return lane.codec if self._codec is None else self._codec
-
-    def _admits_work(self, lane: Lane, size: int) -> bool:
-        share = self._share
-        if lane.work and not share.admits_part(lane.work, size):
-            admits = False  # this partition holds much already, which may be stuck: it waits alone
-        else:
-            admits = not share.work_waits and share.admits_work(size)
-            if not admits:
-                share.work_waits = True
-                # In order, but not behind a store that does not give what another partition waits for.
-                admits = not lane.work and self._lanes.stalled and share.admits_least(size, len(self._lanes))
-        self._waiting[lane].for_work = not admits
-        return admits
 
     def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
         """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
@@ -429,7 +326,7 @@ class Admission:
         if self._assembler is None:
             return False
         self._assembler.tick(reading=reading and not self._lanes.stalled)
-        if self._waiting or not reading:
+        if not reading or self._lanes.waits:
             return False
         pending = self._assembler.pending
         for event in self._assembler.expire():

@@ -93,20 +93,27 @@ class Dispatcher:
 
     def _add(self, lane: Lane, item: Item) -> None:
         lane.append(item)
+        lane.served_s = self._clock()
         self._share.take_work(item.held)
 
     def _finish(self, lane: Lane, item: Working, result: Sequence[RecordLike]) -> None:
         self._share.give_work(item.finish(result))
         self.release(lane)
 
-    def measure(self, lane: Lane, record: SourceRecord, work: Work) -> None:
-        """Asks the store for the size that the work lacks; see `Lane.measuring`. The record is not admitted yet."""
-        task = asyncio.get_running_loop().create_task(self._retries.measure(lane, record, work))
-        lane.measuring = record.offset, task
-        lane.keep(task)
-        # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
-        task.add_done_callback(heard)
-        task.add_done_callback(lambda _: self._share.budget.wake())
+    def measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
+        """The work on a record with the size that it lacks, which the store is asked for; None until it has answered.
+
+        The record is not admitted yet. Raises what `Retries.measure` raises.
+        """
+        if lane.measuring is None or lane.measuring[0] != record.offset:
+            task = asyncio.get_running_loop().create_task(self._retries.measure(lane, record, work))
+            lane.measuring = record.offset, task
+            lane.keep(task)
+            # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
+            task.add_done_callback(heard)
+            task.add_done_callback(lambda _: self._share.budget.wake())
+        asked = lane.measuring[1]
+        return asked.result() if asked.done() else None
 
     def _fail(self, lane: Lane, item: Working, error: BaseException) -> None:
         self._bury(lane, lane.fail(item), [item.source], self._error_policy.verdict(item.source, error))

@@ -118,7 +118,6 @@ class Flow:
         self._joined = joined
         self._clock = clock = runtime.monotonic
         self._joining = Joining(settings, runtime.time)
-        self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = None
@@ -140,7 +139,7 @@ class Flow:
         )
         self._troubles = troubles
         self._retries = Retries(
-            chain, runtime, settings, stats=stats, troubles=troubles, unstalled=self._changed.set, store=store
+            chain, runtime, settings, stats=stats, troubles=troubles, unstalled=budget.wake, store=store
         )
         destination = Destination(
             clients,
@@ -183,9 +182,7 @@ class Flow:
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
-        self.progress: Progress = Progress(
-            lanes, self._source, self._admission, None if before is None else before.progress
-        )
+        self.progress: Progress = Progress(lanes, self._source, None if before is None else before.progress)
         self._offset_reset = OffsetReset(self._source, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
             self._source,
@@ -195,7 +192,6 @@ class Flow:
             delivery=self._delivery,
             offset_reset=self._offset_reset,
             termination=termination,
-            changed=self._changed,
             look_s=settings.flush_interval_ms / 1000,
             clock=clock,
         )
@@ -258,7 +254,7 @@ class Flow:
         self._termination.ask()
 
     def _wake(self) -> None:
-        self._changed.set()
+        self._share.budget.wake()
         self._source.interrupt()
 
     async def run(self) -> None:
@@ -355,7 +351,7 @@ class Flow:
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Finishes the records in flight, as far as time allows, commits them, and forgets the rest."""
-        self._admission.clear()
+        self._lanes.let_all_go()
         if not len(self._lanes):
             return
         self._stats.rebalances += 1
@@ -404,7 +400,7 @@ class Flow:
 
     async def _finish(self) -> None:
         self._poll_loop.look()
-        self._admission.clear()
+        self._lanes.let_all_go()
         await self._drain()
         self._termination.raise_error()
         await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)

@@ -12,6 +12,7 @@ from app.kafka.structs import TopicPartition
 from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.termination import RecordError
+from app.pipeline.waiting_read import WaitingRead
 from transforms.record import Header, RecordLike, SourceRecord
 
 # Memory of a record that waits beside its key and value, and of each of its headers (CPython 3.11, measured).
@@ -148,13 +149,15 @@ class Lane:
         noted: the metadata of the last commit.
         holds: keep the commit back.
         waiting: the number of records that wait for the next transaction.
-        read: True while records that were read wait to be admitted.
+        read: what was read and waits to be admitted; the partition is not read on meanwhile.
         read_to: the offset up to which the partition was read, if all records before it were admitted or wait; 0 if it
             is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
         work: bytes that the items held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
+        served_s: when a record with work was admitted last, by the monotonic clock; 0 if none was.
+        resumed_s: since when the partition is read, if it had been paused; 0 if not.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
             not read.
     """
@@ -166,11 +169,13 @@ class Lane:
     items: deque[Item] = field(default_factory=deque)
     tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = field(default_factory=dict)
     waiting: int = 0
-    read: bool = False
+    read: WaitingRead = field(default_factory=WaitingRead)
     read_to: int = 0
     work: int = 0
     codec: int = 0
     measuring: tuple[int, asyncio.Task[Work]] | None = None
+    served_s: float = 0.0
+    resumed_s: float = 0.0
     stalled: int = 0
     delivered: int = 0
     noted: str = ""
@@ -230,6 +235,11 @@ class Lane:
     def busy(self) -> bool:
         """True while a record of the partition is neither durable nor dropped."""
         return bool(self.items) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
+
+    @property
+    def had_turn(self) -> bool:
+        """True if a record with work was admitted since the partition was resumed."""
+        return self.served_s > self.resumed_s
 
     def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
         """Lets a task end with the lane, if it has not ended before."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.offset_tracker import OffsetTracker
+from app.pipeline.waiting_read import WaitingRead
 
 
 class Lanes:
@@ -26,7 +28,7 @@ class Lanes:
         self._lanes: dict[TopicPartition, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
-        """The lanes of this moment, whatever changes meanwhile."""
+        """The lanes of this moment, whatever changes meanwhile; those first that have waited longest."""
         return iter(tuple(self._lanes.values()))
 
     def __len__(self) -> int:
@@ -54,6 +56,10 @@ class Lanes:
         """True while a partition is not read on."""
         return any(lane.stalled for lane in self._lanes.values())
 
+    def stuck_bytes(self) -> int:
+        """The bytes of work in partitions that are not read on."""
+        return sum(lane.work for lane in self._lanes.values() if lane.stalled)
+
     def uncommitted(self) -> dict[TopicPartition, tuple[int, int]]:
         """The partitions with records that were admitted and are not committed.
 
@@ -71,6 +77,50 @@ class Lanes:
     def open(self, partition: TopicPartition, sink_partition: int | None) -> None:
         """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
         self._lanes[partition] = Lane(partition, sink_partition)
+
+    def put_last(self, lane: Lane) -> None:
+        """Lets the other lanes come first from now on."""
+        self._lanes[lane.partition] = self._lanes.pop(lane.partition)
+
+    # --- what was read -----------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """True while records that were read wait to be admitted."""
+        return any(lane.read for lane in self._lanes.values())
+
+    def add(self, partition: TopicPartition, batches: Sequence[SourceBatch], read_to: int) -> None:
+        """Takes the batches that were read, up to an offset, if their partition is assigned."""
+        lane = self._lanes.get(partition)
+        if lane is not None:
+            lane.read.batches.extend(batches)
+            lane.read_to = read_to
+            self._share.fetched(sum(batch.size for batch in batches))
+
+    def let_go(self, lane: Lane) -> int | None:
+        """Forgets what was read and waits.
+
+        Returns:
+            The offset of the first record, from which it has to be read again; None if there was none.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        first = lane.read.first
+        self._forget(lane)
+        return first
+
+    def let_all_go(self) -> None:
+        """Forgets all that was read and waits; it is read again from the committed offset."""
+        for lane in self._lanes.values():
+            self._forget(lane)
+
+    def _forget(self, lane: Lane) -> None:
+        if lane.read:
+            self._share.fetched(-lane.read.size)
+            lane.read, lane.read_to = WaitingRead(), 0
+
+    # --- what is committed -------------------------------------------------------------------------------------------
 
     def resume(self, lane: Lane, offset: int, metadata: str, pipeline: str) -> None:
         """Takes in the committed offset and metadata of a lane, before its first record is admitted."""
@@ -101,6 +151,7 @@ class Lanes:
         for partition in partitions:
             lane = self._lanes.pop(partition, None)
             if lane is not None:
+                self._forget(lane)
                 self._share.give_work(sum(item.held for item in lane.items))
                 lane.discard()
                 if self._assembler is not None:

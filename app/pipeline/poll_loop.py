@@ -1,11 +1,16 @@
-"""The poll loop of a flow: what is read next, and what waits meanwhile."""
+"""The poll loop of a flow: what is read next, and what is let go because too much was read ahead.
+
+The budget bounds the records that were admitted. What waits to be admitted comes in addition: of each partition up to
+two responses of the broker. Where records wait for a store that is down, or for one that is slower than Kafka, that
+stays. So of many partitions with large values most are paused: what was read of them is let go, and read again later.
+Their records could not be admitted anyway. No other partition is paused.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
 
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -17,31 +22,35 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.paused_partitions import PausedPartitions
 from app.pipeline.termination import Termination
-
-__all__ = ["Mode", "PollLoop"]
 
 _POLL_MS = 200
 _PEEK_S = 0.05
+_PART_OF_BUDGET = 4  # what is read ahead may take so small a part of the budget, in addition to it
+_LEAST_BYTES = 64 * 2**20  # while the store answers, it may take this where that is less
+_TURN_S = 2.0  # a paused partition waits so long for its turn, if others can go on
+_ARRIVES_S = 0.2
 
 
-class Mode(Enum):
-    """What a turn of the loop does."""
+@dataclass(slots=True)
+class _Pause:
+    """A partition that is paused.
 
-    RENEW = "begins partitions of topics that were created anew at their first record"
-    READ = "reads all partitions, but for those whose records have waited too long for the store"
-    HOLD = "reads nothing, and stays in the group: the pipeline is paused"
-    AWAIT_OFFSETS = "waits for the committed offsets; no record may be admitted before they are known"
-    GO_ON = "goes on with records that were read, after other tasks have had their turn"
-    READ_OTHERS = "waits for room in the budget, and reads the partitions of which no record waits for it"
+    Attributes:
+        since_s: since when.
+        size: bytes that were let go; about as many come when it is read again.
+        for_room: whether its next record waits for room alone, and not behind others of its partition.
+    """
+
+    since_s: float
+    size: int
+    for_room: bool
 
 
 class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
-    `changed` is set when the termination comes, and when a stalled lane may be read again. Each `look_s` seconds by
-    `clock` it looks how far partitions were read behind their last records; see `look`.
+    Each `look_s` seconds by `clock` it looks how far partitions were read behind their last records; see `look`.
 
     Attributes:
         held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
@@ -59,7 +68,6 @@ class PollLoop:
         delivery: Delivery,
         offset_reset: OffsetReset,
         termination: Termination,
-        changed: asyncio.Event,
         look_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -67,38 +75,23 @@ class PollLoop:
         self._lanes = lanes
         self._share = share
         self._admission = admission
-        self._paused = PausedPartitions(source, lanes, share, admission, clock)
         self._delivery = delivery
         self._offset_reset = offset_reset
         self._termination = termination
-        self._changed = changed
         self._look_s = look_s
         self._clock = clock
         self._looked_s = clock()
         self.held = False
         self.holding = False
-        self._let_go: set[Lane] = set()
-        self._committed = False
+        self._part_bytes = share.budget.limit // _PART_OF_BUDGET
+        self._pauses: dict[Lane, _Pause] = {}  # the longest first
+        self._arrived_s = 0.0
+        """When what was resumed last has arrived."""
 
     @property
     def paused(self) -> Collection[TopicPartition]:
         """The partitions that are not read: they wait for the store, or for memory."""
-        paused = {lane.partition for lane in self._paused if self._lanes.holds(lane)}
-        return paused | {lane.partition for lane in self._lanes if lane.stalled}
-
-    @property
-    def mode(self) -> Mode:
-        """What the next turn does."""
-        offsets = self._delivery.offsets
-        if self._offset_reset.fresh:
-            return Mode.RENEW
-        if self.held:
-            return Mode.HOLD if offsets.may_admit else Mode.AWAIT_OFFSETS
-        if offsets.may_read and not self._admission.waits:
-            return Mode.READ
-        if offsets.may_admit and self._admission.in_turn:
-            return Mode.GO_ON
-        return Mode.READ_OTHERS if offsets.may_admit else Mode.AWAIT_OFFSETS
+        return {lane.partition for lane in self._lanes if lane.stalled or (lane in self._pauses and not self.holding)}
 
     async def turn(self) -> None:
         """Reads once, or waits a while, and lets go on what may.
@@ -107,38 +100,33 @@ class PollLoop:
             KafkaError: the client failed, or the cluster did not answer.
             ClusterError: see `OffsetReset.find`.
         """
-        mode = self.mode
-        self._end_pause()
-        match mode:
-            case Mode.RENEW:
-                await self._renew()
-            case Mode.READ:
-                await self._poll()
-            case Mode.HOLD:
-                await self._hold()
-            case Mode.AWAIT_OFFSETS:
-                await self._await_offsets()
-            case Mode.READ_OTHERS:
-                await self._poll_others()
-            case Mode.GO_ON:
-                await self._source.keep_membership()
+        offsets = self._delivery.offsets
+        reads_all = False
+        if self.holding and not self.held:
+            self._end_hold()
+        if self._offset_reset.fresh:
+            await self._renew()
+        elif self.held and offsets.may_admit:
+            await self._hold()
+        elif offsets.may_admit or (offsets.may_read and not self.held and not self._lanes.waits):
+            reads_all = await self._read()
+        else:
+            await offsets.known_within(_POLL_MS / 1000)
+            await self._source.keep_membership()
         self._termination.raise_error()  # what is admitted now could pass a record that is not written
-        if self._delivery.offsets.may_admit:
+        if offsets.may_admit:
             self._admission.admit()
         if not self.held:  # else it would let partitions be read again
-            self._paused.adjust()
-        if self._admission.expire(reading=mode is Mode.READ and not self._paused):
+            self._bound()
+        if self._admission.expire(reading=reads_all and not self._pauses):
             self._delivery.due()
-        self._look_in_time()
-        self._delivery.flush()
-        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
-        await asyncio.sleep(0)
-
-    def _look_in_time(self) -> None:
         if self._clock() - self._looked_s >= self._look_s:
             self._looked_s = self._clock()
             self.look()
             self._delivery.due()
+        self._delivery.flush()
+        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
+        await asyncio.sleep(0)
 
     def look(self) -> None:
         """Notes how far the partitions were read of which no record waits.
@@ -151,7 +139,7 @@ class PollLoop:
         if not (offsets.may_read and offsets.may_admit) or self._offset_reset.fresh or self._source.rebalancing:
             return
         for lane in self._lanes:
-            if not self._admission.holds(lane):
+            if not lane.read:
                 lane.read_to = self._source.position(lane.partition) or 0
 
     async def _renew(self) -> None:
@@ -159,23 +147,26 @@ class PollLoop:
         if not self._offset_reset.fresh:
             self._delivery.offsets.look_up()
 
-    async def _poll(self) -> None:
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled] if self._lanes.stalled else []
-        if self._lanes.stalled and not wanted:
-            await self._await_change()
-            return
-        await self._read(wanted, _POLL_MS)
+    # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _poll_others(self) -> None:
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled and not self._admission.holds(lane)]
-        if not wanted:
+    async def _read(self) -> bool:
+        """Reads the partitions of which no record waits for room or for the store; True if none waits for room."""
+        waits = self._lanes.waits
+        if self._admission.in_turn:  # after other tasks have had their turn, records go on
+            await self._source.keep_membership()
+            return False
+        wanted = [lane.partition for lane in self._lanes if not (lane.stalled or lane.read)]
+        if not wanted and len(self._lanes):
             await self._await_room()
+        elif not waits:
+            await self._poll(wanted if len(wanted) < len(self._lanes) else [], _POLL_MS)
         # Records that have found room by now must not wait for this poll.
-        elif not await self._read(wanted, 0):
+        elif not await self._poll(wanted, 0):
             self._delivery.press()
             await self._share.freed(_PEEK_S)
+        return not waits
 
-    async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
+    async def _poll(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
         """Reads some partitions, or all if none are named; True if there was something."""
         try:
             polled = await self._source.poll(partitions, timeout_ms)
@@ -192,52 +183,86 @@ class PollLoop:
             # A rebalance during the poll: this was read before it was known from where on.
             self._source.unread(polled)
             return False
-        self._admission.add(polled)
-        for partition in polled:
-            lane = self._lanes.get(partition)
-            if lane is not None:
-                lane.read_to = self._source.position(partition) or 0
+        for partition, batches in polled.items():
+            self._lanes.add(partition, batches, self._source.position(partition) or 0)
         return bool(polled)
 
-    # --- a pause -----------------------------------------------------------------------------------------------------
-
-    async def _hold(self) -> None:
-        self.holding = True
-        self._let_go &= {*self._lanes}
-        for lane in self._lanes:
-            if lane not in self._let_go:
-                self._source.pause(lane.partition, self._admission.let_go(lane))
-                self._let_go.add(lane)
-                self._committed = False
-        self._delivery.press()  # nothing comes in that could fill batches
-        if not self._committed and not self._lanes.busy:
-            self._committed = True
-            await self._termination.unless_ended(self._delivery.commit())
-        await self._await_change()
-
-    def _end_pause(self) -> None:
-        if self.held:
-            return
-        for lane in self._lanes:
-            if lane in self._let_go and lane not in self._paused:
-                self._source.resume(lane.partition)
-        self._let_go.clear()
-        self._committed = self.holding = False
-
-    # --- waiting -----------------------------------------------------------------------------------------------------
-
     async def _await_room(self) -> None:
-        """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
+        """Waits for bytes to come free, or the store to answer.
+
+        The client is not polled, so it reads no further and keeps what it has read.
+        """
         self._delivery.press()  # nothing comes in that could fill batches
         await self._share.freed(_POLL_MS / 1000)
         await self._source.keep_membership()
 
-    async def _await_offsets(self) -> None:
-        await self._delivery.offsets.known_within(_POLL_MS / 1000)
-        await self._source.keep_membership()
+    # --- a pause that was asked for ----------------------------------------------------------------------------------
 
-    async def _await_change(self) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._source.keep_membership()
+    async def _hold(self) -> None:
+        self.holding = True
+        for lane in self._lanes:
+            if lane not in self._pauses:
+                self._pause(lane)
+        if not self._lanes.busy:
+            await self._termination.unless_ended(self._delivery.commit())
+        await self._await_room()
+
+    def _end_hold(self) -> None:
+        for lane in tuple(self._pauses):
+            self._resume(lane)
+        self.holding = False
+
+    # --- what was read ahead -----------------------------------------------------------------------------------------
+
+    def _bound(self) -> None:
+        """Pauses partitions if too much was read ahead, and resumes those that may be read again."""
+        budget, pauses = self._share.budget, self._pauses
+        if budget.ahead <= self._part_bytes and not pauses:
+            return
+        now_s = self._clock()
+        for lane in [lane for lane in pauses if not self._lanes.holds(lane)]:
+            del pauses[lane]
+        most = self._part_bytes if self._lanes.stalled else max(self._part_bytes, _LEAST_BYTES)
+        if budget.ahead > most:
+            self._let_go(budget.ahead - most // 2)
+        for lane in [lane for lane, pause in pauses.items() if not lane.items and not pause.for_room]:
+            self._resume(lane)  # its next record may pass, whatever others wait for
+        ready = [lane for lane in pauses if not lane.stalled]
+        if not ready or now_s < self._arrived_s:
+            return
+        room = most // 2 - budget.ahead
+        if room <= 0 and now_s - pauses[ready[0]].since_s > _TURN_S:
+            room = self._let_go(pauses[ready[0]].size, in_turn=True)
+        for lane in ready:
+            if room > 0:
+                room -= self._resume(lane)
+
+    def _let_go(self, size: int, *, in_turn: bool = False) -> int:
+        """Pauses partitions that wait for work, until `size` bytes are let go; returns how many were.
+
+        Those first that the store has stalled, then those that had their turn: of which work was admitted since they
+        were resumed, the longest ago first. With `in_turn` no others.
+        """
+        waiting = [lane for lane in self._lanes if lane not in self._pauses and (lane.had_turn or not in_turn)]
+        waiting.sort(key=lambda lane: (not lane.stalled, not lane.had_turn, lane.resumed_s))
+        found = 0
+        for lane in waiting:
+            # What waits only because the turn has ended may pass.
+            if found < size and (lane.stalled or (lane.read.for_work and not self._admission.in_turn)):
+                found += self._pause(lane)
+        return found
+
+    def _pause(self, lane: Lane) -> int:
+        """Reads a partition no further, and lets go what was read of it; returns how many bytes that was."""
+        before, for_room = self._share.ahead, bool(lane.read) and not lane.items
+        self._source.pause(lane.partition, self._lanes.let_go(lane))
+        size = before - self._share.ahead
+        self._pauses[lane] = _Pause(self._clock(), size, for_room)
+        return size
+
+    def _resume(self, lane: Lane) -> int:
+        """Reads a paused partition again; returns how many bytes are expected of it."""
+        self._source.resume(lane.partition)
+        lane.resumed_s = self._clock()
+        self._arrived_s = lane.resumed_s + _ARRIVES_S
+        return self._pauses.pop(lane).size

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.structs import TopicPartition
-from app.pipeline.admission import Admission
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.report import Position
@@ -24,16 +23,12 @@ class Progress:
     Args:
         lanes: of the flow.
         source: of the flow.
-        admission: of the flow.
         before: the progress of the flow before it; None for the first one.
     """
 
-    def __init__(
-        self, lanes: Lanes, source: GroupConsumer, admission: Admission, before: Progress | None = None
-    ) -> None:
+    def __init__(self, lanes: Lanes, source: GroupConsumer, before: Progress | None = None) -> None:
         self._lanes = lanes
         self._source = source
-        self._admission = admission
         self._live = False
         self._positions: Mapping[TopicPartition, Position] = {} if before is None else before.positions()
         self._oldest_ms = None if before is None else before.oldest_ms
@@ -53,7 +48,8 @@ class Progress:
         if not self._live:
             return self._positions
         ends = self._source.ends()
-        return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
+        lanes = sorted(self._lanes, key=lambda lane: lane.partition)
+        return {lane.partition: self._position(lane, ends) for lane in lanes if lane.partition in ends}
 
     @property
     def oldest_ms(self) -> int | None:
@@ -66,7 +62,7 @@ class Progress:
         return min((at for at in map(self._waits_since, self._lanes) if at is not None and at >= 0), default=None)
 
     def _waits_since(self, lane: Lane) -> int | None:
-        return lane.items[0].source.timestamp if lane.items else self._admission.timestamp(lane)
+        return lane.items[0].source.timestamp if lane.items else lane.read.timestamp
 
     def _position(self, lane: Lane, ends: Mapping[TopicPartition, int | None]) -> Position:
         end = ends[lane.partition]
@@ -82,5 +78,5 @@ class Progress:
         """Where reading begins in a partition without a committed offset."""
         first = None
         with contextlib.suppress(KafkaError):  # a batch that cannot be read ends the flow elsewhere
-            first = self._admission.first(lane)
+            first = lane.read.first
         return self._source.position(lane.partition) if first is None else first

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from app.kafka.source_batch import SourceBatch, Unopened
 from transforms.record import SourceRecord
 
-__all__ = ["WaitingRead"]
-
 _MADE_AT_ONCE = 500
 _LARGE_BATCH_BYTES = 1_048_576
 _MADE_OF_LARGE = 8  # of a larger batch: the headers of one record may take 8 MiB as objects
@@ -24,9 +22,9 @@ class WaitingRead:
     Attributes:
         records: the next ones of the batch that was taken apart.
         source: gives those behind them.
+        batches: those behind that one.
         opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
         for_work: whether the first record waits for room for its work, or behind records with work.
-        at_once: of so many records objects are made at once.
     """
 
     records: deque[SourceRecord] = field(default_factory=deque)
@@ -34,7 +32,6 @@ class WaitingRead:
     batches: deque[SourceBatch] = field(default_factory=deque)
     opened: int = 0
     for_work: bool = False
-    at_once: int = _MADE_AT_ONCE
 
     def __bool__(self) -> bool:
         return bool(self.opened or self.batches)
@@ -56,14 +53,19 @@ class WaitingRead:
             self.opened, self.source = batch.plain_bytes, batch.records()
         else:
             self.opened, self.source = batch.size, iter((unopened,))
-        self.at_once = _MADE_AT_ONCE if self.opened <= _LARGE_BATCH_BYTES else _MADE_OF_LARGE
         return batch
 
     def make(self) -> bool:
         """Makes the next records of the batch that was taken apart, if there are none; False if there are no more."""
         if not self.records:
-            self.records.extend(itertools.islice(self.source, self.at_once))
+            count = _MADE_AT_ONCE if self.opened <= _LARGE_BATCH_BYTES else _MADE_OF_LARGE
+            self.records.extend(itertools.islice(self.source, count))
         return bool(self.records)
+
+    def close(self) -> int:
+        """Ends the batch that was taken apart, of which no record is left; returns its bytes."""
+        opened, self.opened, self.source = self.opened, 0, iter(())
+        return opened
 
     def forget(self) -> None:
         """Lets go of what was decompressed of batches that were looked at, and wait."""
@@ -79,10 +81,12 @@ class WaitingRead:
 
     @property
     def first(self) -> int | None:
-        """The offset of the first record that waits; None if there is none."""
-        if self.opened and not self.records:
-            self.records.extend(itertools.islice(self.source, 1))
-        if self.records:
+        """The offset of the first record that waits; None if there is none.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        if self.opened and self.make():
             record = self.records[0]
             return record.first if isinstance(record, Unopened) else record.offset
         return self.batches[0].offset if self.batches else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ class Let:
     """An admission with two partitions; what it lets in is noted, and stays until the test gives its bytes back."""
 
     def __init__(self, limit: int, turn: int = 2_000) -> None:
+        self.now_s = 100.0
         self.share = Share(Budget(limit))
         self.stats = PipelineStats()
         self.forwarded: list[SourceBatch] = []
@@ -80,7 +80,7 @@ class Let:
     def read(self, partition: int, records: Sequence[SourceRecord]) -> None:
         """Adds records of a partition, in a batch that is taken apart."""
         place = TopicPartition("raw", partition)
-        self.admission.add({place: [SourceBatch(place, records[0].offset, None, records)]})
+        self.lanes.add(place, [SourceBatch(place, records[0].offset, None, records)], 0)
 
     def batch(self, data: bytes, offset: int = 0) -> None:
         """Adds a batch of partition 0, and admits."""
@@ -93,39 +93,27 @@ class Let:
             SourceBatch(PARTITION, cast(int, offset), RecordBatch.read(memoryview(cast(bytes, data))))
             for data, offset in zip(batches[::2], batches[1::2], strict=True)
         ]
-        self.admission.add({PARTITION: read})
+        self.lanes.add(PARTITION, read, 0)
 
     def holds(self, partition: int) -> bool:
         """Whether records of a partition wait."""
         lane = self.lanes.get(TopicPartition("raw", partition))
         assert lane is not None
-        return self.admission.holds(lane)
+        return bool(lane.read)
 
     def _dispatched(self) -> dict[str, object]:
         return {
             "enter": self._enter,
             "follow": self._follow,
-            "measure": self._measure,
+            "measured": self._measured,
             "fail": self._fail,
             "release": lambda _: None,
         }
 
-    def _measure(self, lane: Lane, record: SourceRecord, work: Work) -> None:
-        async def measured() -> Work:
-            while self.answer is None:  # noqa: ASYNC110  # the test sets it
-                await asyncio.sleep(0)
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            return self.answer
-
-        lane.measuring = record.offset, asyncio.get_running_loop().create_task(measured())
-
-    async def measured(self) -> None:
-        """Waits until the store has answered for partition 0."""
-        lane = self.lanes.get(PARTITION)
-        assert lane is not None
-        assert lane.measuring is not None
-        await asyncio.wait([lane.measuring[1]])
+    def _measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
     def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
@@ -145,6 +133,7 @@ class Let:
     def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
         self.worked.append((lane.partition.partition, record.offset))
+        lane.served_s = self.now_s
 
     def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         self.share.take_work(held)
@@ -162,16 +151,16 @@ async def test_admit_refuses_what_would_fill_the_memory() -> None:
     assert (let.passed, [each.offset for each in let.refused]) == ([(0, 0), (0, 2)], [1])
     assert let.share.used == len(let.refused[0].value) + OVERHEAD + sum(let.held)
     let.batch(built(0, [replace(crowded, value=bytes(100_000))]))
-    assert (len(let.refused), let.admission.waits) == (1, True)  # larger than what is left
+    assert (len(let.refused), let.lanes.waits) == (1, True)  # larger than what is left
     let.share.give_work(let.share.used)
     let.admission.admit()
-    assert (len(let.refused), let.admission.waits) == (2, False)
+    assert (len(let.refused), let.lanes.waits) == (2, False)
     let.share.give_work(let.share.used)
     bomb = repacked(built(0, [record(n, 16_000_000) for n in range(5)], base=10), "zstd")
     let.batch(bomb, 11)
     batch = let.refused[2]
     assert (batch.first, batch.offset, batch.value) == (11, 14, bomb)
-    assert (let.stats.records_in, let.admission.waits) == (3 + 1 + 5, False)
+    assert (let.stats.records_in, let.lanes.waits) == (3 + 1 + 5, False)
 
 
 async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> None:
@@ -181,10 +170,10 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     small = repacked(built(0, [record(n, 50_000) for n in range(4)]), "zstd")
     for partition, data in ((0, large), (1, large)):
         place = TopicPartition("raw", partition)
-        let.admission.add({place: [SourceBatch(place, 1, RecordBatch.read(memoryview(data)))]})
+        let.lanes.add(place, [SourceBatch(place, 1, RecordBatch.read(memoryview(data)))], 0)
     let.admission.admit()
     assert let.passed == [(0, 1)]
-    opened = [read.opened for read in let.admission._waiting.values()]
+    opened = [lane.read.opened for lane in let.lanes]
     assert [size > 0 for size in opened] == [True, False]
     for _ in range(6):
         let.share.give(let.share.used)
@@ -193,9 +182,9 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     both = Let(1_000)
     for partition in (0, 1):
         place = TopicPartition("raw", partition)
-        both.admission.add({place: [SourceBatch(place, 1, RecordBatch.read(memoryview(small)))]})
+        both.lanes.add(place, [SourceBatch(place, 1, RecordBatch.read(memoryview(small)))], 0)
     both.admission.admit()
-    assert all(read.opened for read in both.admission._waiting.values())
+    assert all(lane.read.opened for lane in both.lanes)
 
 
 async def test_admit_buries_nothing_twice() -> None:
@@ -249,7 +238,7 @@ async def test_admit_counts_headers() -> None:
     let.read(0, [ReadRecord("raw", 0, n, 0, b"k", b"v", headers) for n in range(5)])
     let.admission.admit()
     assert let.held == [OVERHEAD + 2 + 160 + 4_004] * 2
-    assert (let.share.used, let.admission.waits) == (sum(let.held), True)
+    assert (let.share.used, let.lanes.waits) == (sum(let.held), True)
 
 
 async def test_admit_lets_others_pass_where_work_waits() -> None:
@@ -274,7 +263,7 @@ async def test_admit_lets_no_work_overtake_work() -> None:
     let.share.give_work(4_000)
     let.admission.admit()
     assert let.worked == [(0, 0), (0, 1), (1, 0)]
-    assert not let.admission.waits
+    assert not let.lanes.waits
 
 
 async def test_admit_keeps_order_in_a_partition() -> None:
@@ -285,7 +274,7 @@ async def test_admit_keeps_order_in_a_partition() -> None:
     assert (let.worked, let.passed) == ([(0, 0)], [])
     let.share.give_work(7_000)
     let.admission.admit()
-    assert (let.worked, let.passed, let.admission.waits) == ([(0, 0), (0, 1)], [(0, 2), (0, 3)], False)
+    assert (let.worked, let.passed, let.lanes.waits) == ([(0, 0), (0, 1)], [(0, 2), (0, 3)], False)
 
 
 async def test_admit_leaves_room_beside_a_partition_that_is_stuck() -> None:
@@ -341,7 +330,7 @@ async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
 
 
 async def test_admit_keeps_a_batch_until_there_is_room() -> None:
-    """Batches that do not fit wait, in order, and count as read ahead; `clear` forgets them and their bytes."""
+    """Batches that do not fit wait, in order, and count as read ahead; `let_all_go` forgets them and their bytes."""
     data = batch_of(*(b"%d" % n for n in range(10)))
     let = Let(3 * (len(data) + OVERHEAD))
     let.fetched(*(each for n in range(5) for each in (changed(data, ">q", 0, 10 * n), 10 * n)))
@@ -355,7 +344,7 @@ async def test_admit_keeps_a_batch_until_there_is_room() -> None:
     lane = let.lanes.get(PARTITION)
     assert lane is not None
     lane.read_to = 50
-    let.admission.clear()
+    let.lanes.let_all_go()
     assert (let.share.ahead, lane.read_to) == (0, 0)  # what is forgotten is not committed as read
     assert not let.holds(0)
 
@@ -400,10 +389,10 @@ async def test_admit_ends_its_turn_by_what_it_decompresses(how: str, size: int, 
     for base in (0, 2, 4):
         let.fetched(changed(data, ">q", 0, base), base + skipped)
     seen: list[int] = []
-    while let.admission.waits:
+    while let.lanes.waits:
         let.admission.admit()
         let.share.give(let.share.used)
-        assert let.admission.in_turn == let.admission.waits
+        assert let.admission.in_turn == let.lanes.waits
         seen.append(len(let.forwarded) + len(let.passed) + len(let.refused))
     assert seen == gone
     assert [each.first for each in let.refused] == ([1, 3, 5] if how == "refused" else [])
@@ -421,12 +410,12 @@ async def test_admit_looks_at_no_more_where_there_is_no_room() -> None:
         batches = [
             SourceBatch(place, base, RecordBatch.read(memoryview(changed(data, ">q", 0, base)))) for base in (0, 1)
         ]
-        let.admission.add({place: batches})
+        let.lanes.add(place, batches, 0)
     looked: list[int] = []
     for _ in range(3):
         let.admission.admit()
-        assert let.admission.waits
-        waiting = [batch for read in let.admission._waiting.values() for batch in read.batches]
+        assert let.lanes.waits
+        waiting = [batch for lane in let.lanes for batch in lane.read.batches]
         looked.append(sum(batch.passes is not None for batch in waiting))
         assert [batch.batch.looked_at_bytes for batch in waiting if batch.batch is not None] == [0] * 4
     assert (looked, let.admission.in_turn) == ([2, 4, 4], False)
@@ -446,7 +435,6 @@ async def test_a_record_whose_size_nobody_knows_waits_alone() -> None:
     assert let.worked == [(1, 0), (1, 1)], "those of the other partition have gone on"
     assert let.holds(0)
     let.answer = _waits_for_store(5_000)
-    await let.measured()
     let.admission.admit()
     assert let.worked[2:] == [(0, 0)]
     assert let.share.work == 500 + 5_000 + 2 * (500 + 20_000)
@@ -461,7 +449,6 @@ async def test_a_record_that_is_too_large_fails_before_anything_is_reserved() ->
     assert (let.worked, let.share.work_waits) == ([(1, 0)], True)
     refused = PayloadTooLargeError("memory://x", 9, 8)
     let.answer = refused
-    await let.measured()
     let.admission.admit()
     assert let.failed == [(0, refused)]
     assert not let.holds(0)
@@ -478,26 +465,6 @@ async def test_a_reference_that_is_refused_does_not_wait_behind_a_store() -> Non
     assert let.worked == [(0, 0), (1, 0)]
 
 
-async def test_what_was_measured_is_not_used_for_another_record() -> None:
-    """A log that was cut may have another record at that offset, which must not get the value of the first one."""
-    let = Let(100_000)
-    let.works = {b"first": _waits_for_store(100_000, lacks_size=True), b"other": _waits_for_store(9, lacks_size=True)}
-    let.add(0, (7, b"first", 500))
-    let.answer = _waits_for_store(5_000)
-    await let.measured()
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
-    let.admission.let_go(lane)
-    let.lanes.begin_again(lane, 7)
-    let.answer = None
-    let.add(0, (7, b"other", 500))
-    assert let.worked == []
-    let.answer = _waits_for_store(6_000)
-    await let.measured()
-    let.admission.admit()
-    assert (let.worked, let.share.work) == ([(0, 7)], 500 + 6_000)
-
-
 async def test_each_partition_has_its_part_while_another_is_stuck() -> None:
     """While the store stalls one partition, a small record of another does not wait behind a large one of a third."""
     let = Let(100_000)
@@ -509,6 +476,6 @@ async def test_each_partition_has_its_part_while_another_is_stuck() -> None:
     assert let.worked == [(0, 0)], "in order, while the store answers"
     stuck = let.lanes.get(PARTITION)
     assert stuck is not None
-    stuck.stalled = 1
+    stuck.stalled, stuck.work = 1, 50_500
     let.admission.admit()
     assert let.worked == [(0, 0), (2, 0)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,38 +12,52 @@ from hypothesis import strategies as st
 
 from app.pipeline.budget import Budget, Share
 
-LONG_S = 30.0  # no test waits so long; a wake-up that is missed makes it fail by the deadline of `soon`
+LONG_S = 30.0  # no test waits so long
 
 
-async def soon(waiter: asyncio.Task[bool]) -> bool:
-    """The result of a waiter that must not have to wait."""
-    return await asyncio.wait_for(waiter, 2.0)
+def nothing() -> int:
+    """Of the work nothing is stuck."""
+    return 0
 
 
-def test_budget_admits_up_to_its_limit() -> None:
+def admits_work(share: Share, size: int, held: int = 0, stuck: int = 0) -> bool:
+    """Whether a turn that begins now admits the work."""
+    share.begin_turn()
+    return share.admits_work(size, held, lambda: stuck)
+
+
+async def woken(share: Share) -> bool:
+    """Whether a wait for bytes that come free ends before its time."""
+    began_s = time.monotonic()
+    await share.freed(0.2)
+    return time.monotonic() - began_s < 0.15
+
+
+def test_share_admits_up_to_the_limit() -> None:
     """The limit itself may be reached, one byte more may not."""
-    budget = Budget(10)
-    budget.take(4)
-    assert (budget.admits(6), budget.admits(7)) == (True, False)
+    share = Share(Budget(10))
+    share.take(4)
+    assert (share.admits(6), share.admits(7)) == (True, False)
 
 
-def test_budget_admits_one_record_over_the_limit() -> None:
-    """A record larger than the whole budget passes when it is alone, and nothing passes beside it."""
-    budget = Budget(10)
-    assert budget.admits(1_000)
-    budget.take(1_000)
-    assert not budget.admits(0)
-    budget.give(1_000)
-    assert budget.admits(1_000)
+def test_share_admits_one_record_over_the_limit() -> None:
+    """A record larger than the whole budget passes when it is alone, and nothing passes in addition."""
+    share = Share(Budget(10))
+    assert share.admits(1_000)
+    share.take(1_000)
+    assert not share.admits(0)
+    share.give(1_000)
+    assert share.admits(1_000)
 
 
 def test_budget_remembers_its_peak() -> None:
     """The peak is the most that was held at once."""
     budget = Budget(10)
+    share = Share(budget)
     for size in (3, 5):
-        budget.take(size)
-    budget.give(5)
-    budget.take(1)
+        share.take(size)
+    share.give(5)
+    share.take(1)
     assert (budget.used, budget.peak) == (4, 8)
 
 
@@ -70,8 +86,7 @@ def test_shares_never_exceed_the_limit_by_more_than_one_record(  # noqa: C901  #
                 share.take(size)
                 passing[which] += [] if closed[which] else [size]
         elif action == "take work":
-            share.work_waits = not share.admits_work(size)
-            if not share.work_waits:
+            if admits_work(share, size):
                 share.take_work(size)
                 work[which] += [] if closed[which] else [size]
         elif action == "give":
@@ -98,9 +113,9 @@ def test_work_leaves_room_for_what_passes() -> None:
     """However much work waits, an eighth is there for records that pass, in whatever pipeline; one fits in any case."""
     budget = Budget(80)
     stuck, other = Share(budget), Share(budget)
-    assert stuck.admits_work(70)
+    assert admits_work(stuck, 70)
     stuck.take_work(70)
-    assert not stuck.admits_work(1)
+    assert not admits_work(stuck, 1)
     assert stuck.admits(10)
     stuck.take(10)
     assert not stuck.admits(1)
@@ -112,19 +127,37 @@ def test_work_leaves_room_for_what_passes() -> None:
 
 def test_what_passes_leaves_room_for_work() -> None:
     """Records that pass may have the whole budget until one with work finds no room; then they make it some."""
-    budget = Budget(80)
-    share = Share(budget)
+    share = Share(Budget(80))
     share.take_work(10)
     for _ in range(7):
         assert share.admits(10)
         share.take(10)
-    assert not share.admits_work(60)
-    share.work_waits = True
+    assert not admits_work(share, 60)
     for _ in range(6):
         share.give(10)
         assert not share.admits(10) or share.used == 20
-    assert share.admits_work(60)
-    assert not share.admits(1)
+    assert admits_work(share, 60)
+
+
+def test_no_work_overtakes_work_that_will_find_room() -> None:
+    """A large record waits first in line, or smaller ones would always be before it; unless only what is stuck goes."""
+    share = Share(Budget(80))
+    share.take_work(40)
+    assert not admits_work(share, 60)
+    assert not share.admits_work(10, 0, nothing)
+    assert not admits_work(share, 60, stuck=5)
+    assert not share.admits_work(10, 0, nothing), "it fits once the other 35 bytes are done"
+    assert not admits_work(share, 60, stuck=40)
+    assert share.admits_work(10, 0, nothing), "it does not, and nobody knows until when"
+
+
+def test_a_partition_leaves_room_for_others() -> None:
+    """All that a partition holds may be stuck: it stops at half of the bytes for work, and waits alone."""
+    share = Share(Budget(80))
+    share.take_work(30)
+    assert admits_work(share, 5, held=30)
+    assert not share.admits_work(10, 30, nothing)
+    assert share.admits_work(10, 0, nothing)
 
 
 def test_work_that_is_stuck_leaves_room_for_that_of_others() -> None:
@@ -133,11 +166,11 @@ def test_work_that_is_stuck_leaves_room_for_that_of_others() -> None:
     stuck, other = Share(budget), Share(budget)
     for share, records in ((stuck, 11), (other, 2)):
         for _ in range(records):
-            assert share.admits_work(5)
+            assert admits_work(share, 5)
             share.take_work(5)
-        assert not share.admits_work(5)
+        assert not admits_work(share, 5)
     stuck.close()
-    assert other.admits_work(50), "alone it may have all"
+    assert admits_work(other, 50), "alone it may have all"
 
 
 def test_work_larger_than_its_part_passes_alone() -> None:
@@ -145,14 +178,14 @@ def test_work_larger_than_its_part_passes_alone() -> None:
     budget = Budget(80)
     share = Share(budget)
     share.take(10)
-    assert share.admits_work(1_000)
+    assert admits_work(share, 1_000)
     share.take_work(1_000)
-    assert not share.admits_work(0)
+    assert not admits_work(share, 0)
     share.pass_on(1_000)
     assert (budget.used, budget.work) == (1_010, 0)
-    assert not share.admits_work(0)
+    assert not admits_work(share, 0)
     share.give(1_000)
-    assert share.admits_work(60)
+    assert admits_work(share, 60)
 
 
 def test_share_that_holds_nothing_is_always_admitted() -> None:
@@ -171,13 +204,16 @@ def test_share_that_is_closed_gives_nothing_back_twice() -> None:
     budget = Budget(100)
     ended, other = Share(budget), Share(budget)
     ended.take(30)
+    ended.fetched(70)
     other.take(20)
     ended.close()
-    assert budget.used == 20
+    assert (budget.used, budget.ahead) == (20, 0)
     ended.give(30)
     ended.take(5)
+    ended.fetched(-70)
+    ended.fetched(5)
     ended.close()
-    assert (budget.used, ended.used, other.used) == (20, 0, 20)
+    assert (budget.used, ended.used, other.used, budget.ahead) == (20, 0, 20, 0)
 
 
 def test_share_is_corrected_by_a_negative_gift() -> None:
@@ -189,76 +225,49 @@ def test_share_is_corrected_by_a_negative_gift() -> None:
     assert (budget.used, share.used) == (25, 25)
 
 
-async def test_waiter_wakes_when_bytes_come_free() -> None:
-    """A gift wakes who waits, at once."""
-    budget = Budget(10)
-    budget.take(10)
-    waiter = asyncio.create_task(budget.freed(LONG_S))
-    await asyncio.sleep(0)
-    assert not waiter.done()
-    budget.give(1)
-    assert await soon(waiter)
-
-
-async def test_waiter_gives_up_in_time() -> None:
-    """Where nothing comes free, the wait ends with False."""
-    assert not await Budget(10).freed(0.01)
-    assert not await Share(Budget(10)).freed(0.01)
-
-
 async def test_every_waiter_wakes() -> None:
-    """Two pipelines that wait are both woken by one gift; who begins to wait in between misses nothing of its own."""
+    """Two pipelines that wait are both woken by one gift, and by a pipeline that ends."""
     budget = Budget(10)
-    budget.take(10)
-    first = asyncio.create_task(budget.freed(LONG_S))
-    await asyncio.sleep(0)
-    budget.give(1)
-    second = asyncio.create_task(budget.freed(LONG_S))
-    assert await soon(first)
-    assert not second.done()
-    budget.give(1)
-    assert await soon(second)
+    shares = [Share(budget) for _ in range(3)]
+    shares[0].take(10)
+    ends: list[Callable[[], None]] = [lambda: shares[0].give(1), shares[0].close]
+    for end in ends:
+        waiters = [asyncio.create_task(share.freed(LONG_S)) for share in shares[1:]]
+        for share in shares[1:]:
+            share.begin_turn()
+        await asyncio.sleep(0)
+        end()
+        await asyncio.wait_for(asyncio.gather(*waiters), 2.0)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
-async def test_share_misses_no_byte_between_refusal_and_wait(turns: int) -> None:
+async def test_share_misses_no_byte_between_its_turn_and_its_wait(turns: int) -> None:
     """Bytes that come free after a refusal, but before the wait begins, end the wait."""
     budget = Budget(11)
     share, other = Share(budget), Share(budget)
     share.take(1)
     other.take(10)
+    share.begin_turn()
     assert not share.admits(5)
     for _ in range(turns):
         await asyncio.sleep(0)
     other.give(5)
+    other.begin_turn()
     assert not other.admits(6), "the other pipeline is refused in between, which must not take the news away"
-    assert await asyncio.wait_for(share.freed(LONG_S), 2.0)
+    assert await woken(share)
     assert share.admits(5)
 
 
 async def test_share_is_not_woken_by_bytes_that_were_refused() -> None:
-    """What came free before a refusal was not enough, so it does not end the wait: a pipeline must not spin."""
+    """What came free before a turn was not enough, so it does not end the wait: a pipeline must not spin."""
     budget = Budget(11)
     share, other = Share(budget), Share(budget)
     share.take(1)
     other.take(10)
     other.give(1)
+    share.begin_turn()
     assert not share.admits(5)
-    assert not await share.freed(0.01)
-
-
-async def test_share_that_closes_wakes_the_others() -> None:
-    """What a pipeline held when it ended is there for the others at once."""
-    budget = Budget(11)
-    ended, other = Share(budget), Share(budget)
-    other.take(1)
-    ended.take(10)
-    assert not other.admits(1)
-    waiter = asyncio.create_task(other.freed(LONG_S))
-    await asyncio.sleep(0)
-    ended.close()
-    assert await soon(waiter)
-    assert other.admits(10)
+    assert not await woken(share)
 
 
 async def test_fetch_waits_for_room() -> None:
@@ -312,15 +321,3 @@ async def test_whatever_makes_room_lets_the_fetch_go(let: str) -> None:
         "close the other": other.close,
     }[let]()
     await asyncio.wait_for(waiting, 2.0)
-
-
-def test_bytes_ahead_are_given_back_by_the_end() -> None:
-    """A share that is closed counts nothing that comes later, and nothing twice."""
-    budget = Budget(100)
-    share = Share(budget)
-    share.fetched(70)
-    share.close()
-    assert budget.ahead == 0
-    share.fetched(-70)
-    share.fetched(5)
-    assert budget.ahead == 0

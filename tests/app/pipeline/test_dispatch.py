@@ -361,7 +361,7 @@ async def test_a_size_that_nobody_waits_for_any_more() -> None:
 
     bench = Bench(1_000_000)
     bench.dispatcher._retries = cast(Any, SimpleNamespace(measure=measure))
-    bench.dispatcher.measure(bench.lane, Read(0), cast(Any, None))
+    assert bench.dispatcher.measured(bench.lane, Read(0), cast(Any, None)) is None
     while bench.lane.tasks:  # noqa: ASYNC110  # nothing tells
         await asyncio.sleep(0)
     bench.lane.measuring = None
