@@ -8,15 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
-from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
-from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Item, Lane
-from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
 from app.pipeline.pace import Pace
 from app.pipeline.transaction import Transaction
@@ -44,12 +41,11 @@ class AtLeastOnce(Output):
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
-        super().__init__(destination, share.give, self.due)
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination, destination.share.give, self.due)
         needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
-        self.offsets = CommittedOffsets(lanes, self._settings, self._termination, needed_for, self._fetch)
-        self._lanes = lanes
-        self._source = source
+        self.offsets = CommittedOffsets(self._lanes, self._settings, self._termination, needed_for, self._fetch)
+        self._source = destination.source
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
@@ -136,14 +132,12 @@ class ExactlyOnce:
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(self, destination: Destination, share: Share, lanes: Lanes, source: GroupConsumer) -> None:
+    def __init__(self, destination: Destination) -> None:
         self.offsets = CommittedOffsets(
-            lanes, destination.settings, destination.termination, NeededFor.READING, self._take_over
+            destination.lanes, destination.settings, destination.termination, NeededFor.READING, self._take_over
         )
         self._destination = destination
-        self._share = share
-        self._lanes = lanes
-        self._source = source
+        self._source = destination.source
         self._bounds = Bounds()
         self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
         self._of: dict[TopicPartition, Transaction] = {}
@@ -190,9 +184,7 @@ class ExactlyOnce:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
-        made = Transaction(
-            self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._source.caught_up
-        )
+        made = Transaction(self._destination, lane, self._bounds, self._pace)
         try:
             async with slots:
                 await made.start()

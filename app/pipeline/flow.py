@@ -142,17 +142,11 @@ class Flow:
             chain, runtime, settings, stats=stats, troubles=troubles, unstalled=budget.wake, store=store
         )
         destination = Destination(
-            clients,
-            settings,
-            plan,
-            brokers,
-            stats,
-            termination,
-            runtime.time,
+            settings, plan, clients, self._source, brokers, lanes, share, stats, termination, runtime.time
         )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
-        self._delivery: Delivery = make_delivery(destination, share, lanes, self._source)
+        self._delivery: Delivery = make_delivery(destination)
         self._letters = None
         if plan.dead_letters is not None:
             self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
@@ -277,8 +271,6 @@ class Flow:
                 await self._poll_loop.turn()
             await self._finish()
         except (ClusterError, RecordError) as exc:
-            if isinstance(exc, UnfitError):
-                exc.partition = self._lanes.partition_of(exc.tracker)
             if isinstance(exc, _KEEPING_WRITTEN):
                 await self._commit_written()
             await self._raise_if_replaced(exc)

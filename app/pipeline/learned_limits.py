@@ -10,99 +10,83 @@ record that is refused for another reason is remembered by its place in the sour
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from app.cluster.preflight import Plan
 from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.clients import ClusterError
 from app.kafka.structs import TopicPartition
 from app.kafka.topics import Topic
-from app.pipeline.offset_tracker import OffsetTracker
 from transforms.errors import RecordUnfitError
-
-__all__ = ["LearnedLimits", "LimitError", "UnfitError"]
 
 
 class LimitError(ClusterError):
     """A topic takes less than it did when the pipeline began; the next flow begins with the new limit.
 
     Attributes:
-        topic: the topic.
-        size: bytes of the record that the topic has refused, as a batch of one.
+        refused: the record that the topic has refused.
     """
 
-    def __init__(self, error: RecordRefusedError) -> None:
-        super().__init__(str(error), retriable=True)
-        self.topic = error.topic
-        self.size = error.size
+    def __init__(self, refused: RecordRefusedError) -> None:
+        super().__init__(str(refused), retriable=True)
+        self.refused = refused
 
 
 class UnfitError(ClusterError):
     """A topic refuses a record for what it is; the next flow treats it by `errors.tolerance`.
 
     Attributes:
-        tracker: of the source partition.
-        offset: of the record in its source partition.
+        place: the source topic, partition and offset of the record; None if the flow has lost the partition.
         error: the answer of the topic.
-        partition: the source partition, once the flow has looked it up; None if the flow has lost it.
     """
 
-    def __init__(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+    def __init__(self, partition: TopicPartition | None, offset: int, error: RecordUnfitError) -> None:
         super().__init__(str(error), retriable=True)
-        self.tracker = tracker
-        self.offset = offset
+        self.place = None if partition is None else (*partition, offset)
         self.error = error
-        self.partition: TopicPartition | None = None
 
 
 class LearnedLimits:
-    """The limits of the topics of one pipeline, and the records that they have refused."""
+    """What the topics of one pipeline have refused.
+
+    Attributes:
+        unfit: the answers of topics that have refused a record for what it is, by its place in the source.
+        sizes: by topic, what it was configured to take when it refused a record, and the bytes of that. Without it the
+            next refusal teaches it again, at the price of one more restart.
+    """
 
     def __init__(self) -> None:
-        self._below: dict[str, tuple[int, int]] = {}  # topic: its configured limit when it refused, and the size
-        self._unfit: dict[tuple[str, int, int], RecordUnfitError] = {}
+        self.unfit: dict[tuple[str, int, int], RecordUnfitError] = {}
+        self.sizes: dict[str, tuple[int, int]] = {}
 
-    @property
-    def unfit(self) -> Mapping[tuple[str, int, int], RecordUnfitError]:
-        """The answers of topics that have refused a record, by its source topic, partition and offset."""
-        return self._unfit
-
-    def learn_unfit(self, error: UnfitError) -> None:
-        """Takes in that a record was refused for what it is.
+    def learn(self, found: Plan, error: LimitError | UnfitError) -> None:
+        """Remembers what was refused, though `found`, as the cluster is configured, allows it.
 
         Raises:
-            ClusterError: its dead letter was refused, as it was known by now; so no record can pass it.
+            ClusterError: the dead letter of a record was refused, which so cannot pass.
         """
-        if error.partition is None:
-            return
-        place = (*error.partition, error.offset)
-        if place in self._unfit:
-            told = f"topic {place[0]}, partition {place[1]}, offset {place[2]}: {self._unfit[place]}"
-            raise ClusterError(f"{told}; and it cannot be a dead letter: {error}", retriable=False) from error
-        self._unfit[place] = error.error
+        if isinstance(error, LimitError):
+            topic = next(each for each in found.topics if each.name == error.refused.topic)
+            self.sizes[topic.name] = topic.max_message_bytes, error.refused.size
+        elif error.place in self.unfit:
+            told = "topic {}, partition {}, offset {}".format(*error.place)
+            reason = f"{told}: {self.unfit[error.place]}; and it cannot be a dead letter: {error}"
+            raise ClusterError(reason, retriable=False) from error
+        elif error.place is not None:
+            self.unfit[error.place] = error.error
 
-    def forget_unfit(self, topics: Collection[str] | None = None) -> None:
-        """Forgets which records were refused for what they are: those of these source topics; None for all."""
-        self._unfit = {} if topics is None else {at: each for at, each in self._unfit.items() if at[0] not in topics}
+    def forget_unfit(self, topics: Collection[str]) -> None:
+        """Forgets which records of these source topics were refused for what they are."""
+        self.unfit = {place: each for place, each in self.unfit.items() if place[0] not in topics}
 
-    def learn(self, plan: Plan, error: LimitError) -> None:
-        """Takes in that a record was refused for its size, which `plan` allows."""
-        for topic in (plan.sink, plan.dead_letters):
-            if topic is not None and topic.name == error.topic:
-                self._below[topic.name] = (topic.max_message_bytes, error.size)
-
-    def forget_sizes(self) -> None:
-        """Forgets which sizes were refused. The next refusal teaches it again, at the price of one more restart."""
-        self._below.clear()
-
-    def applied(self, plan: Plan) -> Plan:
+    def applied(self, found: Plan) -> Plan:
         """The plan with the limits that were learned."""
-        dead_letters = None if plan.dead_letters is None else self._limited(plan.dead_letters)
-        return dataclasses.replace(plan, sink=self._limited(plan.sink), dead_letters=dead_letters)
+        dead_letters = None if found.dead_letters is None else self._limited(found.dead_letters)
+        return dataclasses.replace(found, sink=self._limited(found.sink), dead_letters=dead_letters)
 
     def _limited(self, topic: Topic) -> Topic:
-        configured, refused = self._below.get(topic.name, (None, 0))
+        configured, refused = self.sizes.get(topic.name, (None, 0))
         if topic.max_message_bytes == configured and refused <= configured:
             return dataclasses.replace(topic, max_message_bytes=refused - 1)
-        self._below.pop(topic.name, None)  # the new limit explains the refusal, which says nothing of a later limit
+        self.sizes.pop(topic.name, None)  # the new limit explains the refusal, which says nothing of a later limit
         return topic

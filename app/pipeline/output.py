@@ -12,13 +12,16 @@ from app.kafka.batches.outbox import Outbox
 from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, codec_number, translated
+from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.flow_producer import FlowProducer
 from app.kafka.partitioner import partition_of
 from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
+from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
+from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.origins import Origins
@@ -30,12 +33,15 @@ from transforms.record import RecordLike
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the outputs of a flow write, and the parts of the flow that hear of it."""
+    """Where the outputs of a flow write, and the parts of the flow that they work with."""
 
-    clients: FlowClients
     settings: PipelineSettings
     plan: Plan
+    clients: FlowClients
+    source: GroupConsumer
     brokers: BrokerHealth
+    lanes: Lanes
+    share: Share
     stats: PipelineStats
     termination: Termination
     clock: Callable[[], float]
@@ -72,6 +78,7 @@ class Output:
         self._plan = destination.plan
         self._stats = destination.stats
         self._termination = destination.termination
+        self._lanes = destination.lanes
         self._clock = destination.clock
         self._give = give
         self._due = due
@@ -242,4 +249,4 @@ class Output:
                 )
             )
         else:
-            self._termination.fail(UnfitError(tracker, offset, error))
+            self._termination.fail(UnfitError(self._lanes.partition_of(tracker), offset, error))

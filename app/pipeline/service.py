@@ -259,7 +259,7 @@ class Pipeline(Service):
         self._woken.clear()
         anew, self._anew = self._anew, False
         if anew:  # somebody may have corrected the topic, or replaced what the store has read
-            self._learned_limits.forget_unfit()
+            self._learned_limits.unfit.clear()
             await self._close_store()
             self._runtime.threads.renew()
         self._status = self._next
@@ -323,7 +323,7 @@ class Pipeline(Service):
             if self._status != "RESTARTING" or is_over_limit(exc):
                 raise
             # The cluster was right before, and a change can be taken back. A lower limit too, before it was seen.
-            self._learned_limits.forget_sizes()
+            self._learned_limits.sizes.clear()
             raise ClusterError("; ".join(f"{each.key}: {each.reason}" for each in exc.each), retriable=True) from exc
 
     async def _live_once(self) -> None:
@@ -372,11 +372,8 @@ class Pipeline(Service):
         self.flow.hold(held=self.target == "PAUSED")
         try:
             await self.flow.run()
-        except LimitError as exc:
+        except (LimitError, UnfitError) as exc:
             self._learned_limits.learn(found, exc)
-            raise
-        except UnfitError as exc:
-            self._learned_limits.learn_unfit(exc)
             raise
         finally:
             if self._joined_s is not None:

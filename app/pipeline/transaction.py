@@ -18,10 +18,7 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
 from app.kafka.errors import IllegalOperation, KafkaError, KafkaTimeoutError
 from app.kafka.source_batch import SourceBatch
-from app.kafka.structs import TopicPartition
-from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane
-from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
 from app.pipeline.pace import Pace
 from transforms.identifiers import transactional_id
@@ -41,12 +38,9 @@ class Transaction:
 
     Args:
         destination: where to write.
-        share: of the budget.
         lane: of the source partition.
-        lanes: the lanes of the flow.
         bounds: limit the batches on their way in the transactions of all lanes.
         pace: of the transactions that end because nothing more is at hand.
-        caught_up: whether a source partition has been read to its end.
 
     Attributes:
         lane: of the source partition, as it is assigned now; it may be replaced while this is `idle`.
@@ -61,28 +55,19 @@ class Transaction:
     """None is open, and the next record begins one; or records are written in it; or it is being committed, and records
     wait for the next one; or it has failed, or its partition is gone, and records wait for nothing."""
 
-    def __init__(
-        self,
-        destination: Destination,
-        share: Share,
-        lane: Lane,
-        lanes: Lanes,
-        bounds: Bounds,
-        pace: Pace,
-        caught_up: Callable[[TopicPartition], bool],
-    ) -> None:
+    def __init__(self, destination: Destination, lane: Lane, bounds: Bounds, pace: Pace) -> None:
         settings = destination.settings
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
         self.output = Output(destination, self._give, self.due, transactional_id=self.id, bounds=bounds)
         self._guarantee = settings.guarantee
-        self._share = share
+        self._share = destination.share
         self._held = 0  # bytes of the share
-        self._lanes = lanes
+        self._lanes = destination.lanes
         self._stats = destination.stats
         self._termination = destination.termination
         self._pace = pace
-        self._caught_up = caught_up
+        self._caught_up = destination.source.caught_up
         self._asked = self._guarantee.boundary != "poll"
         self._bytes = 0  # that are written in the transaction
         self._limit = self._guarantee.size

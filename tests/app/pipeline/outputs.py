@@ -9,6 +9,8 @@ from typing import Any, cast
 from app.cluster.preflight import Plan
 from app.config.parsing import parse
 from app.kafka.topics import Topic
+from app.pipeline.budget import Budget, Share
+from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
@@ -21,6 +23,9 @@ def output_over(outbox: Callable[..., Any], give: Callable[[int], None], topic: 
     plan = Plan("p", (), Topic(topic, 1, 1_000_000, "delete"), None)
     clients = SimpleNamespace(writer=lambda *_, **__: SimpleNamespace(outbox=outbox))
     (pipeline,) = settings.pipelines
-    stats, termination, nobody = PipelineStats(), Termination("p", lambda: None), cast(Any, None)
-    destination = Destination(cast(Any, clients), pipeline, plan, nobody, stats, termination, lambda: 0.0)
+    termination, nobody = Termination("p", lambda: None), cast(Any, None)
+    writer, lanes, share = cast(Any, clients), Lanes(Share(Budget(1)), None), Share(Budget(1))
+    destination = Destination(
+        pipeline, plan, writer, nobody, nobody, lanes, share, PipelineStats(), termination, lambda: 0.0
+    )
     return Output(destination, give, lambda: None)

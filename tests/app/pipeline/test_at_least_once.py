@@ -45,15 +45,17 @@ class Bench:
         brokers, self.termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
         (pipeline,), stats = settings.pipelines, PipelineStats()
         clients = FlowClients(settings.client, pipeline)
-        destination = Destination(clients, pipeline, plan, brokers, stats, self.termination, time.time)
         share = Share(Budget(100_000))
-        lanes = Lanes(share, None)
+        self.lanes = lanes = Lanes(share, None)
         lanes.open(PARTITION, 0)
         (self.lane,) = lanes
         self.committed: list[int] = []
         self.asked = 0
         self.may = asyncio.Event()
-        self.delivery = AtLeastOnce(destination, share, lanes, cast(Any, SimpleNamespace(commit=self._commit)))
+        source = cast(Any, SimpleNamespace(commit=self._commit))
+        self.delivery = AtLeastOnce(
+            Destination(pipeline, plan, clients, source, brokers, lanes, share, stats, self.termination, time.time)
+        )
 
     async def _commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         self.asked += 1

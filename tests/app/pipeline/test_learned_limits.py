@@ -51,5 +51,5 @@ def test_sizes_are_forgotten() -> None:
     """A limit that was lowered, and raised again before anyone has read it, leaves nothing behind."""
     learned_limits = LearnedLimits()
     learned_limits.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
-    learned_limits.forget_sizes()
+    learned_limits.sizes.clear()
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)

@@ -23,7 +23,6 @@ from app.pipeline import service
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.learned_limits import LimitError, UnfitError
-from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.runtime import Runtime, Threads
 from app.pipeline.service import Pipeline
 from stores import registry
@@ -395,8 +394,7 @@ async def _refused(
     sent: list[bool] = []
     monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
     monkeypatch.setattr(_RefusedFlow, "sent", sent)
-    error = UnfitError(OffsetTracker(5), 5, RecordUnfitError("orders", "its timestamp", 0))
-    error.partition = TopicPartition("raw", 0)
+    error = UnfitError(TopicPartition("raw", 0), 5, RecordUnfitError("orders", "its timestamp", 0))
     monkeypatch.setattr(_RefusedFlow, "error", error)
     async with running(monkeypatch, [], _RefusedFlow, plan, later) as pipeline:
         assert pipeline.flow is not None

@@ -44,9 +44,11 @@ def without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def destination_of(
-    boundary: str = "poll", carry_epochs: Callable[[AIOKafkaClient], None] = lambda _: None
+    boundary: str = "poll",
+    carry_epochs: Callable[[AIOKafkaClient], None] = lambda _: None,
+    caught_up: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> Destination:
-    """Where a pipeline writes, whose consumer lets clients carry epochs so."""
+    """Where a pipeline without lanes writes, whose consumer lets clients carry epochs so."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
     guarantee: dict[str, object] = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
     guarantee["transaction.boundary.interval.ms"] = 59_000  # none ends by its age, however busy the machine is
@@ -55,8 +57,10 @@ def destination_of(
     brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
     (pipeline,) = settings.pipelines
     clients = FlowClients(settings.client, pipeline)
-    clients._source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs))
-    return Destination(clients, pipeline, plan, brokers, PipelineStats(), termination, time.time)
+    clients._source = source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs, caught_up=caught_up))
+    share = Share(Budget(100_000))
+    lanes = Lanes(share, None)
+    return Destination(pipeline, plan, clients, source, brokers, lanes, share, PipelineStats(), termination, time.time)
 
 
 @asynccontextmanager
@@ -67,13 +71,11 @@ async def made(
     caught_up: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> AsyncIterator[tuple[Transaction, Lane]]:
     """The transaction of a lane that no broker hears of."""
-    destination = destination_of(boundary)
-    share = Share(Budget(100_000))
-    lanes = Lanes(share, None)
-    lanes.open(TopicPartition("raw", 0), 0)
-    (lane,) = lanes
+    destination = destination_of(boundary, caught_up=caught_up)
+    destination.lanes.open(TopicPartition("raw", 0), 0)
+    (lane,) = destination.lanes
     pace = pace or Pace(per_second=1_000, at_once=10, under_way=1)
-    transaction = Transaction(destination, share, lane, lanes, Bounds(), pace, caught_up)
+    transaction = Transaction(destination, lane, Bounds(), pace)
     try:
         yield transaction, lane
     finally:
@@ -213,14 +215,12 @@ async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPa
         started.append(producer.client)
 
     monkeypatch.setattr(FlowProducer, "start", start)
-    source: Any = SimpleNamespace(caught_up=lambda _: True)
-    share = Share(Budget(100_000))
-    lanes = Lanes(share, None)
+    destination = destination_of(carry_epochs=carried.append)
     for number in range(2):
-        lanes.open(TopicPartition("raw", number), 0)
-    delivery = ExactlyOnce(destination_of(carry_epochs=carried.append), share, lanes, source)
+        destination.lanes.open(TopicPartition("raw", number), 0)
+    delivery = ExactlyOnce(destination)
     try:
-        await delivery.assign([*lanes])
+        await delivery.assign([*destination.lanes])
         assert len(started) == 2
     finally:
         await delivery.stop()
