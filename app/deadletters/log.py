@@ -6,20 +6,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.cluster.enforced_limits import RETENTION_KEY, CommitLimits, commit_limits
 from app.config.settings import ClientSettings
 from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
-from app.kafka.clients import translated
-from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.record_reader import RecordReader
-from app.kafka.refusals import Refusals, refused_name
-from app.kafka.stopping import stop_in_time
-from app.kafka.topic_reader import topic_consumer
+from app.kafka.topic_reader import TopicReader, reading, topic_consumer
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import SourceRecord
@@ -30,8 +25,6 @@ __all__ = ["Commit", "Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 Commit = Mapping[TopicPartition, OffsetAndMetadata]
 """The offset that is committed for a partition, with its metadata."""
 
-_POLL_MS = 200
-_MAX_RECORDS = 500  # at a time
 # All letters that are read are there already. A fetch that waits at the end of a partition holds up that of the next.
 _FETCH_WAIT_MS = 10
 
@@ -93,19 +86,19 @@ class LetterLog:
     """One dead-letter topic. Use `open_log`. Its methods raise aiokafka's errors.
 
     Args:
-        consumer: started, with all partitions.
+        reader: of all partitions.
         topic: as the cluster describes it.
         group: of the consumer; empty if it has none.
         limits: of what is committed.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str, limits: CommitLimits) -> None:
+    def __init__(self, reader: TopicReader, topic: Topic, group: str, limits: CommitLimits) -> None:
         self.topic = topic
         self.group = group
-        self._consumer = consumer
+        self._reader = reader
+        self._controls = reader.controls
+        self._consumer = self._controls.consumer
         self._limits = limits
-        self._controls = ConsumerControls(consumer)
-        self._reader = RecordReader(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:
@@ -127,7 +120,7 @@ class LetterLog:
         self._consumer.resume(wanted)
         self._consumer.seek(wanted, start)
         while await self._consumer.position(wanted) < end:
-            async for _, records in self._reader.poll(wanted, timeout_ms=_POLL_MS, most=_MAX_RECORDS):
+            async for _, records in self._reader.poll(wanted):
                 within = [record for record in records if record.offset < end]
                 if within:
                     yield within
@@ -236,13 +229,6 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     # Asked before anything is written: a commit that is refused lets nothing be written, or the same again.
     limits = CommitLimits() if group is None else await commit_limits(client)
     consumer = topic_consumer(client, group, fetch_max_wait_ms=_FETCH_WAIT_MS)
-    refusals = Refusals(consumer)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
-    try:
-        await consumer.start()
-        yield LetterLog(consumer, topic, group or "", limits)
-    except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
-        refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
-        raise refused or translated(exc, f"topic {topic.name}", refusals.code) from exc
-    finally:
-        await stop_in_time(consumer)
+    async with reading(consumer, topic.name, group) as reader:
+        yield LetterLog(reader, topic, group or "", limits)

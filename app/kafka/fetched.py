@@ -26,8 +26,6 @@ from transforms.message_set import Message
 from transforms.record import Record
 from transforms.record_batch import RecordBatch, is_intact, is_old, leader_epoch_of, offsets_of, pack, split
 
-__all__ = ["FetchedBatches", "ReadAhead", "Unlimited"]
-
 _NONE = 0
 _MOST_OFFSET = 2**63 - 1
 _WHOLE = struct.Struct(">qi")  # offset and length of a batch
@@ -48,36 +46,30 @@ class ReadAhead(Protocol):
         """Waits until the next fetch may be sent."""
 
 
-class Unlimited:
-    """Where what one fetch gives, a megabyte of each partition, is little."""
-
-    def fetched(self, size: int) -> None:
-        """See `ReadAhead`."""
-
-    async def may_fetch(self) -> None:
-        """See `ReadAhead`."""
-
-
 class FetchedBatches:
     """Lets the polls of one consumer give `SourceBatch`es. Belongs to its event loop.
 
     Args:
         controls: of a consumer that has started and was not polled yet.
-        read_ahead: hears of each fetch.
+        read_ahead: hears of each fetch; None where the megabyte of each partition that one fetch gives is little.
         tell: called with the partition, the first offset and the leader epoch of a batch that is polled or skipped; for
             the first one of each response, and where the epoch changes.
     """
 
-    def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead, tell: TellEpoch | None = None) -> None:
+    def __init__(
+        self, controls: ConsumerControls, read_ahead: ReadAhead | None = None, tell: TellEpoch | None = None
+    ) -> None:
         self._read_ahead = read_ahead
         self._fetched: dict[TopicPartition, bytes | memoryview] = {}
         watch_requests(controls.client, self._watched)
-        controls.keep_fetched_in(_Readers(self._take, read_ahead.fetched, tell or _tell_nobody))
+        count = read_ahead.fetched if read_ahead is not None else lambda _: None
+        controls.keep_fetched_in(_Readers(self._take, count, tell or (lambda *_: None)))
 
     async def _watched(self, _: str, request: Any, send: Send) -> Any:
         if not isinstance(request, FetchRequest):
             return await send()
-        await self._read_ahead.may_fetch()
+        if self._read_ahead is not None:
+            await self._read_ahead.may_fetch()
         with viewed(request):
             response = await send()
         # What an earlier response had, and the fetcher did not take up, is of no use any more.
@@ -238,10 +230,6 @@ class _Reader:
                 self._aborting.discard(batch.producer_id)
             return True
         return not batch.transactional
-
-
-def _tell_nobody(_: TopicPartition, __: int, ___: int) -> None:
-    """What a reader without leader epochs is told."""
 
 
 def _stand_in(data: memoryview) -> bytes:

@@ -10,25 +10,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Never
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import CorruptRecordException, KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings
-from app.kafka.clients import ClusterError, security_arguments, translated, writing_producer
+from app.kafka.clients import ClusterError, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.fetched import FetchedBatches, Unlimited
-from app.kafka.metadata_requests import create_no_topics
 from app.kafka.producer import ProducerControls
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import Unopened
+from app.kafka.topic_reader import TopicReader, reading, topic_consumer
 from app.kafka.topics import identities
-from app.kafka.watched_client import share_start
-
-__all__ = ["Entry", "TopicLog", "UnacknowledgedError"]
 
 _POLL_MS = 500
 _QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
 _LOOK_S = 2.5  # between two looks whether it is the same topic
-_ANSWER_S = 15.0
 _REQUEST_MS = 10_000  # less than who asks waits, for a machine that is gone ends no connection
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
 
@@ -62,7 +57,7 @@ class TopicLog:
         skipped: gets told of records that would fill the memory, or are damaged.
 
     Attributes:
-        position: the offset behind what was read; None before the first read.
+        position: the offset behind what was read; -1 before the first read.
     """
 
     def __init__(
@@ -73,7 +68,7 @@ class TopicLog:
         self._partition = TopicPartition(topic, 0)
         self._take = take
         self._skipped = skipped
-        self.position: int | None = None
+        self.position = -1
         self._new_from = 0
         self._id: str | None = None
 
@@ -86,12 +81,12 @@ class TopicLog:
         """
         end: int | None = None
         try:
-            async with asyncio.timeout(seconds), self._reading() as controls:
-                end = await self._end(controls)
-                while self._reached < end:
-                    await self._poll(controls)
+            async with asyncio.timeout(seconds), self._reading() as reader:
+                end = await self._end(reader.controls)
+                while self.position < end:
+                    await self._poll(reader)
         except TimeoutError as exc:
-            so_far = "" if end is None else f", but up to offset {self._reached:,} of {end:,}"
+            so_far = "" if end is None else f", but up to offset {self.position:,} of {end:,}"
             raise ClusterError(
                 f"topic {self._topic} was not read to its end within {seconds:.0f} s{so_far}", retriable=True
             ) from exc
@@ -103,17 +98,18 @@ class TopicLog:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: the cluster failed, or has another log now; to be called again.
         """
-        async with self._reading() as controls:
+        async with self._reading() as reader:
+            controls = reader.controls
             end = await self._end(controls)
             heard_s = looked_s = time.monotonic()
             while True:
-                if self._reached >= end:
+                if self.position >= end:
                     ready()
-                if await self._poll(controls):
+                if await self._poll(reader):
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > _QUIET_S:
                     controls.check_fetcher()
-                    if await self._end(controls) < self._reached:
+                    if await self._end(controls) < self.position:
                         raise ClusterError(f"topic {self._topic} is shorter than it was", retriable=True)
                     heard_s = time.monotonic()
                 if time.monotonic() - looked_s > _LOOK_S:
@@ -139,38 +135,25 @@ class TopicLog:
             finally:
                 await ProducerControls(producer).abandon()  # `stop` would try on, until it is written
 
-    @property
-    def _reached(self) -> int:
-        return -1 if self.position is None else self.position
-
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[ConsumerControls]:
-        """A consumer of the log, for the length of a block; it stands where the last one has ended."""
-        consumer = AIOKafkaConsumer(
-            **security_arguments(self._client),
-            client_id=self._client.client_id,
-            group_id=None,
-            enable_auto_commit=False,
+    async def _reading(self) -> AsyncIterator[TopicReader]:
+        """A reader of the log, for the length of a block; it stands where the last one has ended."""
+        consumer = topic_consumer(
+            self._client,
             auto_offset_reset="none",
             request_timeout_ms=_REQUEST_MS,
             # A transaction that somebody has left open must not hide what is behind it.
             isolation_level="read_uncommitted",
         )
-        controls = ConsumerControls(create_no_topics(consumer))
-        share_start(controls.client)
         consumer.assign([self._partition])
-        try:
-            await consumer.start()
-            FetchedBatches(controls, Unlimited())
-            consumer.seek(self._partition, await self._begin(controls))
-            yield controls
-        except OffsetOutOfRangeError as exc:
-            told = f"topic {self._topic} was made again or cut: it has no record at offset {self._reached:,}"
-            raise ClusterError(told, retriable=True) from exc
-        except (KafkaError, OSError) as exc:
-            raise translated(exc, f"topic {self._topic}") from exc
-        finally:
-            await controls.stop()
+        allowed = "1 MiB in this topic"
+        async with reading(consumer, self._topic, most_bytes=_MOST_BYTES, allowed=allowed) as reader:
+            try:
+                consumer.seek(self._partition, await self._begin(reader.controls))
+                yield reader
+            except OffsetOutOfRangeError as exc:
+                told = f"topic {self._topic} was made again or cut: it has no record at offset {self.position:,}"
+                raise ClusterError(told, retriable=True) from exc
 
     async def _begin(self, controls: ConsumerControls) -> int:
         """The offset to go on at; that of the beginning for a log that is new, or another one."""
@@ -178,18 +161,16 @@ class TopicLog:
         end = await self._end(controls)
         other = await self._other_id(controls)
         if other is not None:
-            self._id, self.position = other, None
-        if self.position is None or not first <= self.position <= end:
+            self._id, self.position = other, -1
+        if not first <= self.position <= end:
             self.position, self._new_from = first, end
         return self.position
 
     async def _check_same(self, controls: ConsumerControls) -> None:
-        """Looks whether the topic is still the same: another one may have grown past the position by now."""
-        other = None
+        """Looks whether the topic is still the same: another one may have grown past the position."""
         with contextlib.suppress(KafkaError, OSError):  # no answer says nothing of the topic
-            other = await self._other_id(controls)
-        if other is not None:
-            raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
+            if await self._other_id(controls) is not None:
+                raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
 
     async def _other_id(self, controls: ConsumerControls) -> str | None:
         """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none.
@@ -198,35 +179,25 @@ class TopicLog:
             ClusterError: it does not exist.
             KafkaError, OSError: no broker has answered.
         """
-        client = controls.client
-        async with asyncio.timeout(_ANSWER_S):
-            found = await identities(lambda request: client.send(client.get_random_node(), request), [self._topic])
+        found = await identities(controls.send, [self._topic])
         identity = found.get(self._topic)
         if identity is None and self._topic in found:
             raise ClusterError(f"topic {self._topic} does not exist any more", retriable=True)
         return None if identity is None or identity.id == self._id else identity.id
 
     async def _end(self, controls: ConsumerControls) -> int:
-        async with asyncio.timeout(_ANSWER_S):
-            return int((await controls.consumer.end_offsets([self._partition]))[self._partition])
+        return int((await controls.consumer.end_offsets([self._partition]))[self._partition])
 
-    async def _poll(self, controls: ConsumerControls) -> bool:
+    async def _poll(self, reader: TopicReader) -> bool:
         """Takes what has come; False if nothing has."""
-        polled = await controls.consumer.getmany(self._partition, timeout_ms=_POLL_MS)
-        for batch in polled.get(self._partition, ()):
-            self._take_batch(batch)
-        reached = controls.position(self._partition)
-        if reached is None or reached == self.position:
-            return False
-        self.position = reached
-        return True
-
-    def _take_batch(self, batch: SourceBatch) -> None:
-        try:
-            for record in batch.opened(_MOST_BYTES, "1 MiB in this topic"):
+        async for _, records in reader.poll(self._partition, timeout_ms=_POLL_MS):
+            for record in records:
                 if isinstance(record, Unopened):
                     self._skipped(f"offset {record.first}: {record.error}")
                 else:
                     self._take(Entry(record.offset, record.key, record.value, record.offset < self._new_from))
-        except CorruptRecordException as exc:
-            self._skipped(str(exc))
+        reached = reader.controls.position(self._partition)
+        if reached is None or reached == self.position:
+            return False
+        self.position = reached
+        return True

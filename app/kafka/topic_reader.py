@@ -1,12 +1,13 @@
-"""Reads a topic for a command: from which offset, to which end, and how long it waits."""
+"""Reads a topic for a command: within bounds of memory, from which offset, to which end, and how long it waits."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
@@ -15,22 +16,147 @@ from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.fetched import FetchedBatches
 from app.kafka.metadata_requests import create_no_topics
 from app.kafka.offset_lookups import follow_leaders
-from app.kafka.record_reader import RecordReader
 from app.kafka.refusals import Refusals, refused_name
 from app.kafka.stopping import stop_in_time
 from app.kafka.topics import Topic
+from app.kafka.watched_client import share_start
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
-
-__all__ = ["Pending", "Reader", "Selection", "open_reader", "topic_consumer"]
 
 _POLL_MS = 200
 # A member that does not poll for so long leaves the group, and begins again at its last commit. A batch that takes
 # longer to inflate would do so each time, and the command never go on.
 _POLL_INTERVAL_MS = 86_400_000
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
+_MOST_BYTES = 268_435_456  # of a batch before compression: the default of in.flight.bytes
+_ALLOWED = "256 MiB, where a command reads"
+_GIVEN_BYTES = 33_554_432  # so that 500 records of one batch after the other do not fill the memory
+_HEADER_BYTES = 100  # of one as an object, at least
+
+
+class TopicReader:
+    """Reads the records of one consumer. Belongs to its event loop.
+
+    Names of headers may be any bytes; see `transforms/record_format.py`. A batch that holds more than it may comes as
+    one `Unopened`, as does a record with more headers than the worker reads.
+
+    Args:
+        consumer: started, and not polled yet.
+        most_bytes: of a batch before compression.
+        allowed: what that is, for people.
+
+    Attributes:
+        controls: of the consumer.
+    """
+
+    # State that changes: `_assignment`, in `poll`; one poll at a time.
+
+    def __init__(self, consumer: AIOKafkaConsumer, most_bytes: int = _MOST_BYTES, allowed: str = _ALLOWED) -> None:
+        self.controls = ConsumerControls(consumer)
+        self._most_bytes = most_bytes
+        self._allowed = allowed
+        self._assignment: Any = None
+        FetchedBatches(self.controls)
+
+    @property
+    def held(self) -> bool:
+        """Whether what the last poll gave is still this consumer's: no rebalance has begun since."""
+        return self.controls.assignment is self._assignment and not self.controls.rebalancing
+
+    async def poll(
+        self, *partitions: TopicPartition, timeout_ms: int = _POLL_MS, most: int = _MAX_RECORDS
+    ) -> AsyncIterator[tuple[TopicPartition, Sequence[SourceRecord]]]:
+        """What one poll gives: records of a partition, some at a time. It ends early at a rebalance.
+
+        The position of the consumer is behind all of them from the beginning.
+
+        Args:
+            partitions: of which something may be read; none for all that are assigned.
+            timeout_ms: how long to wait for records.
+            most: the most records at a time.
+
+        Raises:
+            KafkaError: the cluster failed, or a batch is damaged.
+        """
+        polled = await self.controls.consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
+        self._assignment = self.controls.assignment
+        for partition, batches in polled.items():
+            given: list[SourceRecord] = []
+            size = 0
+            for batch in batches:
+                for record in batch.opened(self._most_bytes, self._allowed):
+                    given.append(record)
+                    size += _size(record)
+                    if len(given) >= most or size >= _GIVEN_BYTES:
+                        yield partition, given
+                        given, size = [], 0
+                        if not self.held:
+                            return
+                await asyncio.sleep(0)  # to look into a batch may have taken long
+            if given:
+                yield partition, given
+                if not self.held:
+                    return
+
+
+def _size(record: SourceRecord) -> int:
+    headers = sum(_HEADER_BYTES + len(value or b"") for _, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+def topic_consumer(client: ClientSettings, group: str | None = None, **arguments: Any) -> AIOKafkaConsumer:
+    """A consumer, not started: it reads committed records, and commits only what it is told to.
+
+    Args:
+        client: how to reach the cluster.
+        group: its id; None for no group.
+        arguments: of aiokafka, in place of what is usual here.
+    """
+    usual: dict[str, Any] = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    consumer = create_no_topics(
+        AIOKafkaConsumer(
+            **security_arguments(client),
+            client_id=client.client_id,
+            group_id=group,
+            enable_auto_commit=False,
+            max_poll_interval_ms=_POLL_INTERVAL_MS,
+            **{**usual, **arguments},
+        )
+    )
+    share_start(consumer._client)
+    follow_leaders(consumer._client)
+    return consumer
+
+
+@asynccontextmanager
+async def reading(
+    consumer: AIOKafkaConsumer, topic: str, group: str | None = None, **bounds: Any
+) -> AsyncIterator[TopicReader]:
+    """Starts a consumer of a topic, and stops it at the end of the block; `bounds` are those of the reader.
+
+    Raises:
+        ConfigurationError: the brokers refuse the group for its length.
+        ClusterError: the cluster failed, at the start or in the block.
+    """
+    refusals = Refusals(consumer)
+    started = False
+    try:
+        await consumer.start()
+        started = True
+        yield TopicReader(consumer, **bounds)
+    except (KafkaError, IllegalStateError, OSError) as exc:
+        if started and isinstance(exc, OSError):  # of the caller, such as a file that it writes
+            raise
+        refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
+        raise refused or translated(exc, f"topic {topic}", refusals.code) from exc
+    finally:
+        await stop_in_time(consumer)
+
+
+# --- a selection of the records ---------------------------------------------------------------------------------------
 
 
 class Pending(Protocol):
@@ -77,65 +203,28 @@ class Selection:
     timeout_ms: int | None = None
 
 
-def topic_consumer(
-    client: ClientSettings,
-    group: str | None,
-    reset: Literal["earliest", "latest"] = "earliest",
-    *,
-    fetch_max_wait_ms: int = 500,
-) -> AIOKafkaConsumer:
-    """A consumer of a command, not started: it reads committed records, and commits only what it is told to.
+class SelectionReader:
+    """Reads the selected records, in order by partition. Use `open_reader`. Its methods raise aiokafka's errors."""
 
-    Args:
-        client: how to reach the cluster.
-        group: its id; None for no group.
-        reset: where to begin without a committed offset.
-        fetch_max_wait_ms: how long a broker waits for records before it answers a fetch.
-    """
-    made = AIOKafkaConsumer(
-        **security_arguments(client),
-        client_id=client.client_id,
-        group_id=group,
-        enable_auto_commit=False,
-        auto_offset_reset=reset,
-        isolation_level="read_committed",
-        max_poll_interval_ms=_POLL_INTERVAL_MS,
-        fetch_max_wait_ms=fetch_max_wait_ms,
-    )
-    follow_leaders(made._client)
-    return create_no_topics(made)
-
-
-class Reader:
-    """Reads the selected records, in order by partition. Use `open_reader`."""
-
-    def __init__(
-        self,
-        consumer: AIOKafkaConsumer,
-        selection: Selection,
-        partitions: Sequence[TopicPartition],
-        pending: Pending | None,
-    ) -> None:
-        self._consumer = consumer
+    def __init__(self, reader: TopicReader, selection: Selection, pending: Pending | None = None) -> None:
+        self._reader = reader
+        self._consumer = reader.controls.consumer
         self._pending = pending
         self._selection = selection
-        self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._controls = ConsumerControls(consumer)
-        self._reader = RecordReader(self._controls)
 
-    async def begin(self) -> None:
+    async def begin(self, partitions: Sequence[TopicPartition]) -> None:
         """Seeks to the start of the selection.
 
         Raises:
             ConfigurationError: there is no such offset.
         """
-        first = await self._consumer.beginning_offsets(self._partitions)
-        self._ends = await self._consumer.end_offsets(self._partitions)
+        first = await self._consumer.beginning_offsets(partitions)
+        self._ends = await self._consumer.end_offsets(partitions)
         if self._selection.group is not None:
             return  # the committed offsets count, which are known after the first rebalance
-        for partition in self._partitions:
+        for partition in partitions:
             self._consumer.seek(partition, self._offset(partition, first[partition], self._ends[partition]))
 
     def _offset(self, partition: TopicPartition, first: int, end: int) -> int:
@@ -160,30 +249,29 @@ class Reader:
 
         Args:
             enough: asked before each record, which comes alone, whether to stop; then `max_messages` does not count.
-
-        Raises:
-            ClusterError: the cluster failed.
         """
         left = self._selection.max_messages if enough is None else None
-        heard = time.monotonic()
-        try:
-            while (left is None or left > 0) and not (enough and enough()) and not await self._at_end():
-                limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
-                async for partition, found in self._reader.poll(timeout_ms=_POLL_MS, most=limit):
-                    given: list[SourceRecord] = []
-                    yield self._while_held(found[:left], given)
-                    if self._selection.group is not None and self._reader.held:
-                        await self._commit(partition, given[-1].offset + 1)
-                    if left is not None:
-                        left -= len(given)
-                    heard = time.monotonic()
-                    if left == 0 or (enough and enough()):
-                        return
-                await self._commit_read()
-                if self._too_long(heard):
+        timeout_ms, heard = self._selection.timeout_ms, time.monotonic()
+        while left != 0 and not (enough and enough()) and not await self._at_end():
+            limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
+            async for partition, found in self._reader.poll(most=limit):
+                given: list[SourceRecord] = []
+                yield self._while_held(found[:left], given)
+                if self._selection.group is not None and self._reader.held:
+                    await self._commit(partition, given[-1].offset + 1)
+                if left is not None:
+                    left -= len(given)
+                heard = time.monotonic()
+                if left == 0 or (enough and enough()):
                     return
-        except (KafkaError, IllegalStateError) as exc:
-            raise translated(exc, "reading") from exc
+            # Marks of transactions and gaps of compaction behind the last record that was given: else retention may
+            # take them, and the next reader would not find its offset in the log.
+            for partition, committed in tuple(self._committed.items()):
+                position = self._reader.controls.position(partition)
+                if self._reader.held and position is not None and position > committed:
+                    await self._commit(partition, position)
+            if timeout_ms is not None and time.monotonic() - heard > timeout_ms / 1000:
+                return
 
     def _while_held(self, records: Iterable[SourceRecord], given: list[SourceRecord]) -> Iterator[SourceRecord]:
         """The records, until a rebalance begins: it releases what is pending, and the rest has no beginning then."""
@@ -192,16 +280,6 @@ class Reader:
                 return
             given.append(record)
             yield record
-
-    async def _commit_read(self) -> None:
-        """Commits what was read behind the last record that was given: marks of transactions, gaps of compaction.
-
-        Else retention may take it, and the next reader would not find its offset in the log.
-        """
-        for partition, committed in tuple(self._committed.items()):
-            position = self._controls.position(partition)
-            if self._reader.held and position is not None and position > committed:
-                await self._commit(partition, position)
 
     async def _commit(self, partition: TopicPartition, position: int) -> None:
         self._committed[partition] = position
@@ -222,18 +300,14 @@ class Reader:
         except IllegalStateError:
             if self._reader.held:
                 raise
-            return False  # a partition went to another consumer meanwhile
-        return reached and not self._controls.rebalancing  # else the position is behind what was dropped
-
-    def _too_long(self, heard: float) -> bool:
-        timeout = self._selection.timeout_ms
-        return timeout is not None and time.monotonic() - heard > timeout / 1000
+            return False  # a partition has gone to another consumer
+        return reached and not self._reader.controls.rebalancing  # else the position is behind what was dropped
 
 
 @asynccontextmanager
 async def open_reader(
     client: ClientSettings, topic: Topic, selection: Selection, pending: Pending | None = None
-) -> AsyncIterator[Reader]:
+) -> AsyncIterator[SelectionReader]:
     """A reader for the length of a block.
 
     Args:
@@ -246,26 +320,19 @@ async def open_reader(
         ConfigurationError: there is no such partition or offset, or the brokers refuse the group for its length.
         ClusterError: the cluster failed.
     """
-    if selection.group is not None:
-        check_name("group-id", selection.group, "--group", enabled=client.limit_names)
+    group = selection.group
+    if group is not None:
+        check_name("group-id", group, "--group", enabled=client.limit_names)
     topic.check_partition(selection.partition)
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
-    consumer = topic_consumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")
-    refusals = Refusals(consumer)
-    if selection.group is None:
+    reset = "earliest" if selection.start == "earliest" else "latest"
+    consumer = topic_consumer(client, group, auto_offset_reset=reset)
+    if group is None:
         consumer.assign(partitions)
     else:
         consumer.subscribe([topic.name], listener=None if pending is None else _Releasing(pending))
-    try:
-        try:
-            await consumer.start()
-            reader = Reader(consumer, selection, partitions, pending)
-            await reader.begin()
-        except (KafkaError, OSError, TimeoutError) as exc:
-            group, code = selection.group, refusals.code
-            refused = None if group is None else refused_name("group-id", group, "--group", code)
-            raise refused or translated(exc, f"topic {topic.name}", code) from exc
-        yield reader
-    finally:
-        await stop_in_time(consumer)
+    async with reading(consumer, topic.name, group) as reader:
+        found = SelectionReader(reader, selection, pending)
+        await found.begin(partitions)
+        yield found

@@ -21,8 +21,6 @@ from app.pipeline.stats import PipelineStats
 from transforms.commit_metadata import note, noted
 from transforms.logger_name import logger_name
 
-__all__ = ["OffsetReset"]
-
 log = logging.getLogger(logger_name(__name__))
 
 _LEADERS_S = 5.0  # an unclean election changes the leaders of many partitions, one after the other
@@ -75,8 +73,7 @@ class OffsetReset:
             KafkaError: the cluster did not answer.
         """
         for partition in sorted(self._fresh):
-            lane = self._lanes.get(partition)
-            first, _ = await self._source.bounds(partition)
+            lane, first, _ = await self._look(partition)
             if lane is None or not await self._begin(lane, first):
                 return  # the group moves on; the partitions that it assigns then begin anew
             log.warning(
@@ -97,48 +94,79 @@ class OffsetReset:
                 be committed; or the log was cut, and `consumer.auto.offset.reset` is `none`.
             KafkaError: `consumer.auto.offset.reset` is `none`, or the cluster did not answer.
         """
-        if isinstance(error, NoOffsetForPartitionError):
-            if self._reset == "none":
-                raise error
-            await self._find_first(error.args[0])
-            return
-        for partition, offset in error.args[0].items():
-            cut = self._source.cut(partition)
+        unknown = isinstance(error, NoOffsetForPartitionError)
+        for partition, offset in ({error.args[0]: 0} if unknown else error.args[0]).items():
+            cut = None if unknown else self._source.cut(partition)
             if cut is not None:
                 await self._go_back(partition, offset, cut)
             elif self._reset == "none":
                 raise error
+            elif unknown:
+                await self._find_first(partition)
             else:
                 await self._find_again(partition, offset)
 
-    async def _find_first(self, partition: TopicPartition) -> None:
+    async def _look(self, partition: TopicPartition) -> tuple[Lane | None, int, int]:
+        """The lane, and the bounds of its log; no lane if the group has moved on: its new owner looks for itself."""
         lane = self._lanes.get(partition)
         first, end = await self._source.bounds(partition)
-        committed = await self._source.commits([partition])
-        if lane is None or not self._lanes.holds(lane):
-            return  # the group has moved on; the new owner of the partition looks for itself
-        if committed:
-            return  # by another owner, after the poll that found none; the next poll finds it
-        if self._source.position(partition) is not None:
-            return  # found meanwhile: a transaction that held the offset has ended
+        return lane if lane is not None and self._lanes.holds(lane) else None, first, end
+
+    async def _find_first(self, partition: TopicPartition) -> None:
+        lane, first, end = await self._look(partition)
+        # Another owner may have committed after the poll that found nothing; the next poll finds it. Or a transaction
+        # that held the offset has ended.
+        if lane is None or await self._source.commits([partition]) or self._source.position(partition) is not None:
+            return
         # The offset is committed before the first record is written: if the worker is killed, the next start knows that
         # the group has begun, and was allowed to.
         if self._reset == "earliest":
             await self._begin(lane, first)
-        elif await self._group_knows(partition.topic):
-            # The group has read other partitions of the topic: it commits each of them at the first look.
-            if await self._begin(lane, first):
-                log.warning(
-                    "pipeline %s: topic %s, partition %d is new, and read from its first record", self._name, *partition
-                )
-        else:
+        elif not await self._group_knows(partition.topic):
             await self._begin(lane, end)
+        # The group has read other partitions of the topic: it commits each of them at the first look.
+        elif await self._begin(lane, first):
+            told = "pipeline %s: topic %s, partition %d is new, and read from its first record"
+            log.warning(told, self._name, *partition)
 
     async def _group_knows(self, topic: str) -> bool:
         # Asked once: the offsets that this flow itself commits at its first look do not count.
         if topic not in self._known:
             self._known[topic] = await self._source.known(topic)
         return self._known[topic]
+
+    async def _find_again(self, partition: TopicPartition, offset: int) -> None:
+        lane, first, end = await self._look(partition)
+        if lane is None or first <= offset <= end:
+            return
+        place, gone = f"topic {partition.topic}, partition {partition.partition}", max(0, first - offset)
+        if gone and lane.delivered <= end:
+            # What is in flight was before that, and stays valid, as does what was delivered above the commit.
+            begins = self._source.begin(partition, first)
+            lane.read_to = first  # the next commit
+        elif lane.tracker is None:
+            begins = await self._begin(lane, first)
+        else:
+            raise ClusterError(
+                f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
+                "created again, or records were lost in the cluster",
+                retriable=True,
+            )
+        if begins:
+            self._stats.expired_records += gone
+            log.warning(
+                "pipeline %s: %s: offset %s %s, and there are records from %s to %s: %s; all that are there are read, "
+                "from the first",
+                self._name,
+                place,
+                f"{offset:,}",
+                "is committed" if lane.tracker is None else "is the next one",
+                f"{first:,}",
+                f"{end:,}",
+                f"{gone:,} records were deleted before they were read"
+                if gone
+                else "the topic was created again, or records were lost in the cluster",
+            )
 
     async def _go_back(self, partition: TopicPartition, offset: int, cut: Cut) -> None:
         """Begins again where a log was cut: the reset policy says whether, not where, as for Kafka's own consumer.
@@ -152,10 +180,8 @@ class OffsetReset:
         if not await self._begin_at_cut(partition, offset, cut):
             return
         # The flow ends. The next one is not told of a log that was cut where nothing was committed yet.
-        read = {
-            lane.partition: self._source.position(lane.partition) for lane in self._lanes if lane.tracker is not None
-        }
-        await self._source.compare({each: at for each, at in read.items() if at is not None}, _LEADERS_S)
+        read = {lane: self._source.position(lane.partition) for lane in self._lanes if lane.tracker is not None}
+        await self._source.compare({lane.partition: at for lane, at in read.items() if at is not None}, _LEADERS_S)
         for lane in self._lanes:
             elsewhere = self._source.cut(lane.partition)
             if lane.tracker is not None and elsewhere is not None:
@@ -164,20 +190,21 @@ class OffsetReset:
 
     async def _begin_at_cut(self, partition: TopicPartition, offset: int, cut: Cut) -> bool:
         """Tells what is gone, and commits where the log parts; True if the flow ends, with what it has read of it."""
-        lane = self._lanes.get(partition)
-        first, _ = await self._source.bounds(partition)
-        if lane is None or not self._lanes.holds(lane):
+        lane, first, _ = await self._look(partition)
+        if lane is None:
             return False
-        begin, tracker = max(first, cut.offset), lane.tracker
+        parts, tracker = max(first, cut.offset), lane.tracker
+        # What the metadata of a commit says was delivered of the log that was lost must not be committed again.
+        delivered = max(lane.delivered, found.delivered if (found := noted(lane.noted)) is not None else 0)
+        begin = max(first, min(offset, cut.offset)) if tracker is None else min(parts, tracker.committed)
+        # What is below the cut was delivered. It is no longer than the metadata that the brokers have accepted.
+        metadata = note(begin, min(delivered, parts), ())
         if tracker is None:
-            offset = max(first, min(offset, cut.offset))
-            begins = await self._begin(lane, offset, _note(lane, offset, begin))
+            begins = await self._begin(lane, begin, metadata)
         else:
             self._lanes.discard([partition])  # nothing of the log that was lost may be committed any more
-            # Nor may what the metadata of a commit says was delivered of it.
-            offset = min(begin, tracker.committed)
-            begins = tracker.committed <= begin and _delivered(lane) <= begin
-            begins = begins or await self._commit_first(partition, offset, _note(lane, offset, begin))
+            right = tracker.committed <= parts and delivered <= parts
+            begins = right or await self._commit(partition, begin, metadata)
         if begins:
             self._stats.truncated_records += cut.read - cut.offset
             log.warning(
@@ -187,58 +214,6 @@ class OffsetReset:
                 f"{cut.read - cut.offset:,}",
             )
         return tracker is not None
-
-    async def _find_again(self, partition: TopicPartition, offset: int) -> None:
-        lane = self._lanes.get(partition)
-        first, end = await self._source.bounds(partition)
-        if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
-            return
-        place = f"topic {partition.topic}, partition {partition.partition}"
-        known = "is committed" if lane.tracker is None else "is the next one"
-        if offset < first and lane.delivered <= end:
-            # What is in flight was before that, and stays valid, as does what was delivered above the commit.
-            begins = await self._skip_to(lane, first)
-        elif lane.tracker is None:
-            begins = await self._begin(lane, first)
-        else:
-            raise ClusterError(
-                f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
-                "created again, or records were lost in the cluster",
-                retriable=True,
-            )
-        if not begins:
-            return
-        if offset < first:
-            self._stats.expired_records += first - offset
-            what = f"{first - offset:,} records were deleted before they were read"
-        else:
-            what = "the topic was created again, or records were lost in the cluster"
-        log.warning(
-            "pipeline %s: %s: offset %s %s, and there are records from %s to %s: %s; all that are there are read, from "
-            "the first",
-            self._name,
-            place,
-            f"{offset:,}",
-            known,
-            f"{first:,}",
-            f"{end:,}",
-            what,
-        )
-
-    async def _skip_to(self, lane: Lane, offset: int) -> bool:
-        """Reads from an offset, and commits it, with what was delivered above, if nothing is in flight."""
-        partition = lane.partition
-        if not self._source.begin(partition, offset):
-            return False
-        lane.read_to = offset
-        commit = self._lanes.to_commit(lane) if lane.tracker is None else None
-        if commit is not None:
-            try:
-                await self._source.commit({partition: commit})
-            except GroupMovedOnError:
-                return False
-            lane.mark_committed(*commit)
-        return True
 
     async def _begin(self, lane: Lane, offset: int, metadata: str = "") -> bool:
         """Reads from an offset, and commits it, so that the old offset does not come back with the next start.
@@ -250,9 +225,9 @@ class OffsetReset:
         self._lanes.begin_again(lane, offset)
         if metadata:
             self._lanes.resume(lane, offset, metadata, self._name)
-        return await self._commit_first(lane.partition, offset, metadata) and self._lanes.holds(lane)
+        return await self._commit(lane.partition, offset, metadata) and self._lanes.holds(lane)
 
-    async def _commit_first(self, partition: TopicPartition, offset: int, metadata: str) -> bool:
+    async def _commit(self, partition: TopicPartition, offset: int, metadata: str) -> bool:
         """Reads from an offset, and commits it; False if the partition is not this worker's any more."""
         if not self._source.begin(partition, offset):
             return False
@@ -261,20 +236,6 @@ class OffsetReset:
         except GroupMovedOnError:
             return False
         return True
-
-
-def _delivered(lane: Lane) -> int:
-    """Behind the last message of a lane that was delivered, by the metadata of its commits; 0 without any."""
-    found = noted(lane.noted)
-    return lane.delivered if found is None else max(lane.delivered, found.delivered)
-
-
-def _note(lane: Lane, offset: int, end: int) -> str:
-    """The metadata of a commit of `offset`, if the log has lost all from `end` on: what is below it was delivered.
-
-    It is no longer than the one that the brokers have accepted.
-    """
-    return note(offset, min(_delivered(lane), end), ())
 
 
 def _told(partition: TopicPartition, cut: Cut) -> str:

@@ -15,7 +15,7 @@ import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.fetched import FetchedBatches, Unlimited
+from app.kafka.fetched import FetchedBatches
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
@@ -173,7 +173,7 @@ class PartitionReader:
                 f"topic {self._place.topic} is not on the broker at {self._client.servers} any more"
             ) from exc
         self._controls = ConsumerControls(self._consumer)
-        FetchedBatches(self._controls, Unlimited())
+        FetchedBatches(self._controls)
 
     async def _topic_id(self) -> str | None:
         assert self._controls is not None

@@ -87,7 +87,7 @@ NAMES = (
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_coordinator", "stop in bounded time"),
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_fetcher", "stop in bounded time"),
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_subscription", "end calls that wait for records"),
-    PrivateName("app.kafka.topic_reader", AIOKafkaConsumer, "_client", "follow leaders when offsets are looked up"),
+    PrivateName("app.kafka.topic_reader", AIOKafkaConsumer, "_client", "follow leaders, and share the time of a start"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_request_timeout_ms", "stop in bounded time"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),

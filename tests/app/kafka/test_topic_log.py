@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, ReplicaNotAvailableError, TopicAuthorizationFailedError
 
 from app.config.settings import ClientSettings
-from app.kafka import clients, producer, topic_log
+from app.kafka import clients, producer, topic_reader
 from app.kafka.clients import ClusterError
 from app.kafka.topic_log import TopicLog, UnacknowledgedError
 from app.pipeline import steering
@@ -83,7 +83,7 @@ async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_ans
         given.update(arguments)
         raise Refused
 
-    monkeypatch.setattr(topic_log, "AIOKafkaConsumer", make)
+    monkeypatch.setattr(topic_reader, "AIOKafkaConsumer", make)
     log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
     with pytest.raises(Refused):
         await log.read(1)
