@@ -15,11 +15,11 @@ from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
+from app.chunks.allowance import PARALLEL, Allowance
 from app.chunks.backlog import Entry
 from app.chunks.keys import limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock, TornError
 from app.chunks.rereader import Again, Rereader
-from app.kafka.allowance import PARALLEL, Allowance
 from app.kafka.average import Average
 from app.kafka.delivering import DeliveringConsumer, count_as_poll
 from transforms.assembly import ChunkMessageId, Counts, Discarded

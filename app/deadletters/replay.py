@@ -21,10 +21,10 @@ from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.record_writer import OpenWriter, RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
-from app.kafka.partitioner import partition_of
 from app.kafka.sender import find_topic
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import Unopened
+from app.kafka.structs import partition_of
 from app.kafka.topics import Topic
 from stores.encryption import open_keyring
 from stores.store import PayloadStore

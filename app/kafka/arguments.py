@@ -6,34 +6,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.config.client import embedded_client_settings
+from app.config.keys import SECURITY_KEYS
 from app.kafka.clients import security_arguments
 from app.kafka.tokens import TOKEN_MECHANISMS, TokenProvider
 from transforms.errors import ConfigurationError
 
-__all__ = ["Arguments"]
-
-_BOOTSTRAP = "bootstrap.servers"
-_PROTOCOL = "security.protocol"
-_TLS = (
-    "ssl.ca.location",
-    "ssl.certificate.location",
-    "ssl.key.location",
-    "ssl.key.password",
-    "ssl.endpoint.identification.algorithm",
-)
+_BOOTSTRAP, _PROTOCOL, _MECHANISM = "bootstrap.servers", "security.protocol", "sasl.mechanism"
 _PROVIDER = "sasl_oauth_token_provider"
-_TOKENS = (
-    "sasl.oauthbearer.token.endpoint.url",
-    "sasl.oauthbearer.client.credentials.client.id",
-    "sasl.oauthbearer.client.credentials.client.secret",
-    "sasl.oauthbearer.scope",
-    "sasl.aws.region",
-)
+# Keys that no client has as arguments: they are read here.
+_TLS = tuple(key.name for key in SECURITY_KEYS if key.name.startswith("ssl."))
+_TOKENS = tuple(key.name for key in SECURITY_KEYS if key.name.startswith(("sasl.oauthbearer.", "sasl.aws.")))
 # Names of Kafka's, or of librdkafka's, for what both Python clients call otherwise.
 _RENAMED: Mapping[str, str] = {
     "sasl.mechanisms": "sasl_mechanism",
@@ -44,10 +31,6 @@ _NUMBERS = ("_ms", "_bytes", "_records", "_size")
 # Words of Kafka's where these clients take something else, or where most of the values are numbers.
 _WORDS: Mapping[tuple[str, str], object] = {("compression_type", "none"): None, ("acks", "all"): "all"}
 _TRUTH = {"true": True, "false": False}
-
-
-def _as_it_is(provider: TokenProvider) -> TokenProvider:
-    return provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +54,7 @@ class Arguments:
         """The arguments of a client of aiokafka's; `more` has the other attributes."""
         parameters = inspect.signature(client).parameters.values()
         named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-        return cls(named, tokens=_as_it_is if _PROVIDER in named else None, **more)
+        return cls(named, tokens=(lambda provider: provider) if _PROVIDER in named else None, **more)
 
     def without(self, ending: str) -> Arguments:
         """The same but for the arguments whose names end so."""
@@ -80,19 +63,15 @@ class Arguments:
 
     def knows(self, key: str) -> bool:
         """Whether a key of a configuration is the client's."""
-        return key in self.aside or key in self._read_here() or self._name(key) is not None
+        return key in self.aside or key in self._read_here or self._name(key) is not None
 
     def keys(self) -> list[str]:
         """Every key of which `knows` is true."""
-        return [
-            *(name.replace("_", ".") for name in self.defaults),
-            *_RENAMED,
-            *self.renamed,
-            *self._read_here(),
-            *self.aside,
-        ]
+        own = (name.replace("_", ".") for name in self.defaults)
+        return [*own, *_RENAMED, *self.renamed, *self._read_here, *self.aside]
 
-    def _read_here(self) -> Sequence[str]:
+    @property
+    def _read_here(self) -> tuple[str, ...]:
         return (*_TLS, *_TOKENS) if self.tokens else _TLS
 
     def merged(self, config: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
@@ -123,23 +102,23 @@ class Arguments:
             if name in arguments:
                 raise ConfigurationError(key, f"says again what {name} is")
             arguments[name] = self._value(key, name, value)
-        tls = {key: client[key] for key in _TLS if client.get(key) is not None}
+        given = {key: client[key] for key in (_BOOTSTRAP, *self._read_here) if client.get(key) is not None}
         # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
-        needed = bool(tls) or "ssl_cafile" not in self.defaults
-        if needed and arguments.get("ssl_context") is None and str(client.get(_PROTOCOL)).upper().endswith("SSL"):
+        needs_context = "ssl_cafile" not in self.defaults or any(key in given for key in _TLS)
+        if (
+            needs_context
+            and arguments.get("ssl_context") is None
+            and str(client.get(_PROTOCOL)).upper().endswith("SSL")
+        ):
             # Any address will do, as no connection is made.
-            settings = embedded_client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls})
+            settings = embedded_client_settings({**given, _BOOTSTRAP: "-", _PROTOCOL: "SSL"})
             arguments["ssl_context"] = security_arguments(settings)["ssl_context"]
-        if self.tokens and arguments.get("sasl_mechanism") in TOKEN_MECHANISMS and arguments.get(_PROVIDER) is None:
-            arguments |= self._login(client, arguments["sasl_mechanism"])
+        mechanism = arguments.get("sasl_mechanism")
+        if self.tokens and mechanism in TOKEN_MECHANISMS and arguments.get(_PROVIDER) is None:
+            settings = embedded_client_settings({**given, _PROTOCOL: "SASL_PLAINTEXT", _MECHANISM: mechanism})
+            login = security_arguments(settings)
+            arguments |= {"sasl_mechanism": login["sasl_mechanism"], _PROVIDER: self.tokens(login[_PROVIDER])}
         return arguments
-
-    def _login(self, client: Mapping[str, object], mechanism: str) -> Mapping[str, Any]:
-        login = {key: client[key] for key in (_BOOTSTRAP, *_TOKENS) if client.get(key) is not None}
-        settings = embedded_client_settings({_PROTOCOL: "SASL_PLAINTEXT", "sasl.mechanism": mechanism, **login})
-        given = security_arguments(settings)
-        assert self.tokens is not None
-        return {"sasl_mechanism": given["sasl_mechanism"], _PROVIDER: self.tokens(given[_PROVIDER])}
 
     def _name(self, key: str) -> str | None:
         name = self.renamed.get(key) or _RENAMED.get(key) or key.replace(".", "_")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
-
-__all__ = ["Average"]
+from dataclasses import dataclass
 
 _WINDOW_S = 60  # Kafka's metrics.sample.window.ms × metrics.num.samples
 
 
-class _Second(NamedTuple):
+@dataclass(slots=True)
+class _Second:
     second: int
-    total: float
-    number: int
+    total: float = 0.0
+    count: int = 0
 
 
 class Average:
@@ -33,25 +32,23 @@ class Average:
     def add(self, number: float = 1.0, count: int = 1) -> None:
         """Adds `number`, which is the sum of `count` numbers."""
         second = int(self._clock())
-        if self._seconds and self._seconds[-1].second == second:
-            _, total, before = self._seconds.pop()
-            self._seconds.append(_Second(second, total + number, before + count))
-            return
-        self._seconds.append(_Second(second, number, count))
-        self._trim()
+        if not self._seconds or self._seconds[-1].second != second:
+            self._recent()
+            self._seconds.append(_Second(second))
+        self._seconds[-1].total += number
+        self._seconds[-1].count += count
 
     def average(self) -> float | None:
         """None if there was no number."""
-        self._trim()
-        count = sum(each.number for each in self._seconds)
+        count = sum(each.count for each in self._recent())
         return sum(each.total for each in self._seconds) / count if count else None
 
     def per_second(self) -> float:
         """How many there were a second, of the last minute or since a later beginning."""
-        self._trim()
         span_s = min(max(self._clock() - self._began_s, 1.0), float(_WINDOW_S))
-        return sum(each.number for each in self._seconds) / span_s
+        return sum(each.count for each in self._recent()) / span_s
 
-    def _trim(self) -> None:
+    def _recent(self) -> deque[_Second]:
         while self._seconds and self._seconds[0].second <= self._clock() - _WINDOW_S:
             self._seconds.popleft()
+        return self._seconds

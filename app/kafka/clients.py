@@ -158,13 +158,7 @@ def describe(error: BaseException) -> str:
 
 
 def translated(error: BaseException, doing: str, code: int | None = None) -> ClusterError:
-    """A `ClusterError` for an error of aiokafka.
-
-    Args:
-        error: of aiokafka.
-        doing: what the client was doing, with names.
-        code: of `Refusals`, where somebody looked at the answers.
-    """
+    """A `ClusterError` for an error of aiokafka: what the client was doing, with names, and the code of `Refusals`."""
     retriable = (
         isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
         or type(error) is kafka_errors.KafkaError  # a task of aiokafka has failed
@@ -172,37 +166,6 @@ def translated(error: BaseException, doing: str, code: int | None = None) -> Clu
     )
     told = f"{doing}: {describe(error)}{newer_text(code)}"
     return ClusterError(told, retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
-
-
-def security_arguments(settings: ClientSettings) -> dict[str, Any]:
-    """The arguments of every aiokafka client: addresses, and how to trust the brokers.
-
-    Raises:
-        ConfigurationError: a certificate, a key or the file of a password cannot be used, or a package is missing.
-    """
-    sharing = isinstance(settings, _SharingClientSettings)
-    security = settings.security if sharing else renewed(settings.security)
-    protocol = str(security["security.protocol"])
-    arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
-    if protocol.startswith("SASL"):
-        if security["sasl.mechanism"] in TOKEN_MECHANISMS:
-            provider = token_provider(security, settings.bootstrap_servers)
-            arguments |= {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": provider}
-        elif security["sasl.mechanism"] == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
-            raise ConfigurationError("sasl.mechanism", "found 'GSSAPI', which needs a package: pip install gssapi")
-        else:
-            arguments |= {
-                "sasl_mechanism": security["sasl.mechanism"],
-                "sasl_plain_username": security["sasl.username"],
-                "sasl_plain_password": security["sasl.password"],
-                "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
-            }
-    if protocol.endswith("SSL"):
-        if isinstance(settings, _SharingClientSettings):
-            arguments["ssl_context"] = settings.context
-        else:
-            arguments["ssl_context"] = _ssl_context(security)
-    return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +185,35 @@ def sharing_context(settings: ClientSettings) -> ClientSettings:
     context = _ssl_context(security) if str(security["security.protocol"]).endswith("SSL") else None
     own = {each.name: getattr(settings, each.name) for each in fields(ClientSettings)}
     return _SharingClientSettings(**{**own, "security": security}, context=context)
+
+
+def security_arguments(settings: ClientSettings) -> dict[str, Any]:
+    """The arguments of every aiokafka client: addresses, and how to trust the brokers.
+
+    Raises:
+        ConfigurationError: a certificate, a key or the file of a password cannot be used, or a package is missing.
+    """
+    shared = settings if isinstance(settings, _SharingClientSettings) else None
+    security = renewed(settings.security) if shared is None else shared.security
+    protocol = str(security["security.protocol"])
+    arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
+    if protocol.startswith("SASL"):
+        mechanism = security["sasl.mechanism"]
+        if mechanism in TOKEN_MECHANISMS:
+            provider = token_provider(security, settings.bootstrap_servers)
+            arguments |= {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": provider}
+        elif mechanism == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+            raise ConfigurationError("sasl.mechanism", "found 'GSSAPI', which needs a package: pip install gssapi")
+        else:
+            arguments |= {
+                "sasl_mechanism": mechanism,
+                "sasl_plain_username": security["sasl.username"],
+                "sasl_plain_password": security["sasl.password"],
+                "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
+            }
+    if protocol.endswith("SSL"):
+        arguments["ssl_context"] = _ssl_context(security) if shared is None else shared.context
+    return arguments
 
 
 def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
@@ -258,26 +250,35 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
     return create_no_topics(made)
 
 
+def _idempotent(settings: ClientSettings, name: str, **arguments: Any) -> AIOKafkaProducer:
+    """A producer, not started, of which no batch overtakes one that has failed."""
+    made = AIOKafkaProducer(
+        **security_arguments(settings),
+        client_id=name,
+        acks="all",
+        enable_idempotence=True,
+        max_request_size=UNLIMITED_BYTES,  # aiokafka would compare it with uncompressed records
+        **arguments,
+    )
+    return create_no_topics(made)
+
+
 def producer(
     settings: ClientSettings, pipeline: PipelineSettings, transactional_id: str | None = None
 ) -> AIOKafkaProducer:
-    """The producer of a pipeline, not started: idempotent, so that no batch overtakes one that has failed."""
+    """The producer of a pipeline, not started."""
     values: Mapping[str, Any] = pipeline.producer
     codec = values["producer.compression.type"]
-    made = AIOKafkaProducer(
-        **security_arguments(settings),
-        client_id=client_id(settings, pipeline.name),
-        acks="all",
-        enable_idempotence=True,
+    return _idempotent(
+        settings,
+        client_id(settings, pipeline.name),
         compression_type=None if codec in ("none", _OF_SOURCE) else codec,
-        max_request_size=UNLIMITED_BYTES,  # aiokafka would compare it with uncompressed records
         metadata_max_age_ms=values["producer.metadata.max.age.ms"],
         request_timeout_ms=values["producer.request.timeout.ms"],
         retry_backoff_ms=values["producer.retry.backoff.ms"],
         transactional_id=transactional_id,
         transaction_timeout_ms=pipeline.guarantee.timeout_ms,
     )
-    return create_no_topics(made)
 
 
 def codec_number(pipeline: PipelineSettings) -> int | None:
@@ -306,16 +307,8 @@ async def writing_producer(
     Raises:
         ClusterError: it cannot start.
     """
-    producer = AIOKafkaProducer(
-        **security_arguments(settings),
-        client_id=settings.client_id,
-        acks="all",
-        enable_idempotence=True,
-        max_request_size=UNLIMITED_BYTES,
-        transactional_id=transactional_id,
-        **more,
-    )
-    share_start(create_no_topics(producer).client)
+    producer = _idempotent(settings, settings.client_id, transactional_id=transactional_id, **more)
+    share_start(producer.client)
     try:
         try:
             if transactional_id is None:

@@ -28,8 +28,6 @@ from aiokafka.errors import KafkaError
 from stores.calls import Calls
 from transforms.errors import ConfigurationError
 
-__all__ = ["TOKEN_MECHANISMS", "TokenError", "TokenProvider", "token_provider"]
-
 TOKEN_MECHANISMS = ("OAUTHBEARER", "AWS_MSK_IAM")
 """The values of `sasl.mechanism` for which clients log in with a token."""
 
@@ -131,19 +129,19 @@ def token_provider(security: Mapping[str, Any], bootstrap_servers: str) -> Token
             raise ConfigurationError(
                 "sasl.mechanism", "found 'AWS_MSK_IAM', which needs a package: pip install wideload[msk]"
             )
-        return _signing(_region(security["sasl.aws.region"], bootstrap_servers))
+        return _provider(_signed, _region(security["sasl.aws.region"], bootstrap_servers))
     for name in _NEEDED:
         if security[name] is None:
             raise ConfigurationError(name, "is missing; sasl.mechanism OAUTHBEARER needs it")
-    return _asking(*(security[name] for name in _NEEDED), security["sasl.oauthbearer.scope"])
-
-
-# --- an OIDC provider -------------------------------------------------------------------------------------------------
+    return _provider(_asked, *(security[name] for name in _NEEDED), security["sasl.oauthbearer.scope"])
 
 
 @functools.lru_cache(maxsize=64)
-def _asking(url: str, client_id: str, secret: str, scope: str | None) -> TokenProvider:
-    return TokenProvider(lambda: _asked(url, client_id, secret, scope))
+def _provider(obtain: Callable[..., Token], *login: str | None) -> TokenProvider:
+    return TokenProvider(functools.partial(obtain, *login))
+
+
+# --- an OIDC provider -------------------------------------------------------------------------------------------------
 
 
 class _Unmoved(urllib.request.HTTPRedirectHandler):
@@ -236,11 +234,6 @@ def _left_s(text: str) -> float:
 
 
 # --- Amazon MSK -------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=64)
-def _signing(region: str) -> TokenProvider:
-    return TokenProvider(lambda: _signed(region))
 
 
 def _signed(region: str) -> Token:

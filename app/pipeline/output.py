@@ -16,8 +16,8 @@ from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.flow_producer import FlowProducer
-from app.kafka.partitioner import partition_of
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import partition_of
 from app.kafka.topics import Topic
 from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes

@@ -13,10 +13,10 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from app.chunks.allowance import Allowance
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, beside, limits
 from app.chunks.polled import OnDiscarded, Polled
-from app.kafka.allowance import Allowance
 from app.kafka.arguments import Arguments
 from app.kafka.tokens import TokenProvider
 from app.serializers import config as taken

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from app.kafka.allowance import PARALLEL
+from app.chunks.allowance import PARALLEL
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.stage import Context, Headers, Stage

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from app.kafka.partitioner import partition_of
+from app.kafka.structs import partition_of
 from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import IllegalOperation, UnknownTopicOrPartitionError
 
-from app.kafka.allowance import Allowance
+from app.chunks.allowance import Allowance
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import becomes, many, one, produce

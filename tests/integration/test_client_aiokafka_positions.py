@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
 from app.chunks import AssemblingConsumer
-from app.kafka.allowance import PARALLEL
+from app.chunks.allowance import PARALLEL
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import becomes, loop_turns, one, produce
 from tests.integration.client_config import LARGE, ON_GATE, consuming, producing

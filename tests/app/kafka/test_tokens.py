@@ -162,7 +162,7 @@ def test_tokens_for_amazon(monkeypatch: pytest.MonkeyPatch, given: str | None, r
     """A signed address of the cluster's region; no AWS is asked. That MSK takes it was not tried."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-a-test")
-    tokens._signing.cache_clear()
+    tokens._provider.cache_clear()
     found = token_provider(login("", **{"sasl.mechanism": "AWS_MSK_IAM", "sasl.aws.region": given}), _SERVERS).now()
     signed = urlsplit(base64.urlsafe_b64decode(found + "=" * (-len(found) % 4)).decode())
     assert signed.hostname == f"kafka.{region}.amazonaws.com"

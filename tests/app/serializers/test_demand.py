@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.kafka.allowance import Allowance
+from app.chunks.allowance import Allowance
 from app.serializers import ComposableDeserializer, LargeMessageDeserializer, config
 from app.serializers.demand import Demand
 from tests.app.serializers.conftest import Config
