@@ -7,12 +7,9 @@ of a client is watched.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection
 from typing import Any
 
-from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     KafkaConnectionError,
@@ -24,14 +21,10 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.refusals import refusal
 from app.kafka.throttles import Throttles
+from app.kafka.troubles import LEADERLESS, REFUSED, UNANSWERED, UNANSWERED_S, Troubles, ago
 from app.kafka.watched_client import Send, leave_no_connection, share_start, watch_connections, watch_requests
 
-__all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
-
-UNANSWERED_S = 10.0
-"""A broker or group that takes longer to answer is reported."""
 _LOOK_S = 0.5
-# A client that needs a broker asks it again sooner. If no client asks, it is not known whether the broker is down.
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
@@ -44,35 +37,30 @@ class BrokerHealth:
     Args:
         topics: each of their partitions must have a leader.
         fetch_wait_s: how long a broker may wait before it answers a fetch.
+        troubles: of the pipeline; what did not answer former flows has not answered since then.
         throttled: gets each wait for a quota, in seconds.
-        before: of the flow before this one; what did not answer its clients has not answered since then.
-        clock: seconds that do not go back.
-
-    Attributes:
-        away: since when a broker has not answered, and when it was asked last, by address.
     """
 
     def __init__(
         self,
         topics: Collection[str],
         fetch_wait_s: float,
+        troubles: Troubles,
         *,
         throttled: Callable[[float], None] = lambda _: None,
-        before: BrokerHealth | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._topics = topics
         self._patience_s = UNANSWERED_S + fetch_wait_s
-        self._clock = clock
+        self._clock = troubles.clock
         self._clients: list[AIOKafkaClient] = []
-        self.away: dict[str, tuple[float, float]] = {} if before is None else before.away
         self._asked: dict[object, tuple[str, float]] = {}
-        self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
-        self._answered_s = clock()
+        self._answered_s = self._clock()
         self._refused: tuple[int, float] | None = None
-        self._throttles = Throttles(throttled, clock=clock)
-        self._short: dict[TopicPartition, float] = {}
+        self._throttles = Throttles(throttled, troubles)
+        self.troubles = troubles
+        troubles.refresh = self._look
+        troubles.only[UNANSWERED] = self._is_known
 
     def watch(self, client: AIOKafkaClient, throttled: Callable[[float], None] | None = None) -> None:
         """Watches a client that has not been started, for as long as it lives.
@@ -115,14 +103,9 @@ class BrokerHealth:
         for topic, partitions in answer.topics:
             for number, code, *_ in partitions:
                 if code in _TOO_FEW:
-                    self._short.setdefault(TopicPartition(topic, number), self._clock())
-                elif self._short:
-                    self._short.pop(TopicPartition(topic, number), None)
-
-    @property
-    def short(self) -> Mapping[str, float]:
-        """The topics for which brokers refuse each write, as too few replicas are in sync, and since when."""
-        return {place.topic: since_s for place, since_s in sorted(self._short.items(), key=lambda each: -each[1])}
+                    self.troubles.note(REFUSED, (topic, number), topic)
+                elif self.troubles.has(REFUSED):
+                    self.troubles.end(REFUSED, (topic, number))
 
     def forget(self, client: AIOKafkaClient) -> None:
         """Drops a client that is about to be stopped."""
@@ -138,43 +121,26 @@ class BrokerHealth:
             return None
         return self._refused[0]
 
-    @property
-    def trouble(self) -> str | None:
-        """Which brokers do not answer, or let clients wait, or which partitions have no leader; None if all is well."""
+    def _look(self) -> None:
         now_s = self._clock()
-        away = {address: since_s for address, (since_s, seen_s) in self.away.items() if now_s - seen_s < _FORGOTTEN_S}
         for address, asked_s in self._asked.values():
             # A request that waits for a quota goes out after that.
             if now_s - max(asked_s, self._throttles.until_s(address)) > self._patience_s:
-                away[address] = min(asked_s, away.get(address, asked_s), self.away.get(address, (asked_s, 0))[0])
-        known = {f"{each.host}:{each.port}" for client in self._clients for each in client.cluster.brokers()}
-        reasons = [
-            f"broker {address} does not answer since {ago(now_s - since_s)}"
-            for address, since_s in sorted(away.items())
-            if address in known
-        ]
-        reasons += [
-            f"broker {address} lets this client wait for a quota since {ago(now_s - since_s)} (producer_byte_rate, "
-            "consumer_byte_rate or request_percentage)"
-            for address, since_s in sorted(self._throttles.since_s().items())
-            if now_s - since_s > UNANSWERED_S
-        ]
-        return "; ".join(reasons or self._no_leaders(now_s)) or None
-
-    def _no_leaders(self, now_s: float) -> list[str]:
-        found = {
+                self.troubles.note(UNANSWERED, address, since_s=asked_s)
+        leaderless = {
             f"topic {topic}, partition {number}"
             for client in self._clients
             for topic in self._topics
             for number in (client.cluster.partitions_for_topic(topic) or set())
             - (client.cluster.available_partitions_for_topic(topic) or set())
         }
-        self._leaderless = {name: self._leaderless.get(name, now_s) for name in sorted(found)}
-        if not found:
-            return []
-        names = list(self._leaderless)
-        others = f" and {len(names) - 1} more" if names[1:] else ""
-        return [f"{names[0]}{others} without a leader since {ago(now_s - min(self._leaderless.values()))}"]
+        self.troubles.keep(LEADERLESS, leaderless)
+        for each in sorted(leaderless):
+            self.troubles.note(LEADERLESS, each)
+
+    def _is_known(self, address: str) -> bool:
+        brokers = (each for client in self._clients for each in client.cluster.brokers())
+        return any(address == f"{each.host}:{each.port}" for each in brokers)
 
     async def silent(self, seconds: float) -> str:
         """Waits until no broker has answered for so many seconds, though some were asked; says so."""
@@ -186,18 +152,11 @@ class BrokerHealth:
 
     def _missed(self, address: str, asked_s: float) -> None:
         """Notes that a broker has not answered what it was asked then."""
-        now_s = self._clock()
         if self._silent_since_s is None:
             self._silent_since_s = max(asked_s, self._answered_s)
-        since_s, _ = self.away.get(address, (asked_s, now_s))
-        self.away[address] = since_s, now_s
+        self.troubles.note(UNANSWERED, address, since_s=asked_s)
 
     def _answered(self, address: str) -> None:
         self._silent_since_s = None
         self._answered_s = self._clock()
-        self.away.pop(address, None)
-
-
-def ago(seconds: float) -> str:
-    """The time so many seconds ago, for people, by the clock as it is now."""
-    return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+        self.troubles.end(UNANSWERED, address)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
@@ -18,7 +19,7 @@ from aiokafka.errors import (
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
-from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
@@ -28,8 +29,7 @@ from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 from app.kafka.static_member import StaticMember
-
-__all__ = ["GroupConsumer", "Rebalances"]
+from app.kafka.troubles import GROUP, UNANSWERED_S, UNREADABLE
 
 
 class Rebalances(Protocol):
@@ -78,16 +78,18 @@ class GroupConsumer(ConsumerControls):
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._clock = asyncio.get_running_loop().time
         self._polled_s = self._clock()
-        super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
+        self._troubles = brokers.troubles
+        super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000), brokers.troubles)
         join_patiently(self.client, self._group_id, interval_ms / 1000)
         brokers.watch(self.client)
         receive_at_once(self.client)
         instance_id = settings.consumer["consumer.group.instance.id"]
         self._static = None if instance_id is None else StaticMember(self.client, str(instance_id))
-        self._fetches = FetchErrors(self.client, self._backoff_s)
+        FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
-        self._waits: list[tuple[str, float]] = []
+        # What cannot be read of a partition that went to another worker is for that one to report.
+        self._troubles.only[UNREADABLE] = lambda place: place in self.consumer.assignment()
         self._polling: asyncio.Timeout | None = None
         self._interrupted = False
 
@@ -143,7 +145,7 @@ class GroupConsumer(ConsumerControls):
         self._polled_s = self._clock()
         if self._interrupted:
             return {}
-        with self._waiting("rebalances"):  # nothing else takes longer than the time-out
+        with self._lasting("rebalances"):  # nothing else takes longer than the time-out
             polling = self._polling = asyncio.timeout(None)
             try:
                 async with polling:
@@ -177,26 +179,8 @@ class GroupConsumer(ConsumerControls):
         finally:
             self.consumer.resume(*(paused & self.consumer.assignment()))
 
-    @contextlib.contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
-        waiting = what, self._clock()
-        self._waits.append(waiting)
-        try:
-            yield
-        finally:
-            self._waits.remove(waiting)
-
-    @property
-    def trouble(self) -> str | None:
-        """What the group, or the leader of a partition, does not do, and since when; None if all is well."""
-        now_s = self._clock()
-        told = {
-            what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
-            for what, began_s in reversed(self._waits)  # of several the first counts
-            if now_s - began_s > UNANSWERED_S
-        }
-        refused = self._fetches.trouble(self.consumer.assignment())
-        return "; ".join(filter(None, (*told.values(), self.offset_fetches.trouble, refused))) or None
+    def _lasting(self, what: str) -> AbstractContextManager[None]:
+        return self._troubles.lasting(GROUP, self._group_id, what, patience_s=UNANSWERED_S)
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
@@ -290,7 +274,7 @@ class GroupConsumer(ConsumerControls):
             GroupMovedOnError: the group takes none of this member any more.
             KafkaError: the cluster did not take them.
         """
-        with self._waiting("takes no offsets"):
+        with self._lasting("takes no offsets"):
             try:
                 await self.consumer.commit(offsets)
             except (CommitFailedError, IllegalStateError) as exc:

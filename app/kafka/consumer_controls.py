@@ -25,6 +25,7 @@ from app.kafka.shielded import heard
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import end_each_poll, hear_waiters
+from app.kafka.troubles import Troubles
 
 __all__ = ["ConsumerControls"]
 
@@ -37,16 +38,16 @@ class ConsumerControls:
     Args:
         consumer: the consumer.
         backoff_s: how long to wait before the next try of a request.
+        troubles: get what its requests for committed offsets wait for.
 
     Attributes:
         consumer: the consumer.
-        offset_fetches: its requests for committed offsets.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1, troubles: Troubles | None = None) -> None:
         self.consumer = consumer
         self._backoff_s = backoff_s
-        self.offset_fetches = OffsetFetches(self.client, backoff_s)
+        OffsetFetches(self.client, backoff_s, troubles)
         end_each_poll(consumer._subscription)
         hear_waiters(consumer._subscription)
 

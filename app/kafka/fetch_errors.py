@@ -8,7 +8,6 @@ client looks for the leaders again, and the error is reported.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -23,10 +22,8 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.kafka.broker_health import UNANSWERED_S, ago
+from app.kafka.troubles import UNANSWERED_S, UNREADABLE, Troubles
 from app.kafka.watched_client import Send, watch_requests
-
-__all__ = ["FetchErrors"]
 
 _NONE = 0
 # What aiokafka does not know, and any change of a leader brings: the client, or a broker, does not know the leader yet.
@@ -51,14 +48,13 @@ class FetchErrors:
     Args:
         client: of a consumer that has not been started.
         pause_s: how long a response with such an error is held back.
-        clock: seconds that do not go back; None for those of the event loop.
+        troubles: get the partitions that cannot be read.
     """
 
-    def __init__(self, client: AIOKafkaClient, pause_s: float, *, clock: Callable[[], float] | None = None) -> None:
-        self._refused: dict[TopicPartition, tuple[int, float]] = {}
+    def __init__(self, client: AIOKafkaClient, pause_s: float, troubles: Troubles) -> None:
+        self._troubles = troubles
         self._client = client
         self._pause_s = pause_s
-        self._clock = clock or asyncio.get_running_loop().time
         watch_requests(client, self._watched)
 
     async def _watched(self, _: str, request: Any, send: Send) -> Any:
@@ -74,27 +70,14 @@ class FetchErrors:
         for topic, partitions in answer.topics:
             for number, code, *_ in partitions:
                 if code == _NONE:
-                    if self._refused:
-                        self._refused.pop(TopicPartition(topic, number), None)
+                    if self._troubles.has(UNREADABLE):
+                        self._troubles.end(UNREADABLE, TopicPartition(topic, number))
                 elif code not in _FORESEEN:
                     refuses = True
+                    patience_s = UNANSWERED_S if code in _SOON_OVER else 0.0
                     place = TopicPartition(topic, number)
-                    _, since_s = self._refused.get(place, (code, self._clock()))
-                    self._refused[place] = code, since_s
+                    self._troubles.note(UNREADABLE, place, *place, _name(code), patience_s=patience_s)
         return refuses
-
-    def trouble(self, assigned: Collection[TopicPartition]) -> str | None:
-        """Which of these partitions cannot be read, why, and since when; None if all can be read."""
-        self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
-        now_s = self._clock()
-        told = [
-            f"topic {place.topic}, partition {place.partition} cannot be read: {_name(code)} since "
-            f"{ago(now_s - since_s)}, the log of the broker that leads it has the reason"
-            for place, (code, since_s) in sorted(self._refused.items())
-            if code not in _SOON_OVER or now_s - since_s > UNANSWERED_S
-        ]
-        others = f" and {len(told) - 1} more partitions" if told[1:] else ""
-        return f"{told[0]}{others}" if told else None
 
 
 def _name(code: int) -> str:

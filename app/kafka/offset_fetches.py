@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
@@ -19,12 +19,10 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 
-from app.kafka.broker_health import UNANSWERED_S, ago
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.troubles import OFFSETS, UNANSWERED_S, Troubles
 from app.kafka.watched_client import Send, watch_sends
 from transforms.logger_name import logger_name
-
-__all__ = ["OffsetFetches"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -48,40 +46,28 @@ class OffsetFetches:
     Args:
         client: of a consumer, started or not.
         backoff_s: how long to wait before the coordinator is asked again.
-        clock: seconds that do not go back; None for those of the event loop.
+        troubles: get what is waited for; None if nobody reads them.
     """
 
-    def __init__(self, client: AIOKafkaClient, backoff_s: float, *, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, client: AIOKafkaClient, backoff_s: float, troubles: Troubles | None = None) -> None:
         self._backoff_s = backoff_s
-        self._clock = clock or asyncio.get_running_loop().time
+        self._troubles = troubles or Troubles("")
         self._partitions = 0
         self._told = False
-        self._waits: dict[object, tuple[str, Sequence[int], float]] = {}
         watch_sends(client, self._held_back)
-
-    @property
-    def trouble(self) -> str | None:
-        """Which broker does not have the committed offsets yet, and since when; None if none is waited for."""
-        now_s = self._clock()
-        for address, (first, *others), since_s in self._waits.values():
-            if now_s - since_s > UNANSWERED_S:
-                more = f" and {len(others)} more" if others else ""
-                return (
-                    f"broker {address} cannot tell the committed offsets since {ago(now_s - since_s)}: topic {_TOPIC}, "
-                    f"partition {first}{more}, waits for its replicas; start the brokers that have them"
-                )
-        return None
 
     async def _held_back(self, connection: Any, request: Any, send: Send) -> Any:
         if not isinstance(request, (OffsetFetchRequest, FetchStableOffsets)):
             return await send()
-        waiting, since_s = object(), self._clock()
+        waiting = object()
         try:
             while behind := await self._behind(connection):
-                self._waits[waiting] = f"{connection.host}:{connection.port}", behind, since_s
+                more = f" and {len(behind) - 1} more" if behind[1:] else ""
+                address, partitions = f"{connection.host}:{connection.port}", f"{behind[0]}{more}"
+                self._troubles.note(OFFSETS, waiting, address, partitions, patience_s=UNANSWERED_S)
                 await asyncio.sleep(self._backoff_s)
         finally:
-            self._waits.pop(waiting, None)
+            self._troubles.end(OFFSETS, waiting)
         response = await send()
         if isinstance(request, OffsetFetchRequest):
             _tell_errors(request, response)

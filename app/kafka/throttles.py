@@ -8,16 +8,14 @@ connects anew, which the broker takes, and what has waited is sent again.
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
+from app.kafka.troubles import THROTTLED, UNANSWERED_S, Troubles
 from app.kafka.watched_client import Send, watch_sends
-
-__all__ = ["Throttles"]
 
 _PAUSE_S = 1.0  # between two waits that count as one
 
@@ -29,15 +27,16 @@ class Throttles:
 
     Args:
         told: gets each wait, in seconds.
-        clock: seconds that do not go back.
+        troubles: get waits that follow each other.
     """
 
-    def __init__(self, told: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, told: Callable[[float], None], troubles: Troubles) -> None:
         self._told = told
-        self._clock = clock
+        self._troubles = troubles
+        self._clock = troubles.clock
         self._until: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._turns: weakref.WeakKeyDictionary[Any, asyncio.Lock] = weakref.WeakKeyDictionary()
-        self._by_address: dict[str, tuple[float, float]] = {}
+        self._by_address: dict[str, float] = {}
 
     def watch(self, client: AIOKafkaClient, told: Callable[[float], None] | None = None) -> None:
         """Watches a client that has not been started; `told` gets its waits, in seconds, when they begin."""
@@ -62,15 +61,12 @@ class Throttles:
         watch_sends(client, held_back)
 
     def _note(self, address: str, until_s: float) -> None:
-        since_s, before_s = self._by_address.get(address, (0.0, 0.0))
-        now_s = self._clock()
-        self._by_address[address] = since_s if now_s - before_s < _PAUSE_S else now_s, max(until_s, before_s)
+        before_s = self.until_s(address)
+        if self._clock() - before_s >= _PAUSE_S:
+            self._troubles.end(THROTTLED, address)
+        self._by_address[address] = until_s = max(until_s, before_s)
+        self._troubles.note(THROTTLED, address, seen_s=until_s, patience_s=UNANSWERED_S)
 
     def until_s(self, address: str) -> float:
         """Until when, by the clock, a broker takes nothing from some connection of the clients; 0 if it never said."""
-        return self._by_address.get(address, (0.0, 0.0))[1]
-
-    def since_s(self) -> Mapping[str, float]:
-        """Since when, by the clock, brokers let clients wait again and again; those that do so now, by address."""
-        now_s = self._clock()
-        return {at: since_s for at, (since_s, until_s) in self._by_address.items() if now_s - until_s < _PAUSE_S}
+        return self._by_address.get(address, 0.0)

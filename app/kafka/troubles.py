@@ -138,6 +138,7 @@ class Troubles:
         clock: seconds that do not go back.
 
     Attributes:
+        clock: as given.
         refresh: notes what only shows when somebody looks.
         only: whether a trouble of a kind is reported, by its name; all are if there is nothing for their kind.
         waiting: the record that waits longest for the store, and how many wait.
@@ -147,8 +148,8 @@ class Troubles:
         self.refresh: Callable[[], None] = lambda: None
         self.only: dict[Kind, Callable[[Any], bool]] = {}
         self.waiting: Callable[[], tuple[SourceRecord | None, int]] = lambda: (None, 0)
+        self.clock = clock
         self._pipeline = pipeline
-        self._clock = clock
         self._noted: defaultdict[Kind, dict[Hashable, _Trouble]] = defaultdict(dict)
         self._cluster = Episode(clock, _CLUSTER_AGAIN_S)
         self._store = Episode(clock, _STORE_AGAIN_S, quiet=True)
@@ -174,7 +175,7 @@ class Troubles:
             seen_s: when it was seen, if not now.
             patience_s: from what age on it is reported.
         """
-        now_s = self._clock()
+        now_s = self.clock()
         since_s = now_s if since_s is None else since_s
         former = self._noted[kind].get(name)
         if former is not None:
@@ -192,7 +193,7 @@ class Troubles:
     @contextmanager
     def lasting(self, kind: Kind, *args: object, patience_s: float) -> Iterator[None]:
         """Notes a trouble for as long as the body lasts."""
-        noted, name, now_s = self._noted[kind], object(), self._clock()
+        noted, name, now_s = self._noted[kind], object(), self.clock()
         noted[name] = _Trouble(args, now_s, now_s, patience_s)
         try:
             yield
@@ -261,11 +262,11 @@ class Troubles:
         more = kind.others.format(len(reported) - 1) if kind.others and reported[1:] else ""
         sentence = kind.sentence if timed else kind.sentence.removesuffix(" (since {since})")
         for each in reported if kind.others is None else reported[:1]:
-            yield sentence.format(*each.args, since=ago(self._clock() - each.since_s), more=more)
+            yield sentence.format(*each.args, since=ago(self.clock() - each.since_s), more=more)
 
     def _reported(self, kind: Kind) -> Sequence[_Trouble]:
         """The troubles of a kind that are reported, the oldest first."""
-        now_s, only = self._clock(), self.only.get(kind)
+        now_s, only = self.clock(), self.only.get(kind)
         reported = (
             each
             for name, each in self._noted[kind].items()
@@ -286,7 +287,7 @@ class Troubles:
         if not any(self._noted[each] for each in OF_STORE):
             self._store.end()  # no record waits any more, for whatever reason
         elif self._store.due():
-            self._remind_of_store(ago(self._clock() - (self._store.since_s or 0.0)))
+            self._remind_of_store(ago(self.clock() - (self._store.since_s or 0.0)))
 
     def _log_end(self, episode: Episode, told: str) -> None:
         lasted_s = episode.end()

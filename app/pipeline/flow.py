@@ -25,14 +25,14 @@ from app.kafka.clients import ClusterError, batch_settings, codec_number, descri
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
-from app.kafka.troubles import OF_STORE, Troubles
+from app.kafka.troubles import OF_BROKERS, OF_STORE, OF_TOPICS, Troubles
+from app.pipeline import joining
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
@@ -46,13 +46,7 @@ from app.pipeline.runtime import Runtime
 from app.pipeline.state_log import uncommitted_text
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
-from app.pipeline.topic_watcher import (
-    LimitChangedError,
-    PartitionsChangedError,
-    PolicyChangedError,
-    TopicChangedError,
-    TopicWatcher,
-)
+from app.pipeline.topic_watcher import TopicChangedError, TopicWatcher
 from stores.store import PayloadStore
 from transforms.logger_name import logger_name
 
@@ -60,14 +54,9 @@ log = logging.getLogger(logger_name(__name__))
 
 _STOP_CLIENT_S = 10.0
 _STORE_S = 1.0  # for records that do not wait for a store that fails
-_TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
-_KEEPING_WRITTEN = (
-    *(LimitError, LimitChangedError, PartitionsChangedError, PayloadAgedError, PolicyChangedError),
-    UnfitError,
-    RecordError,
-)
+_KEEPING_WRITTEN = (LimitError, PayloadAgedError, UnfitError, RecordError)
 
 
 class Flow:
@@ -75,8 +64,8 @@ class Flow:
 
     `clients` opens its clients. `chain` is for what the sink of the plan takes. `found` is the plan without the limits
     that refusals taught; None if `plan` has none of them. `joined` is called when the group has assigned partitions, or
-    none. `renewed` are the source topics that were created anew since the last flow began. `before` is that flow: how
-    far it had come, and since when what was wrong is wrong.
+    none. `renewed` are the source topics that were created anew since the last flow began. `before` is how far that
+    flow had come.
 
     Attributes:
         progress: how far the flow has come in each partition.
@@ -106,7 +95,7 @@ class Flow:
         graceful_timeout_s: float,
         joined: Callable[[], None],
         renewed: Collection[str] = (),
-        before: Flow | None = None,
+        before: Progress | None = None,
     ) -> None:
         self.settings = settings
         self._plan = plan
@@ -117,27 +106,25 @@ class Flow:
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._clock = clock = runtime.monotonic
-        self._joining = Joining(settings, runtime.time)
+        self._time = runtime.time
+        self._join_began_s: float | None = None
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = None
         if settings.chunks.assembles:
             self._assembler = LaneAssembler(settings.chunks, stats, clock=clock, metadata_bytes=plan.metadata_bytes)
         self._lanes = lanes = Lanes(share, self._assembler)
-        former = None if before is None else before.brokers
-        self.brokers: BrokerHealth = _brokers(settings, stats, former, clock)
+        self._troubles = troubles
+        self.brokers: BrokerHealth = _brokers(settings, stats, troubles)
         brokers = self.brokers
         self._source = clients.source(brokers, share)
         self.topic_watcher: TopicWatcher = TopicWatcher(
             found or plan,
             termination,
             self._source.send,
-            clock=clock,
+            troubles,
             chunked=settings.chunks.expects_chunks,
-            refused=lambda: brokers.short,
-            before=None if before is None else before.topic_watcher,
         )
-        self._troubles = troubles
         self._retries = Retries(
             chain, runtime, settings, stats=stats, troubles=troubles, unstalled=budget.wake, store=store
         )
@@ -176,7 +163,7 @@ class Flow:
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
-        self.progress: Progress = Progress(lanes, self._source, None if before is None else before.progress)
+        self.progress: Progress = Progress(lanes, self._source, before)
         self._offset_reset = OffsetReset(self._source, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
             self._source,
@@ -193,26 +180,19 @@ class Flow:
         self._had: set[TopicPartition] = set()
 
     @property
-    def degraded(self) -> str | None:
-        """The reasons why records wait, may have to wait, or go on without the store; None if there are none."""
-        return "; ".join(filter(None, (self._troubles.text(*OF_STORE), self.trouble))) or None
-
-    @property
     def refused(self) -> int | None:
         """The last error of a broker that may mean a name over its limit; None for none."""
         return self.brokers.refused
 
     @property
-    def trouble(self) -> str | None:
-        """What brokers or the group do not do, and since when; None if all is well."""
-        parts = self.brokers, self.topic_watcher, self._source
-        return "; ".join(filter(None, (each.trouble for each in parts))) or None
-
-    @property
     def awaited(self) -> str | None:
         """What the flow waits for before it is given partitions, and until when; None if it does not wait."""
-        awaited = self._joining.awaited
-        return None if awaited is None else "; ".join(filter(None, (self.brokers.trouble, awaited)))
+        began_s = self._join_began_s
+        return None if began_s is None else self._awaited(began_s, self._time() - began_s)
+
+    def _awaited(self, began_s: float, lasted_s: float) -> str:
+        joins = joining.awaited(self.settings, began_s, lasted_s)
+        return "; ".join(filter(None, (self._troubles.text(*OF_BROKERS), joins)))
 
     @property
     def report(self) -> FlowReport:
@@ -271,12 +251,13 @@ class Flow:
                 await self._poll_loop.turn()
             await self._finish()
         except (ClusterError, RecordError) as exc:
-            if isinstance(exc, _KEEPING_WRITTEN):
+            changed = exc if isinstance(exc, TopicChangedError) else None
+            if isinstance(exc, _KEEPING_WRITTEN) or (changed is not None and changed.same_log):
                 await self._commit_written()
             await self._raise_if_replaced(exc)
-            if isinstance(exc, TopicChangedError) and exc.topic in self.settings.topics:
+            if changed is not None and changed.topic in self.settings.topics:
                 self._source.give_up_place()
-            lacking = self.topic_watcher.lacking
+            lacking = self._troubles.text(*OF_TOPICS, timed=False)
             if type(exc) is ClusterError and lacking is not None:
                 raise ClusterError(f"{exc}; {lacking}", retriable=exc.retriable, forbidden=exc.forbidden) from exc
             raise
@@ -327,17 +308,16 @@ class Flow:
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member, but no longer than until the termination."""
-        self._joining.begin()
-        telling = asyncio.get_running_loop().call_later(_TOLD_AFTER_S, self._tell_of_join)
+        began_s = self._join_began_s = self._time()
+        telling = asyncio.get_running_loop().call_later(joining.SOON_S, self._tell_of_join, began_s)
         try:
             await self._termination.unless_ended(self._source.start(self))
         finally:
             telling.cancel()
-            self._joining.end()
+            self._join_began_s = None
 
-    def _tell_of_join(self) -> None:
-        self._joining.last()
-        log.info("pipeline %s %s", self.settings.name, self.awaited)
+    def _tell_of_join(self, began_s: float) -> None:
+        log.info("pipeline %s %s", self.settings.name, self._awaited(began_s, joining.SOON_S))
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
@@ -432,12 +412,10 @@ def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _brokers(
-    settings: PipelineSettings, stats: PipelineStats, before: BrokerHealth | None, clock: Callable[[], float]
-) -> BrokerHealth:
+def _brokers(settings: PipelineSettings, stats: PipelineStats, troubles: Troubles) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return BrokerHealth(topics, fetch_wait_ms / 1000, throttled=stats.throttled, before=before, clock=clock)
+    return BrokerHealth(topics, fetch_wait_ms / 1000, troubles, throttled=stats.throttled)

@@ -19,7 +19,7 @@ from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
-from app.kafka.troubles import Troubles
+from app.kafka.troubles import OF_CLUSTER, OF_STORE, Troubles
 from app.pipeline import background
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
@@ -97,15 +97,12 @@ class Pipeline(Service):
         self._topic_ids: dict[str, str] = {}
         self._left: Mapping[TopicPartition, tuple[int, int]] = {}  # by the last flow that has joined the group
         self._troubles = Troubles(pipeline.name, runtime.monotonic)
-        self._log = StateLog(self, self._troubles, self._trouble, runtime.monotonic)
+        self._log = StateLog(self, self._troubles)
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def _margins(self, margins_s: Mapping[str, float]) -> None:
         self.stats.expiry_margins_s = margins_s
-
-    def _trouble(self) -> str | None:
-        return None if self.flow is None or self._ending else self.flow.trouble
 
     @property
     def label(self) -> str:
@@ -121,7 +118,7 @@ class Pipeline(Service):
     @property
     def degraded(self) -> str | None:
         """The reason why records wait though the pipeline runs; None if they do not."""
-        degraded = self.flow.degraded if self.flow is not None and self._status != "STOPPED" else None
+        degraded = self._troubles.text(*OF_STORE, *OF_CLUSTER)
         return None if degraded is None else without_secrets(degraded)
 
     @property
@@ -264,6 +261,7 @@ class Pipeline(Service):
             self._runtime.threads.renew()
         self._status = self._next
         if self._status in {"STOPPED", "FAILED"}:
+            self._troubles.forget()
             await self._woken.wait()
             return _FIRST_DELAY_S
         self._joined_s = None
@@ -367,7 +365,7 @@ class Pipeline(Service):
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
             renewed=renewed,
-            before=self.flow,
+            before=None if self.flow is None else self.flow.progress,
         )
         self.flow.hold(held=self.target == "PAUSED")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from app.cluster.preflight import Plan
 from app.kafka.structs import TopicPartition
@@ -18,43 +18,23 @@ from transforms.text import bytes_text
 log = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0
-_AGAIN_S = 300.0
 _BEGINS_AGAIN_S = 30.0
 _MOST_NAMED = 5
 _QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
 
 
 class StateLog:
-    """The log of one pipeline. Belongs to one event loop.
+    """The log of one pipeline, with its troubles. Belongs to one event loop."""
 
-    A trouble with brokers or the group is a line when it is first seen, one each five minutes while it lasts, and one
-    when it is over.
-
-    Args:
-        pipeline: the one that the log is of.
-        troubles: its register.
-        trouble: what brokers or the group do not do, and since when; None if all is well.
-        clock: seconds that do not go back.
-    """
-
-    def __init__(
-        self,
-        pipeline: PipelineReport,
-        troubles: Troubles,
-        trouble: Callable[[], str | None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, pipeline: PipelineReport, troubles: Troubles) -> None:
         self._pipeline = pipeline
         self._troubles = troubles
-        self._trouble = trouble
         self._name = pipeline.settings.name
-        self._clock = clock
-        self._began_s = clock()
+        self._clock = troubles.clock
+        self._began_s = troubles.clock()
         self._state = pipeline.status
-        self._since_s: float | None = None
-        self._told_s = 0.0
         self._start = ""
-        self._restarts = Episode(clock, _BEGINS_AGAIN_S)
+        self._restarts = Episode(troubles.clock, _BEGINS_AGAIN_S)
         self._error = ""
         self._untold = 0
 
@@ -70,21 +50,7 @@ class StateLog:
         self._state = state
         if state != before and (state in _QUIET or (before in _QUIET and state == "RUNNING")):
             log.info("pipeline %s is %s now; it was %s", self._name, state, before, extra=_fields(state=state))
-        self._look_for_trouble(None if state in ("STOPPED", "FAILED") else self._trouble())
         self._troubles.look()
-
-    def _look_for_trouble(self, trouble: str | None) -> None:
-        now_s = self._clock()
-        if trouble is None:
-            if self._since_s is not None:
-                after = lasted(now_s - self._since_s)
-                fields = _fields(state=self._state)
-                log.info("pipeline %s: brokers and group answer again, after %s", self._name, after, extra=fields)
-            self._since_s = None
-        elif self._since_s is None or now_s - self._told_s >= _AGAIN_S:
-            self._since_s = self._since_s or now_s
-            self._told_s = now_s
-            log.warning("pipeline %s waits: %s", self._name, trouble, extra=_fields(state=self._state))
 
     def starts(self, plan: Plan, store: PayloadStore | None) -> None:
         """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed.

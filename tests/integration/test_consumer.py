@@ -23,6 +23,7 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.queries import DescribeGroups
+from app.kafka.troubles import GROUP, Troubles
 from app.kafka.watched_client import Send, watch_requests
 from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
@@ -60,7 +61,7 @@ def member_of(broker: str, topic: str, *, request_ms: int = 40_000) -> GroupCons
         """
     )
     (pipeline,) = settings.pipelines
-    return GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5), Share(Budget(2**28)))
+    return GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5, Troubles("p")), Share(Budget(2**28)))
 
 
 async def joined(broker: str, topic: str, listener: Listener | None = None) -> GroupConsumer:
@@ -110,7 +111,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
     everything = {TopicPartition(topic, number): (1, "") for number in range(2)}
     committing = asyncio.create_task(first.commit(everything))
     await sent.wait()
-    assert f"group {topic} takes no offsets since 20" in str(first.trouble)
+    assert f"group {topic} takes no offsets since 20" in str(first._troubles.text(GROUP))
     second = await joined(broker, topic)
     try:
         (mine,) = [each for each in everything if second.seek(each, 0)]
@@ -118,7 +119,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
         let.set()
         with pytest.raises(GroupMovedOnError):
             await committing
-        assert first.trouble is None
+        assert first._troubles.text(GROUP) is None
         found = await asyncio.to_thread(committed, broker, topic, topic)
         assert found[mine.partition] == 9
     finally:
@@ -135,14 +136,14 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
     listener.let.clear()
     joining = asyncio.create_task(joined(broker, topic))
     try:
-        while first.trouble is None:
+        while first._troubles.text(GROUP) is None:
             polling = asyncio.create_task(first.poll((), 100))
             await asyncio.wait([polling], timeout=1)
-        assert f"group {topic} rebalances since 20" in str(first.trouble)
+        assert f"group {topic} rebalances since 20" in str(first._troubles.text(GROUP))
         first.interrupt()
         assert not await polling
         assert not await first.poll((), 100)
-        assert first.trouble is None
+        assert first._troubles.text(GROUP) is None
     finally:
         listener.let.set()
         await (await joining).stop()

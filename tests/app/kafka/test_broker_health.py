@@ -15,6 +15,7 @@ from aiokafka.protocol.metadata import MetadataResponse_v5
 from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.broker_health import BrokerHealth
+from app.kafka.troubles import OF_BROKERS, REFUSED, Troubles
 
 
 class Connection:
@@ -75,7 +76,7 @@ def now() -> list[float]:
 
 def told(brokers: BrokerHealth) -> str | None:
     """What it says now."""
-    return brokers.trouble
+    return brokers.troubles.text(*OF_BROKERS)
 
 
 def since(brokers: BrokerHealth, now: list[float]) -> str | None:
@@ -89,7 +90,7 @@ def since(brokers: BrokerHealth, now: list[float]) -> str | None:
 
 async def watched(now: list[float]) -> tuple[BrokerHealth, Client]:
     """Brokers, and the one client that they watch."""
-    brokers, client = BrokerHealth(["t"], 0.5, clock=lambda: now[0]), Client()
+    brokers, client = BrokerHealth(["t"], 0.5, Troubles("p", lambda: now[0])), Client()
     brokers.watch(client)
     return brokers, client
 
@@ -220,9 +221,9 @@ async def test_writes_that_are_refused_for_too_few_replicas(now: list[float]) ->
     await write(20, 1)
     await write(0, 1)
     await write(19, 0)
-    assert brokers.short == {"t": 100.0}
+    assert str(brokers.troubles.text(REFUSED)).startswith("topic t accepts no records: brokers answer that fewer")
     await write(6, 0)
-    assert brokers.short == {}
+    assert brokers.troubles.text(REFUSED) is None
 
 
 async def test_silence_began_with_the_first_request_without_an_answer(now: list[float]) -> None:
@@ -250,7 +251,7 @@ async def test_silence_began_with_the_first_request_without_an_answer(now: list[
 async def test_waits_for_a_quota(now: list[float]) -> None:
     """A broker that lets a client wait is not away, and is told if the waits last; others are counted too."""
     waits: list[float] = []
-    brokers, client = BrokerHealth(["t"], 0.5, throttled=waits.append, clock=lambda: now[0]), Client()
+    brokers, client = BrokerHealth(["t"], 0.5, Troubles("p", lambda: now[0]), throttled=waits.append), Client()
     own: list[float] = []
     brokers.watch(client, own.append)
     connection = await client._get_conn(1)

@@ -27,6 +27,7 @@ from app.kafka import clients
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin, describe, security_arguments, sharing_context, translated
 from app.kafka.topic_log import TopicLog
+from app.kafka.troubles import Troubles
 from tests.app.kafka.scripted_broker import Broker, Handler, close, say_nothing, server
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError, WideloadError
@@ -575,7 +576,7 @@ async def test_address_that_never_answers_leaves_time_to_the_others(monkeypatch:
 async def flow_client(settings: ClientSettings) -> None:
     """Starts a client as those of a flow."""
     client = AIOKafkaClient(**security_arguments(settings))
-    BrokerHealth([], 1.0).watch(client)
+    BrokerHealth([], 1.0, Troubles("p")).watch(client)
     await client.bootstrap()
 
 

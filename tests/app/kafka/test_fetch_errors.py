@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v4
 
 from app.kafka.fetch_errors import FetchErrors
+from app.kafka.troubles import UNREADABLE, Troubles
 
-PLACE = TopicPartition("t", 0)
 FETCH = FetchRequest(500, 1, 1_000, 0, [("t", [(0, 0, 1_000)])])
 STORAGE, NOT_LEADER, STALE_EPOCH = 56, 6, 74
 
@@ -44,40 +43,32 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None:
     """A refusal that aiokafka does not foresee lets the client look for the leaders, and is told while it lasts."""
     client = Client()
-    fetches = FetchErrors(client, 0.01)
-    assert fetches.trouble({PLACE}) is None
+    troubles = Troubles("p")
+    FetchErrors(client, 0.01, troubles)
+    assert troubles.text(UNREADABLE) is None
     client.code = code
     for _ in range(2):
         assert (await client.send(1, FETCH)).topics[0][1][0][1] == code
     assert client.looked == 2
-    assert re.match(f"topic t, partition 0 cannot be read: {told}", str(fetches.trouble({PLACE})))
+    assert re.match(f"topic t, partition 0 cannot be read: {told}", str(troubles.text(UNREADABLE)))
     client.code = NOT_LEADER
     await client.send(1, FETCH)
-    assert fetches.trouble({PLACE}) is not None
+    assert troubles.text(UNREADABLE) is not None
     client.code = 0
     await client.send(1, FETCH)
-    assert fetches.trouble({PLACE}) is None
+    assert troubles.text(UNREADABLE) is None
     assert client.looked == 2
 
 
 async def test_refusal_that_a_change_of_the_leader_brings() -> None:
     """It is told once it lasts longer than leaders take to change; the client looks for the leader at once."""
     client, now_s = Client(), [100.0]
-    fetches = FetchErrors(client, 0.0, clock=lambda: now_s[0])
+    troubles = Troubles("p", lambda: now_s[0])
+    FetchErrors(client, 0.0, troubles)
     client.code = STALE_EPOCH
     await client.send(1, FETCH)
     assert client.looked == 1
+    now_s[0] = 109.9
+    assert troubles.text(UNREADABLE) is None
     now_s[0] = 110.0
-    assert fetches.trouble({PLACE}) is None
-    now_s[0] = 110.1
-    assert "cannot be read: FENCED_LEADER_EPOCH since 20" in str(fetches.trouble({PLACE}))
-
-
-async def test_refusal_of_a_partition_of_others() -> None:
-    """What cannot be read of a partition that went to another worker is that one's to tell."""
-    client = Client()
-    fetches = FetchErrors(client, 0.0)
-    client.code = STORAGE
-    await client.send(1, FETCH)
-    assert fetches.trouble(()) is None
-    assert fetches.trouble({PLACE}) is None
+    assert "cannot be read: FENCED_LEADER_EPOCH since 20" in str(troubles.text(UNREADABLE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from aiokafka.protocol.offset import OffsetRequest, OffsetResponse_v3
 
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.troubles import OFFSETS, Troubles
 
 TOPIC = "__consumer_offsets"
 FETCH = OffsetFetchRequest("g", [("t", [0, 1])])
@@ -70,16 +71,16 @@ def latest(*codes: int) -> OffsetResponse_v3:
     return OffsetResponse_v3(0, [(TOPIC, [(number, code, -1, -1) for number, code in enumerate(codes)])])
 
 
-async def opened(connection: Connection, clock: Callable[[], float] = lambda: 0.0) -> tuple[OffsetFetches, Any]:
-    """What holds back the requests of a client that has not been started, and its connection."""
+async def opened(connection: Connection, troubles: Troubles | None = None) -> Any:
+    """The connection of a client that has not been started, and whose requests are held back."""
     client = AIOKafkaClient()
 
     async def connect(_: Any, **_options: Any) -> Any:
         return connection
 
     client._get_conn = connect
-    fetches = OffsetFetches(client, 0.001, clock=clock)
-    return fetches, await client._get_conn(1)
+    OffsetFetches(client, 0.001, troubles)
+    return await client._get_conn(1)
 
 
 @pytest.mark.parametrize(("behind", "other"), [(5, 6), (78, 6), (78, 56)])
@@ -95,7 +96,7 @@ async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, 
         OffsetFetchRequest=[FETCHED],
         FetchStableOffsets=[FETCHED],
     )
-    _, connection = await opened(made)
+    connection = await opened(made)
     assert await connection.send(request_) is FETCHED
     assert made.asked == ["MetadataRequest", *["OffsetRequest"] * 3, type(request_).__name__]
     asked, offsets = made.structs[:2]
@@ -109,7 +110,7 @@ async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, 
 async def test_other_requests_are_sent_at_once() -> None:
     """Heartbeats and fetches do not wait."""
     made = Connection(FetchRequest=["found"])
-    _, connection = await opened(made)
+    connection = await opened(made)
     assert await connection.send(FetchRequest(0, 0, 0, 0, [])) == "found"
     assert made.asked == ["FetchRequest"]
 
@@ -118,7 +119,7 @@ async def test_other_requests_are_sent_at_once() -> None:
 async def test_without_the_topic(found: Any, told: int, caplog: pytest.LogCaptureFixture) -> None:
     """Who may not describe it, or where it is not there yet, goes on at once; the first is told, one time."""
     made = Connection(MetadataRequest=[found], OffsetFetchRequest=[FETCHED])
-    _, connection = await opened(made)
+    connection = await opened(made)
     with caplog.at_level(logging.INFO, "wideload.kafka.offset_fetches"):
         for _ in range(2):
             assert await connection.send(FETCH) is FETCHED
@@ -141,8 +142,9 @@ async def test_trouble() -> None:
     now_s = 0.0
     gone: Any = ConnectionError("gone")
     made = Connection(MetadataRequest=[metadata(2)], OffsetRequest=[latest(5, 5)], OffsetFetchRequest=[FETCHED])
-    fetches, connection = await opened(made, lambda: now_s)
-    assert fetches.trouble is None
+    troubles = Troubles("p", lambda: now_s)
+    connection = await opened(made, troubles)
+    assert troubles.text(OFFSETS) is None
     for answer, outcome in ((latest(0, 0), FETCHED), (gone, gone)):
         now_s, made.answers["OffsetRequest"][:] = 0.0, [latest(5, 5)]
         count = len(made.asked)
@@ -150,15 +152,15 @@ async def test_trouble() -> None:
         async with asyncio.timeout(10):
             while len(made.asked) <= count + 2:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0)
-        assert fetches.trouble is None
+        assert troubles.text(OFFSETS) is None
         now_s = 11.0
-        told = str(fetches.trouble)
+        told = str(troubles.text(OFFSETS))
         assert told.startswith("broker broker:9092 cannot tell the committed offsets since 20")
         assert f"topic {TOPIC}, partition 0 and 1 more, waits for its replicas" in told
         made.answers["OffsetRequest"][:] = [answer]
         await asyncio.wait([waiting])
         assert (waiting.exception() or waiting.result()) is outcome
-        assert fetches.trouble is None
+        assert troubles.text(OFFSETS) is None
 
 
 @pytest.mark.parametrize(
@@ -181,5 +183,5 @@ async def test_trouble() -> None:
 async def test_error_of_a_response_is_one_of_its_partitions(request_: Any, response: Any, rows: list[Any]) -> None:
     """aiokafka looks at these alone: a response with an error and without partitions would mean "nothing committed"."""
     made = Connection(MetadataRequest=[metadata(0)], OffsetFetchRequest=[response])
-    _, connection = await opened(made)
+    connection = await opened(made)
     assert (await connection.send(request_)).topics == [("t", rows)]

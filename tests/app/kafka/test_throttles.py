@@ -9,6 +9,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 
 from app.kafka.throttles import Throttles
+from app.kafka.troubles import Troubles
 
 
 class Answer:
@@ -44,7 +45,7 @@ async def test_requests_wait_as_long_as_the_broker_says() -> None:
         return held if node_id == 1 else free
 
     client._get_conn = connect
-    throttles = Throttles(lambda _: None)
+    throttles = Throttles(lambda _: None, Troubles("p"))
     throttles.watch(client)
     first: Any = await client._get_conn(1)
     other: Any = await client._get_conn(2)
@@ -66,7 +67,7 @@ async def test_requests_that_wait_keep_their_order() -> None:
         return connection
 
     client._get_conn = connect
-    Throttles(lambda _: None).watch(client)
+    Throttles(lambda _: None, Troubles("p")).watch(client)
     watched: Any = await client._get_conn(1)
     await watched.send("first")
     await asyncio.gather(*(watched.send(number) for number in range(300)))
@@ -85,7 +86,7 @@ async def test_requests_do_not_wait_on_a_connection_that_is_closed() -> None:
         return connection
 
     client._get_conn = connect
-    Throttles(lambda _: None).watch(client)
+    Throttles(lambda _: None, Troubles("p")).watch(client)
     watched: Any = await client._get_conn(1)
     await watched.send("first")
     waiting = asyncio.create_task(watched.send("second"))

@@ -18,6 +18,7 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.topics import Topic
+from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.lane import PlacedRecord
@@ -42,7 +43,7 @@ class Bench:
         store = {"large.message.payload.store.class": "memory"}
         settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **store}}})
         plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
-        brokers, self.termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
+        brokers, self.termination = BrokerHealth(["orders"], 1.0, Troubles("p")), Termination("p", lambda: None)
         (pipeline,), stats = settings.pipelines, PipelineStats()
         clients = FlowClients(settings.client, pipeline)
         share = Share(Budget(100_000))

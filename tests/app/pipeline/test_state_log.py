@@ -7,8 +7,7 @@ import logging
 import pytest
 from aiokafka import TopicPartition
 
-from app.kafka.troubles import Troubles
-from app.pipeline.runtime import monotonic
+from app.kafka.troubles import SHORT, Troubles
 from app.pipeline.state_log import StateLog, uncommitted_text
 from tests.app.reports import Pipeline
 
@@ -23,19 +22,19 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_changes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """A pause, a trouble that lasts, and its end are a line each, however often one looks."""
     caplog.set_level(logging.INFO)
-    pipeline = Pipeline()
-    trouble: str | None = None
-    log = StateLog(pipeline, Troubles("p"), lambda: trouble, monotonic)
-    for status, now_trouble in (("PAUSED", None), ("RUNNING", "broker b does not answer"), ("RUNNING", None)):
-        pipeline.status, trouble = status, now_trouble
+    pipeline, troubles = Pipeline(), Troubles("p")
+    log = StateLog(pipeline, troubles)
+    for status, short in (("PAUSED", False), ("RUNNING", True), ("RUNNING", False)):
+        pipeline.status = status
+        (troubles.note if short else troubles.end)(SHORT, "orders")
         for _ in range(3):
             log.look()
     lines = told(caplog)
-    assert lines[:3] == [
+    assert lines[:2] == [
         "INFO pipeline p is PAUSED now; it was RUNNING",
         "INFO pipeline p is RUNNING now; it was PAUSED",
-        "WARNING pipeline p waits: broker b does not answer",
     ]
+    assert lines[2].startswith("WARNING pipeline p waits: orders (since 20")
     assert lines[3].startswith("INFO pipeline p: brokers and group answer again, after 0.")
     assert len(lines) == 4
 
@@ -43,7 +42,7 @@ def test_changes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_flow_that_begins_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
     """One reason is told once in its time, and then how often; another reason at once."""
     now_s = 100.0
-    log = StateLog(Pipeline(), Troubles("p"), lambda: None, lambda: now_s)
+    log = StateLog(Pipeline(), Troubles("p", lambda: now_s))
     for delay_s in (0.5, 1, 2, 4):
         log.begins_again(ValueError("away"), delay_s)
     assert told(caplog) == ["WARNING pipeline p restarts in 0.5 s: away"]

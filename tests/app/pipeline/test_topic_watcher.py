@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,10 @@ from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from app.cluster.preflight import Plan
 from app.kafka.topics import CLEANUP_POLICY, MAX_MESSAGE_BYTES, Topic
+from app.kafka.troubles import SHORT, Troubles
 from app.pipeline import topic_watcher
 from app.pipeline.termination import Termination
-from app.pipeline.topic_watcher import LimitChangedError, TopicWatcher
+from app.pipeline.topic_watcher import TopicChangedError, TopicWatcher
 
 SOURCE, SINK, DEAD = Topic("raw", 1, 500, "delete"), Topic("orders", 1, 9_000, "delete"), Topic("dead", 1, 7, "delete")
 PLAN = Plan("p", (SOURCE,), SINK, DEAD)
@@ -48,13 +48,12 @@ class Cluster:
 
 
 class Watched:
-    """A watcher, and the termination of its flow."""
+    """A watcher, what it notes, and the termination of its flow."""
 
-    def __init__(self, cluster: Cluster, before: TopicWatcher | None = None) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.termination = Termination("p", lambda: None)
-        self.watcher = TopicWatcher(
-            PLAN, self.termination, cluster.send, clock=time.monotonic, chunked=False, before=before
-        )
+        self.troubles = Troubles("p")
+        self.watcher = TopicWatcher(PLAN, self.termination, cluster.send, self.troubles, chunked=False)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,8 @@ async def test_a_limit_that_moves_before_the_first_look_ends_the_flow(topic: str
     async with asyncio.timeout(5):
         await watched.watcher.watch()
     error = watched.termination.error
-    assert isinstance(error, LimitChangedError)
+    assert isinstance(error, TopicChangedError)
+    assert error.same_log
     assert f"max.message.bytes of topic {topic} is {limit:,}, and was " in str(error)
 
 
@@ -83,34 +83,19 @@ async def test_a_topic_that_accepts_no_records_is_reported_until_it_does(topic: 
     try:
         async with asyncio.timeout(5):
             cluster.in_sync[topic] = [3]
-            await until(lambda: watched.watcher.trouble is not None)
-            text = watched.watcher.trouble
+            await until(lambda: watched.troubles.text(SHORT) is not None)
+            text = watched.troubles.text(SHORT)
             assert str(text).startswith(
                 f"topic {topic}, partition 0 accepts no records: 1 replica in sync, and min.insync.replicas is 2; "
                 "start the missing brokers, or lower min.insync.replicas of the topic (since 20"
             )
-            following = Watched(cluster, watched.watcher).watcher
-            assert following.trouble == text
+            watched.troubles.end_flow()
+            assert watched.troubles.text(SHORT) == text
             cluster.in_sync[topic] = [2, 3]
-            await until(lambda: watched.watcher.trouble is None)
+            await until(lambda: watched.troubles.text(SHORT) is None)
     finally:
         watching.cancel()
     assert watched.termination.error is None
-
-
-def test_a_topic_whose_writes_are_refused_is_reported_before_the_cluster_is_asked() -> None:
-    """Brokers before Kafka 3.7 may require more replicas than a topic has, which the cluster does not show."""
-    watcher = TopicWatcher(
-        PLAN,
-        Termination("p", lambda: None),
-        Cluster().send,
-        clock=time.monotonic,
-        chunked=False,
-        refused=lambda: {"orders": time.monotonic()},
-    )
-    assert str(watcher.trouble).startswith(
-        "topic orders accepts no records: brokers answer that fewer replicas are in "
-    )
 
 
 async def until(condition: Callable[[], bool]) -> None:

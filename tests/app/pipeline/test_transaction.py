@@ -23,6 +23,7 @@ from app.kafka.flow_clients import FlowClients
 from app.kafka.flow_producer import FlowProducer
 from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
+from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
@@ -54,7 +55,7 @@ def destination_of(
     guarantee["transaction.boundary.interval.ms"] = 59_000  # none ends by its age, however busy the machine is
     settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
     plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
-    brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
+    brokers, termination = BrokerHealth(["orders"], 1.0, Troubles("p")), Termination("p", lambda: None)
     (pipeline,) = settings.pipelines
     clients = FlowClients(settings.client, pipeline)
     clients._source = source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs, caught_up=caught_up))
