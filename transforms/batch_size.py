@@ -13,6 +13,7 @@ __all__ = [
     "HEADERLESS_OVERHEAD_BYTES",
     "batch_of_one_bytes",
     "headerless_batch_bytes",
+    "is_within",
     "record_bytes",
     "value_room_bytes",
     "varint_bytes",
@@ -22,6 +23,7 @@ BATCH_OVERHEAD_BYTES = 61
 # The most bytes of a batch of one record without headers, beside key and value: varints of five bytes for record, key
 # and value.
 HEADERLESS_OVERHEAD_BYTES = 80
+_HEADER_OVERHEAD_BYTES = 14  # the most beside name and value: varints of both, and its part of that of the count
 
 
 def varint_bytes(number: int) -> int:
@@ -71,6 +73,23 @@ def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
 def batch_of_one_bytes(record: RecordLike) -> int:
     """Bytes of an uncompressed batch with this record alone."""
     return BATCH_OVERHEAD_BYTES + record_bytes(record)
+
+
+def is_within(record: RecordLike, limit_bytes: int) -> bool:
+    """Whether an uncompressed batch with this record alone is within a limit; for most records without its exact size.
+
+    Raises:
+        UnicodeEncodeError: the name of a header is not UTF-8.
+    """
+    most = HEADERLESS_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+    for name, value in record.headers:
+        if not name.isascii():
+            break
+        most += _HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
+    else:
+        if most <= limit_bytes:
+            return True
+    return batch_of_one_bytes(record) <= limit_bytes
 
 
 def headerless_batch_bytes(key: bytes | None, value_bytes: int) -> int:

@@ -21,7 +21,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
+from transforms.batch_size import (
+    BATCH_OVERHEAD_BYTES,
+    HEADERLESS_OVERHEAD_BYTES,
+    batch_of_one_bytes,
+    is_within,
+    value_room_bytes,
+)
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
@@ -162,7 +168,7 @@ class Chunking:
             return False
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= self.limit_bytes:
             return False
-        return batch_of_one_bytes(record) > self.limit_bytes
+        return not is_within(record, self.limit_bytes)
 
     def uuid(self, record: RecordLike, digest: str, origin: Sequence[str | int]) -> str:
         """A uuid of 32 characters that is the same whenever the same record of a log is split into the same chunks.

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, is_within
 from transforms.claims import Claim, OnReference, claim, may_hold_claims
 from transforms.compression import Codec
 from transforms.errors import ReferenceClaimedError, ValueTooLargeError
@@ -103,7 +103,7 @@ class Offload:
             return (self.measure or batch_of_one_bytes)(self.keep(record)) > limit
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
             return False  # nearly every record ends here, at a tenth of the cost of the exact size
-        return batch_of_one_bytes(record) > limit
+        return not is_within(record, limit)
 
     def claims(self, record: RecordLike) -> Claim | None:
         """What the record claims to be, if it must not go on as it is: a reference or a chunk. None if it may."""

@@ -18,25 +18,19 @@ from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
 from app.commands.restorer import Restored, Restorer
 from app.config.parsing import load
-from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
 from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import Selection, open_reader
-from app.pipeline.stages import InflateStage
+from app.pipeline.chain import inflate_stage
 from app.pipeline.stats import PipelineStats
-from stores.encryption import open_keyring
 from transforms.assembly import Limits
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, WideloadError
-from transforms.formats import FORMATS
-from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike, SourceRecord
 from transforms.reference import is_reference
 from transforms.text import bytes_text, printable
 from transforms.wrapper import MessageWrapper
-
-__all__ = ["command", "header_json", "json_line", "start_of", "text_json"]
 
 _KINDS = ("chunk", "reference", "inflated", "assembled", "unwrapped", "wrapped")  # the first one is shown
 _COLUMNS = (
@@ -229,11 +223,7 @@ def _restorer(
         return Restorer(None, Limits(), unwrap)
     settings = pipeline_of(loaded, pipeline)
     store = opened_store(settings, stack)
-    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    scope = reference_scope(settings.reference_scope, store)
-    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
-    stage = InflateStage(inflate, store, PipelineStats(), scope, keyring)
-    return Restorer(stage, settings.chunks.limits, unwrap)
+    return Restorer(inflate_stage(settings, store, PipelineStats()), settings.chunks.limits, unwrap)
 
 
 @click.command("consume")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -20,24 +20,19 @@ from app.config.parsing import load
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.sender import Message, SendError
 from app.kafka.topics import Topic
-from app.pipeline.chain import Chain, Result, Work
+from app.pipeline.chain import Chain, offload_stage
 from app.pipeline.fallback import Fallback
 from app.pipeline.runtime import monotonic
-from app.pipeline.stages import ChunkStage, OffloadStage, Stage, wrap_stage
+from app.pipeline.stages import ChunkStage, Stage, WrapperStage
 from app.pipeline.stats import PipelineStats
-from stores.encryption import open_keyring
+from app.pipeline.work import Work
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WrapError
-from transforms.formats import FORMATS
-from transforms.offload import Offload
 from transforms.record import Header, Record
 from transforms.record_batch import CODECS
 from transforms.wrapper import Wrap
 
-__all__ = ["Packer", "Packing", "packing_of"]
-
-_GENERATOR = "large.message.id.generator"
 _AT_ONCE = 8  # messages that wait for threads, most of them for the store
 _AHEAD_BYTES = 32 * 1024 * 1024  # of their values, beside one
 _MESSAGE_BYTES = "chunk.max.message.bytes"
@@ -118,42 +113,18 @@ class Packing:
         Raises:
             ConfigurationError: the store cannot be opened.
         """
-        chain = Chain(
-            list(self._stages(topic, stack)),
-            topic.name,
-            topic.max_message_bytes,
-            falls_back=self.strategy == "auto",
-            compacted="compact" in topic.cleanup_policy,
-            recompressed=topic.recompressed,
-        )
-        finish = Fallback(chain, _Warning().tell, clock=monotonic).finish if chain.falls_back else chain.finish
-        return Packer(chain, finish, CODECS.index(None if codec == "none" else codec))
-
-    def _stages(self, topic: Topic, stack: ExitStack) -> Sequence[Stage]:
         stages: list[Stage] = []
-        limit_bytes = topic.max_message_bytes
-        if (pipeline := self.pipeline) is not None:
-            offload = Offload(
-                pipeline.threshold_bytes,
-                limit_bytes,
-                pipeline.codec,
-                FORMATS[pipeline.reference_format],
-                None if self.wrap is None else self.wrap.batch_of_one_bytes,
-                pipeline.signing,
-                pipeline.max_bytes,
-            )
-            store = opened_store(pipeline, stack)
-            by_digest = pipeline.store.get(_GENERATOR, "sha256") == "sha256"
-            keyring = open_keyring(pipeline.encryption, pipeline.store_timeout_ms)
-            stages.append(
-                OffloadStage(offload, store, topic.name, PipelineStats(), by_digest=by_digest, keyring=keyring)
-            )
+        if self.pipeline is not None:
+            settings = replace(self.pipeline, on_reference="pass")
+            store = opened_store(settings, stack)
+            falls_back = self.strategy == "auto"
+            stages.append(offload_stage(settings, store, topic, PipelineStats(), self.wrap, falls_back=falls_back))
         if self.wrap is not None:
-            stages.append(wrap_stage(self.wrap))
+            stages.append(WrapperStage(self.wrap))
         if self.splits:
-            chunking = Chunking(min(limit_bytes, self.chunk_bytes or limit_bytes))
-            stages.append(ChunkStage(chunking, self.message_bytes, ""))  # no group has read the message
-        return stages
+            limit_bytes = min(topic.max_message_bytes, self.chunk_bytes or topic.max_message_bytes)
+            stages.append(ChunkStage(Chunking(limit_bytes), self.message_bytes, ""))  # no group has read the message
+        return Packer(Chain(stages, topic), CODECS.index(None if codec == "none" else codec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +141,12 @@ class Packer:
 
     Args:
         chain: of the worker's stages.
-        finish: finishes work of the chain; blocks, and is called on several threads.
         codec: the number of the compression of batches.
     """
 
-    def __init__(self, chain: Chain, finish: Callable[[Work], Result], codec: int) -> None:
+    def __init__(self, chain: Chain, codec: int) -> None:
         self._chain = chain
-        self._finish = finish
+        self._fallback = Fallback(chain, _Warning().tell, clock=monotonic)
         self._codec = codec
 
     async def packed(self, records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
@@ -212,7 +182,7 @@ class Packer:
     def _begin(self, record: Record, name: str) -> asyncio.Future[Message]:
         plain = Message.plain(record)
         work = self._chain.begin(record, self._codec)
-        if work is not None and (work.blocks or work.asks_store):
+        if work is not None and work.step is not None:
             return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
         done: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         try:
@@ -223,10 +193,11 @@ class Packer:
 
     def _message(self, work: Work, size: int, name: str) -> Message:
         try:
-            records, applied = self._finish(work)
+            while work.step is not None:
+                work = self._fallback.go_on(work)
+            return Message(work.results(), size, work.applied)
         except (TransformError, PayloadStoreError) as exc:
             raise SendError(f"{name}: {exc}") from exc
-        return Message(records, size, applied)
 
 
 class _Warning:

@@ -11,14 +11,13 @@ from typing import cast
 from aiokafka import TopicPartition
 
 from app.pipeline.stages import InflateStage
+from app.pipeline.work import Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import is_chunk
 from transforms.errors import MalformedWrapperError, PayloadStoreError, TransformError
 from transforms.record import RecordLike, SourceRecord
 from transforms.reference import is_reference
 from transforms.wrapper import MessageWrapper, Unwrap
-
-__all__ = ["Restored", "Restorer"]
 
 _END = 2**63 - 1  # behind each offset
 
@@ -114,25 +113,29 @@ class Restorer:
 
     async def _opened(self, begun: Restored) -> Restored:
         """Without its wrapper, and with the payload of its reference."""
-        inflate, unwrap, found = self._inflate, self._unwrap, begun
+        unwrap, found = self._unwrap, begun
         try:
             if unwrap is not None:
                 # Of a reference, it is the payload that may be a wrapper, unless headers in a wrapper are one, too.
-                if inflate is not None and inflate.moves(found.record) and not _is_wrapper(found.record):
-                    found = await self._inflated(found, inflate)
+                if not _is_wrapper(found.record):
+                    found = await self._inflated(found, marked=False)
                 if unwrap.wants(found.record):
                     found = dataclasses.replace(found, record=unwrap.unwrap(found.record), unwrapped=True)
-            if inflate is not None and inflate.wants(found.record) and not found.inflated:
-                found = await self._inflated(found, inflate)
+            if not found.inflated:
+                found = await self._inflated(found, marked=True)
         except MalformedWrapperError as exc:
             return dataclasses.replace(begun, error=str(exc))
         except (TransformError, PayloadStoreError) as exc:
             return dataclasses.replace(begun, error=str(exc), reference=True)
         return found
 
-    async def _inflated(self, found: Restored, inflate: InflateStage) -> Restored:
-        (record,) = await asyncio.to_thread(inflate.apply, found.record, found.source)
-        return dataclasses.replace(found, record=record, inflated=inflate.moves(found.record))
+    async def _inflated(self, found: Restored, *, marked: bool) -> Restored:
+        """With the payload of its reference, if it is one; `marked` says whether the mark of a plain value goes too."""
+        step = None if self._inflate is None else self._inflate.plan(found.record, found.source, 0)
+        if self._inflate is None or step is None or not (marked or isinstance(step, Store)):
+            return found
+        record = await asyncio.to_thread(self._inflate.restored, found.record, found.source)
+        return dataclasses.replace(found, record=record, inflated=isinstance(step, Store))
 
 
 def _is_wrapper(record: RecordLike) -> bool:

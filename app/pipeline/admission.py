@@ -273,7 +273,7 @@ class Admission:
         if work is not None:
             held += work.reserve_bytes
         # Work that takes no time is done at once, and what it leaves passes: it waits for no store.
-        passing = passing and work is not None and not work.blocks and self._share.admits(held)
+        passing = passing and work is not None and work.step is None and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False
         self._dispatcher.enter(lane, record, work, held)

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-__all__ = ["CircuitBreaker", "pause"]
-
 _FIRST_DELAY_S = 0.2
 _NEWCOMER_DELAY_S = 1.0
 _OPENS_AFTER = 5  # failures with no success between them; a server that fails half the time does so now and then
@@ -41,14 +39,9 @@ class CircuitBreaker:
         self._failed_at = 0.0
         self._probe = asyncio.Lock()
         self._newcomers = 0
-        self._newcomer = asyncio.Event()
 
     def failed(self, *, probing: bool) -> None:
-        """Counts a call that has failed in a way that may pass.
-
-        Args:
-            probing: whether the call was the probe.
-        """
+        """Counts a call that has failed in a way that may pass; `probing` if it was the probe."""
         self._failures += 1
         if not self.open and self._failures >= _OPENS_AFTER:
             self.open = True
@@ -65,6 +58,9 @@ class CircuitBreaker:
     async def turn(self, tries: int) -> AsyncIterator[bool]:
         """Waits until a record may call the store, and lasts for the time of one call.
 
+        A newcomer, which has not called yet, makes the wait shorter. For the payloads of others may be all that the
+        store does not give, and they would hold it up for minutes.
+
         Args:
             tries: how often the record has called in vain.
 
@@ -73,37 +69,19 @@ class CircuitBreaker:
         """
         if not self.open:
             await pause(tries, self._delay_max_s)
-        probing = await self._probe_turn(newcomer=not tries)
-        try:
-            yield probing
-        finally:
-            if probing:
-                self._probe.release()
-
-    async def _probe_turn(self, *, newcomer: bool) -> bool:
-        """Waits to be the probe. If True, the caller holds `_probe`; if False, the breaker is closed.
-
-        A newcomer, which has not called yet, makes the wait shorter. For the payloads of others may be all that the
-        store does not give, and they would hold it up for minutes.
-        """
-        if not self.open:
-            return False
-        self._newcomers += newcomer
-        try:
-            if newcomer:
-                self._newcomer.set()
-            async with contextlib.AsyncExitStack() as held:
+        if self.open:
+            self._newcomers += not tries
+            try:
                 # In the order of arrival: a record whose call always fails must not be the probe each time.
-                await held.enter_async_context(self._probe)
-                while (left_s := self._left_s()) > 0:
-                    self._newcomer.clear()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._newcomer.wait(), left_s)
-                if self.open:
-                    held.pop_all()
-                return self.open
-        finally:
-            self._newcomers -= newcomer
+                async with self._probe:
+                    while (left_s := self._left_s()) > 0:  # noqa: ASYNC110  # a newcomer may come, and time goes by
+                        await asyncio.sleep(min(left_s, _NEWCOMER_DELAY_S))
+                    if self.open:
+                        yield True
+                        return
+            finally:
+                self._newcomers -= not tries
+        yield False
 
     def _left_s(self) -> float:
         if not self.open:

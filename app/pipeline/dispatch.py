@@ -10,7 +10,6 @@ from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
-from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Hold, Item, Lane, Letter, Passing, PlacedRecord, Working
@@ -18,8 +17,8 @@ from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.termination import RecordError, Termination
+from app.pipeline.work import Work
 from transforms.assembly import Discarded
-from transforms.errors import PayloadTooLargeError
 from transforms.letter import Cause
 from transforms.record import RecordLike, SourceRecord
 from transforms.retention import LONGEST_HOLD_S, duration_text
@@ -75,11 +74,11 @@ class Dispatcher:
         self._add(lane, item)
         if work is None:
             item.result = (record,)
-        elif work.blocks:
+        elif work.step is not None:
             self._begin(lane, self._transform(lane, item, work))
         else:
             try:
-                result = self._retries.apply_now(record, work)
+                result = self._retries.finish(record, work)
             except Exception as exc:  # noqa: BLE001  # the error policy decides
                 self._fail(lane, item, exc)
             else:
@@ -103,10 +102,10 @@ class Dispatcher:
     def measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
         """The work on a record with the size that it lacks, which the store is asked for; None until it has answered.
 
-        The record is not admitted yet. Raises what `Retries.measure` raises.
+        The record is not admitted yet. Raises what `Retries.apply` raises.
         """
         if lane.measuring is None or lane.measuring[0] != record.offset:
-            task = asyncio.get_running_loop().create_task(self._retries.measure(lane, record, work))
+            task = asyncio.get_running_loop().create_task(self._retries.apply(lane, record, work))
             lane.measuring = record.offset, task
             lane.keep(task)
             # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
@@ -170,32 +169,19 @@ class Dispatcher:
 
     async def _transform(self, lane: Lane, item: Working, work: Work) -> None:
         try:
-            result = await self._results(lane, item, work)
+            while work.step is not None:
+                reserved = work.reserve_bytes
+                work = await self._retries.apply(lane, item.source, work)
+                # At once, without waiting for room: records behind it may hold the room that it would need.
+                more = work.reserve_bytes - reserved
+                item.held += more
+                self._share.take_work(more)
+            result = self._retries.finish(item.source, work)
         except Exception as exc:  # noqa: BLE001  # the error policy decides
             self._fail(lane, item, exc)
         else:
             item.stored_s = self._clock() if self._publishes else None
             self._finish(lane, item, result)
-
-    async def _results(self, lane: Lane, item: Working, work: Work) -> Sequence[RecordLike]:
-        """What the work makes of the record; raises what `Retries.apply` raises.
-
-        A payload that was measured may be replaced by a longer one before it is read. Then it is measured again. The
-        item takes the bytes that it needs in addition at once: records behind it may hold the room that it would need.
-        """
-        while True:
-            try:
-                return await self._retries.apply(lane, item.source, work)
-            except PayloadTooLargeError:
-                if not work.is_measured:
-                    raise
-                again = await self._retries.measure(lane, item.source, work)
-                if again.records == work.records:
-                    raise  # it is as long as before
-                more = max(0, again.reserve_bytes - work.reserve_bytes)
-                item.held += more
-                self._share.take_work(more)
-                work = again
 
     def release(self, lane: Lane) -> None:
         """Delivers the results at the front of the lane, up to a record that is not finished, or that ends the flow."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.structs import TopicPartition
-from app.pipeline.chain import Work
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.termination import RecordError
 from app.pipeline.waiting_read import WaitingRead
+from app.pipeline.work import Work
 from transforms.record import Header, RecordLike, SourceRecord
 
 # Memory of a record that waits beside its key and value, and of each of its headers (CPython 3.11, measured).

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from app.config.settings import PipelineSettings
 from app.kafka.shielded import shielded
 from app.kafka.troubles import STORE, WITHOUT_STORE, Troubles
-from app.pipeline.chain import Chain, Result, Work
+from app.pipeline.chain import Chain
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
 from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Store, Work
 from stores.registry import check
 from stores.store import Check, PayloadStore
 from transforms.errors import (
@@ -27,10 +27,6 @@ from transforms.errors import (
     ReferenceRefusedError,
 )
 from transforms.record import RecordLike, SourceRecord
-
-__all__ = ["Retries"]
-
-_T = TypeVar("_T")
 
 # The store is as it should be, and waiting for it would not help.
 _OF_THE_RECORD = (PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError)
@@ -44,10 +40,9 @@ class _Trial:
         lane: of its partition.
         record: as it was read.
         began_s: when the trial began, by the monotonic clock.
-        called_s: when the call that is under way began; None if none is. A thread writes it, and `last_s`.
-        last_s: when the last call began.
+        called_s: when the call that is under way began; None if none is. A thread writes it.
         tries: how often the store has failed.
-        failed_s: when the store failed last; 0 before that.
+        failed_s: when the store failed last, or the trial began.
         alone_s: since when it fails for this record while it is up; None if it does not.
         refused: whether the store has refused the record, and passed its check right after that.
         stalled: whether the trial stalls the lane.
@@ -58,13 +53,21 @@ class _Trial:
     record: SourceRecord
     began_s: float
     called_s: float | None = None
-    last_s: float = 0.0
     tries: int = 0
-    failed_s: float = 0.0
+    failed_s: float = field(init=False)
     alone_s: float | None = None
     refused: bool = False
     stalled: bool = False
     timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.failed_s = self.began_s
+
+    def stall(self) -> None:
+        """Stalls the lane."""
+        if not self.stalled:
+            self.stalled = True
+            self.lane.stalled += 1
 
 
 class Retries:
@@ -86,37 +89,26 @@ class Retries:
         unstalled: Callable[[], None],
         store: PayloadStore | None = None,
     ) -> None:
-        self._chain = chain
         self._threads = runtime.threads
         self._clock = runtime.monotonic
         self._settings = settings
         self._stats = stats
         self._unstalled = unstalled
         self._store = store
-        self._give_up_s = None if settings.retry_timeout_ms < 0 else settings.retry_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        fallback = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._may_pass)
-        self._finish = fallback.finish if chain.falls_back else chain.finish
+        self._chain = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._may_pass)
         self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._answered_at = 0.0
-        self._up_at = 0.0  # when a call began that the store has answered: the latest of them
+        self._up_at = 0.0  # when a call was made that the store has answered: the latest of them
         self._changed = False  # see `_has_changed`
         self._asking: asyncio.Future[bool] | None = None
         self._trials: dict[_Trial, None] = {}  # the oldest first
         self._troubles = troubles
         troubles.waiting = self._waiting
 
-    def apply_now(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
-        """Finishes work that does not block.
-
-        Raises:
-            TransformError: this record can never succeed.
-        """
-        return self._done(record, self._chain.finish(work))
-
-    async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
-        """Finishes work that blocks; calls the store until it succeeds or can never do so.
+    async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Work:
+        """Goes on with work, up to a step that needs more; calls the store until it succeeds or can never do so.
 
         A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
         and the calls go on. If the store has worked before, this holds whatever the error is: it has taken or given a
@@ -128,25 +120,12 @@ class Retries:
             PayloadStoreError: the store has never worked and refuses, or it refuses this record;
                 `PayloadUnavailableError` if it has failed for this record alone.
         """
-        if not work.asks_store:
-            work, finished = await self._threads.compute(self._advance, work)
-            if finished is not None:
-                return self._done(record, finished)
-        return self._done(record, await self._until_answered(lane, record, lambda: self._finish(work)))
-
-    async def measure(self, lane: Lane, record: SourceRecord, work: Work) -> Work:
-        """Asks the store for the size that the work lacks, as `apply` asks it for the payload; raises the same.
-
-        Returns:
-            The work as it is now known.
-        """
-        return await self._until_answered(lane, record, lambda: self._chain.measured(work))
-
-    async def _until_answered(self, lane: Lane, record: SourceRecord, asking: Callable[[], _T]) -> _T:
+        if not isinstance(work.step, Store):
+            return await self._threads.compute(self._chain.go_on, work)
         with self._trying(_Trial(lane, record, self._clock())) as trial:
             while True:
                 try:
-                    result = await self._try(trial, asking)
+                    done = await self._try(trial, work)
                 except (PayloadNotFoundError, ReferenceRefusedError):
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
@@ -154,45 +133,10 @@ class Retries:
                     if not self._may_pass(exc) and not await self._has_changed(trial, exc):
                         raise
                     self._stats.retries += 1
-                    self._failed(trial, exc)
-                    if self._give_up_s is not None:
-                        await self._look_whether_alone(trial, exc, self._give_up_s)
+                    await self._failed(trial, exc)
                 else:
-                    if result is not None:
-                        return result
-
-    async def _look_whether_alone(self, trial: _Trial, error: PayloadStoreError, give_up_s: float) -> None:
-        """Gives a record up for which the store has failed for long, though it is up.
-
-        Raises:
-            PayloadUnavailableError: it has.
-        """
-        failed_s, trial.failed_s = trial.failed_s, self._clock()
-        if not (self._up_at > (failed_s or trial.began_s) or await self._asked_whether_up()):
-            trial.alone_s = None
-        elif trial.alone_s is None:
-            trial.alone_s = trial.failed_s
-        elif trial.failed_s - trial.alone_s >= give_up_s:
-            raise PayloadUnavailableError(trial.tries, trial.failed_s - trial.began_s, str(error)) from error
-
-    async def _asked_whether_up(self) -> bool:
-        """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask meanwhile share it."""
-        if self._asking is None or self._asking.done():
-            self._asking = self._threads.call(self._is_up)
-        return await shielded(self._asking)
-
-    def _is_up(self) -> bool:
-        """Asks the store, and takes its time."""
-        store, settings = self._store, self._settings
-        try:
-            return store is not None and check(store, settings.payload_topic, writing=settings.offloads)
-        except PayloadStoreError:
-            return False
-
-    def _advance(self, work: Work) -> tuple[Work, Result | None]:
-        """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""
-        work = self._chain.advance(work)
-        return work, None if work.asks_store else self._chain.finish(work)
+                    if done is not None:
+                        return done
 
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
@@ -216,86 +160,68 @@ class Retries:
                 trial.lane.stalled -= 1
                 self._unstalled()
 
-    async def _try(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
+    async def _try(self, trial: _Trial, work: Work) -> Work | None:
         """Calls the store once, when it is the record's turn; None if it has to wait for another turn."""
-        if self._chain.falls_back:
+        assert isinstance(work.step, Store)
+        if work.step.kept is not None:  # it may go on without the store, and waits for no turn
             await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            result: _T | None = await self._threads.call(self._call, trial, asking)
-        else:
-            result = await self._try_in_turn(trial, asking)
-        if result is not None:
+            done: Work | None = await self._threads.call(self._call, trial, work)
             self._answered_at = self._clock()
-            if not self._chain.falls_back:  # else the record may have gone on without the store
-                self._up_at = max(self._up_at, trial.last_s)
-                self._troubles.store_answers(STORE, trial)
-        return result
-
-    async def _try_in_turn(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
-        breaker = self._breaker
-        async with breaker.turn(trial.tries) as probing:
-            call: Callable[[_Trial, Callable[[], _T]], _T | None] = self._call if probing else self._call_if_closed
+            return done
+        async with self._breaker.turn(trial.tries) as probing:
+            asked_s = self._clock()
             try:
-                result = await self._threads.call(call, trial, asking)
+                done = await self._threads.call(self._call if probing else self._call_if_closed, trial, work)
             except (PayloadNotFoundError, PayloadUnfitError):
-                breaker.answered()
+                self._breaker.answered()
                 self._troubles.store_answers(STORE, trial)
                 raise
             except PayloadStoreError as exc:
                 if self._may_pass(exc):
-                    breaker.failed(probing=probing)
+                    self._breaker.failed(probing=probing)
                 raise
-            if result is not None:
-                breaker.answered()
-            return result
+            if done is not None:
+                self._breaker.answered()
+                self._answered_at = self._clock()
+                self._up_at = max(self._up_at, asked_s)
+                self._troubles.store_answers(STORE, trial)
+            return done
 
-    def _call(self, trial: _Trial, asking: Callable[[], _T]) -> _T:
-        trial.called_s = trial.last_s = self._clock()
+    def _call(self, trial: _Trial, work: Work) -> Work:
+        trial.called_s = self._clock()
         try:
-            return asking()
+            return self._chain.go_on(work)
         finally:
             trial.called_s = None
 
-    def _call_if_closed(self, trial: _Trial, asking: Callable[[], _T]) -> _T | None:
+    def _call_if_closed(self, trial: _Trial, work: Work) -> Work | None:
         # The store may have gone down while the record waited for a thread.
-        return None if self._breaker.open else self._call(trial, asking)
+        return None if self._breaker.open else self._call(trial, work)
 
-    def _done(self, record: SourceRecord, result: Result) -> Sequence[RecordLike]:
-        records, applied = result
-        self.count(applied, record, records)
-        return records
+    # --- a store that fails ------------------------------------------------------------------------------------------
 
-    def _watch(self, trial: _Trial, seconds: float) -> None:
-        trial.timer = self._loop.call_later(seconds, self._look_at, trial)
+    async def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
+        """Counts a failure, and gives a record up for which the store has failed for long, though it is up.
 
-    def _look_at(self, trial: _Trial) -> None:
-        """Stalls the lane if a record has taken as long as the store may, unless it only waits for its turn."""
-        called_s, record = trial.called_s, trial.record
-        since_s = max(self._answered_at, trial.began_s) if called_s is None else called_s
-        waited_s = self._clock() - since_s
-        if not trial.tries:
-            if waited_s < self._timeout_s:
-                self._watch(trial, self._timeout_s - waited_s)
-                return
-            reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
-            asked = reason
-            if called_s is not None:
-                place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
-                asked = f"{reason} what it was asked for {place}"
-            if called_s is not None or not self._troubles.has(STORE):
-                self._troubles.store_fails(STORE, trial, asked, reason, record)
-        self._stall(trial)
-
-    def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
+        Raises:
+            PayloadUnavailableError: it has.
+        """
         trial.tries += 1
         line = f"the store failed, it is tried again: {error}"
         self._troubles.store_fails(STORE, trial, str(error), line, trial.record)
-        if self._clock() - trial.began_s >= self._timeout_s:
-            self._stall(trial)
-
-    def _stall(self, trial: _Trial) -> None:
-        if not trial.stalled:
-            trial.stalled = True
-            trial.lane.stalled += 1
+        before_s, trial.failed_s = trial.failed_s, self._clock()
+        lasted_s = trial.failed_s - trial.began_s
+        if lasted_s >= self._timeout_s:
+            trial.stall()
+        give_up_ms = self._settings.retry_timeout_ms
+        if give_up_ms < 0:
+            return
+        if not (self._up_at > before_s or await self._asked_whether_up()):
+            trial.alone_s = None
+        elif trial.alone_s is None:
+            trial.alone_s = trial.failed_s
+        elif trial.failed_s - trial.alone_s >= give_up_ms / 1000:
+            raise PayloadUnavailableError(trial.tries, lasted_s, str(error)) from error
 
     def _may_pass(self, error: PayloadStoreError) -> bool:
         """Whether to wait for the store: if it has worked, it may work again; if not, the user must set it right."""
@@ -314,6 +240,39 @@ class Retries:
         again, trial.refused = self._changed or not trial.refused, not self._changed
         return again
 
+    async def _asked_whether_up(self) -> bool:
+        """Asks the store, on one of its own threads: where it hangs, no other waits. All who ask share the answer."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._threads.call(self._is_up)
+        return await shielded(self._asking)
+
+    def _is_up(self) -> bool:
+        store, settings = self._store, self._settings
+        try:
+            return store is not None and check(store, settings.payload_topic, writing=settings.offloads)
+        except PayloadStoreError:
+            return False
+
+    def _watch(self, trial: _Trial, seconds: float) -> None:
+        trial.timer = self._loop.call_later(seconds, self._look_at, trial)
+
+    def _look_at(self, trial: _Trial) -> None:
+        """Stalls the lane if a record has taken as long as the store may, unless it only waits for its turn."""
+        called_s, record = trial.called_s, trial.record
+        since_s = max(self._answered_at, trial.began_s) if called_s is None else called_s
+        waited_s = self._clock() - since_s
+        if not trial.tries:
+            if waited_s < self._timeout_s:
+                self._watch(trial, self._timeout_s - waited_s)
+                return
+            reason = asked = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
+            if called_s is not None:
+                place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
+                asked = f"{reason} what it was asked for {place}"
+            if called_s is not None or not self._troubles.has(STORE):
+                self._troubles.store_fails(STORE, trial, asked, reason, record)
+        trial.stall()
+
     def _waiting(self) -> tuple[SourceRecord | None, int]:
         return next((trial.record for trial in self._trials), None), len(self._trials)
 
@@ -325,8 +284,16 @@ class Retries:
         line = f"the store failed, large values go as chunks: {error}"
         self._troubles.store_fails(WITHOUT_STORE, None, str(error), line)
 
+    # --- what was done -----------------------------------------------------------------------------------------------
+
+    def finish(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
+        """The results of work that has no step left, which are counted; raises its `error`."""
+        results = work.results()
+        self.count(work.applied, record, results)
+        return results
+
     def count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
-        """Counts what the stages of these names have made of a record."""
+        """Counts what the transforms of these names have made of a record."""
         stats = self._stats
         for name in applied:
             if name == "offload":

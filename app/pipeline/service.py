@@ -25,9 +25,9 @@ from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
-from app.pipeline.refusals import UnfitStage
 from app.pipeline.report import FlowReport, Target
 from app.pipeline.runtime import Runtime
+from app.pipeline.stages import UnfitStage
 from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -350,11 +350,9 @@ class Pipeline(Service):
             build(
                 self.settings,
                 self._store,
-                plan.sink.max_message_bytes,
+                plan.sink,
                 self.stats,
-                compacted="compact" in plan.sink.cleanup_policy,
-                recompressed=plan.sink.recompressed,
-                unfit=UnfitStage(unfit, plan.sink, self._runtime.time) if unfit else None,
+                UnfitStage(unfit, plan.sink, self._runtime.time) if unfit else None,
             ),
             found=found,
             store=self._store,

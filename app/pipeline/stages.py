@@ -1,18 +1,34 @@
-"""Stages: each joins a transform to the store that it needs, and works on one record at a time."""
+"""Stages: each joins a transform to the store that it needs, and says what is to be done with a record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, cast
 
+from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.reference_scope import ReferenceScope
+from app.kafka.batches.batch import sent_bytes
+from app.kafka.topics import Topic
 from app.pipeline.runtime import random_id
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Now, Step, Store, Thread
 from stores.payload import download, measure, publish
-from stores.store import PayloadStore, Stat, Store
+from stores.store import PayloadStore, Stat
+from stores.store import Store as BuiltInStore
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, is_within
 from transforms.chunk import Chunking, checksum, is_chunk
-from transforms.claims import Claim, OnReference
-from transforms.errors import ChunkError, PayloadStoreError
+from transforms.claims import OnReference, claim, may_hold_claims
+from transforms.errors import (
+    ChunkError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    RecordTooLargeError,
+    RecordUnfitError,
+    ReferenceClaimedError,
+)
 from transforms.inflate import Inflate, Inflation, MeasuredRecord, has_large_key
 from transforms.keyring import Keyring
 from transforms.offload import Offload
@@ -21,75 +37,78 @@ from transforms.record_batch import RecordBatch
 from transforms.reference import KEY, Reference
 from transforms.wrapper import Unwrap, Wrap
 
-__all__ = [
-    "ChunkStage",
-    "InflateStage",
-    "NoLimit",
-    "OffloadStage",
-    "Stage",
-    "WrapperStage",
-    "unwrap_stage",
-    "wrap_stage",
-]
-
 _KEY_FLAG = KEY.flag.encode()
 _COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
+_COMPRESSING_COPIES = 3  # the record is put into a batch, copied from there, and compressed
 
 
 class Stage(Protocol):
-    """One transform of a pipeline."""
+    """One transform of a pipeline. It has no state: several threads may call it.
 
-    @property
-    def name(self) -> str:
-        """As in `transforms`."""
+    Attributes:
+        small_bytes: a record without headers passes if its key and value have no more; below 0 if each is looked at.
+    """
 
-    def wants(self, record: RecordLike) -> bool:
-        """True if the record needs this stage. Costs next to nothing, as it is called for every record."""
+    small_bytes: float
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
-        """False if it wants no record of the batch. Costs next to nothing; True if that cannot be told cheaply.
+        """False if `plan` lets each record of the batch pass. Costs next to nothing; True if that is not known cheaply.
 
         `whole` says that the batch is sent as it is, so that its length is compared with the limit of the sink.
         """
 
-    def moves(self, record: RecordLike) -> bool:
-        """True if `apply` is counted. Some formats also change records whose values stay where they are."""
-
-    def limit_for(self, record: RecordLike) -> int | None:
-        """The most bytes of a batch with this record alone, if `moves` is true for its uncompressed size only.
-
-        None if there is another reason. The size is that behind the stages that follow; see `keep`.
-        """
-
-    def keep(self, record: RecordLike) -> RecordLike:
-        """The record as it goes on if compression brings it within `limit_for`."""
-
-    def blocks(self, record: RecordLike) -> bool:
-        """True if `apply` takes time. If not, it makes one record of one, and the same one each time."""
-
-    def asks_store(self, record: RecordLike) -> bool:
-        """True if `apply` calls a store for the record."""
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """Bytes that `apply` may need beside the record itself."""
-
-    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        """The records that take the place of the record, in order. Several threads call this at once.
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
+        """What is to be done with a record; None if it passes, which costs next to nothing: every record is asked for.
 
         Args:
             record: the result of the stages before.
             source: the record as it was read.
+            codec: the number of the codec with which it leaves, which may bring it within a limit; 0 for none.
 
         Raises:
             TransformError: this record can never succeed.
-            PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
 
 
-class OffloadStage:
-    """Publishes large values under the name of the sink topic, and puts references in their place."""
+# --- the size of a record as it is sent ------------------------------------------------------------------------------
 
-    name = "offload"
+
+@dataclass(frozen=True, slots=True)
+class SizedRecord(Record):
+    """A record that was compressed to find out how long it is as it is sent: `sent_bytes`, alone in a batch."""
+
+    sent_bytes: int = 0
+
+
+def _compressed(record: RecordLike, codec: int, wrap: Wrap | None = None) -> SizedRecord:
+    """The record with its size as it is sent, behind the wrapper that follows; takes time."""
+    if isinstance(record, SizedRecord):
+        return record
+    size = sent_bytes(record if wrap is None else wrap.wrap(record), codec)
+    return SizedRecord(record.key, record.value, record.headers, record.timestamp, size)
+
+
+def _compressing_bytes(record: RecordLike) -> int:
+    """Bytes that it takes to compress a record: it is put into a batch, copied from there, and compressed."""
+    return 3 * len(record.value or b"")
+
+
+# --- the transforms --------------------------------------------------------------------------------------------------
+
+
+class OffloadStage:
+    """Publishes large values under the name of the sink topic, and puts references in their place.
+
+    Args:
+        offload: decides which values are large.
+        store: takes them.
+        topic: the sink topic.
+        stats: counts the times of store calls.
+        by_digest: whether the digest of a payload is its id.
+        keyring: encrypts payloads, if it `writes`; None to store them as they are.
+        wrap: puts a wrapper around what this stage keeps; None if there is none.
+        falls_back: whether records may go on without the store.
+    """
 
     def __init__(
         self,
@@ -100,9 +119,13 @@ class OffloadStage:
         *,
         by_digest: bool,
         keyring: Keyring | None = None,
+        wrap: Wrap | None = None,
+        falls_back: bool = False,
     ) -> None:
-        # Not a method: it is called for every record, and a call within a call would cost as much again.
-        self.wants: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
+        self._changes: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
+        self.wants_any = offload.wants_any
+        small = -1 if offload.format.marks or wrap is not None else offload.threshold_bytes
+        self.small_bytes: float = min(small, (offload.sink_limit_bytes or math.inf) - HEADERLESS_OVERHEAD_BYTES)
         self._offload = offload
         self._store = store
         self._topic = topic
@@ -110,40 +133,33 @@ class OffloadStage:
         self._by_digest = by_digest
         self._keyring = keyring
         self._encrypts = keyring is not None and keyring.writes
+        self._wrap = wrap
+        self._falls_back = falls_back
 
-    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
-        return self._offload.wants_any(batch, whole=whole)
-
-    def moves(self, record: RecordLike) -> bool:
-        return self._offload.wants(record)
-
-    blocks = moves
-    asks_store = moves
-
-    def must_store(self, record: RecordLike) -> Claim | None:
-        """What a record claims to be that must not go on without the store, however small it is; None for others."""
-        return self._offload.claims(record)
-
-    def check(self, record: RecordLike, _source: RecordLike) -> None:
-        """Raises what `apply` raises for claims that are refused before the store is asked. Takes no time."""
-        self._offload.check(record)
-
-    def limit_for(self, record: RecordLike) -> int | None:
-        return self._offload.limit_for(record)
-
-    def keep(self, record: RecordLike) -> RecordLike:
-        return self._offload.keep(record)
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value if it is compressed or marked, and another one if it is encrypted."""
-        offload = self._offload
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        if not self._changes(record):
+            return None
+        offload, length = self._offload, len(record.value or b"")
         copies = int(offload.codec is not None or offload.format.marks) + int(self._encrypts)
-        return copies * len(record.value or b"")
+        if not offload.wants(record):
+            return Now(lambda: (offload.keep(record),), copies * length)
+        offload.check(record)
+        kept = record if self._falls_back and not offload.claims(record) else None
+        storing = Store(partial(self._publish, record), copies * length, "offload", kept)
+        limit = offload.limit_for(record)
+        if not codec or limit is None:
+            return storing
 
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        if not self.moves(record):
-            return (self._offload.keep(record),)
-        self._offload.check(record)
+        def compress() -> Sequence[RecordLike] | Step:
+            found = _compressed(offload.keep(record), codec, self._wrap)
+            if found.sent_bytes <= limit:
+                return (found,)
+            return storing if kept is None else replace(storing, kept=found)
+
+        # Before the store is asked for anything.
+        return Thread(compress, max(copies, int(self._wrap is not None)) * length + _compressing_bytes(record))
+
+    def _publish(self, record: RecordLike) -> Sequence[RecordLike]:
         assert record.value is not None
         payload = self._offload.payload(record.value, hashed=not self._encrypts)
         with self._stats.store_call("publish"):
@@ -151,24 +167,12 @@ class OffloadStage:
         return (self._offload.refer(record, reference),)
 
 
-class NoLimit:
-    """A stage that moves no record for its size alone."""
-
-    def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
-        return None
-
-    def keep(self, record: RecordLike) -> RecordLike:
-        return record
-
-
-class InflateStage(NoLimit):
+class InflateStage:
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
-    `reference_scope` refuses paths that the store itself would take; None if there is no need. `keyring` opens
-    encrypted payloads; None if there is no key.
+    `reference_scope` refuses paths that the store itself would accept; None if there is no need. `keyring` decrypts
+    payloads; None if there is no key.
     """
-
-    name = "inflate"
 
     def __init__(
         self,
@@ -178,6 +182,7 @@ class InflateStage(NoLimit):
         reference_scope: ReferenceScope | None = None,
         keyring: Keyring | None = None,
     ) -> None:
+        self.small_bytes: float = -1 if inflate.format.marks else math.inf
         self._inflate = inflate
         self._store = store
         self._stats = stats
@@ -187,34 +192,54 @@ class InflateStage(NoLimit):
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         return self._inflate.format.wants_any(batch) or batch.may_hold(_KEY_FLAG)
 
-    def wants(self, record: RecordLike) -> bool:
-        return self._inflate.format.wants(record) or has_large_key(record)
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        inflate = self._inflate
+        if not (inflate.format.wants(record) or has_large_key(record)):
+            return None
+        if not (inflate.format.refers(record) or has_large_key(record)):
+            return Now(lambda: (inflate.format.read_inline(record),), inflate.reserve_bytes(record))
+        self._begun(record, source)  # what is refused waits neither for the store nor for room
+        if isinstance(self._store, Stat) and inflate.lacks_size(record):
+            return Store(partial(self._measure, record, source), None)
+        return self._restoring(record, source)
 
-    def moves(self, record: RecordLike) -> bool:
-        return self._inflate.format.refers(record) or has_large_key(record)
+    def _restoring(self, record: RecordLike, source: RecordLike) -> Store:
+        reserve_bytes = self._inflate.reserve_bytes(record) + self._inflate.reserve_key_bytes(record)
+        return Store(partial(self._restore, record, source), reserve_bytes, "inflate")
 
-    blocks = moves
-    asks_store = moves
+    def _measure(self, record: RecordLike, source: RecordLike) -> Store:
+        return self._restoring(self._inflate.measured(record, lambda path: self._stored_bytes(path, source)), source)
 
-    def reserve_bytes(self, record: RecordLike) -> int:
-        return self._inflate.reserve_bytes(record) + self._inflate.reserve_key_bytes(record)
+    def _restore(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike] | Step:
+        try:
+            return (self.restored(record, source),)
+        except PayloadTooLargeError:
+            if not isinstance(record, MeasuredRecord):
+                raise
+            # A measured payload may be replaced by a longer one before it is read: it is measured again.
+            again = self._inflate.measured(record, lambda path: self._stored_bytes(path, source))
+            if again == record:
+                raise  # it is as long as before
+            return self._restoring(again, source)
 
-    def lacks_size(self, record: RecordLike) -> bool:
-        """True if nobody knows how long a payload of the record is, and the store can tell without reading it."""
-        return isinstance(self._store, Stat) and self._inflate.lacks_size(record)
-
-    def measured(self, record: RecordLike, source: RecordLike) -> MeasuredRecord:
-        """The record with the sizes of its payloads, for `reserve_bytes` and `apply`; raises what `apply` raises."""
-        return self._inflate.measured(record, lambda path: self._stored_bytes(path, source))
-
-    def check(self, record: RecordLike, source: RecordLike) -> None:
-        """Raises what `apply` raises for references that are refused before the store is asked. Takes no time."""
-        self._begun(record, source)
+    def restored(self, record: RecordLike, source: RecordLike) -> RecordLike:
+        """The record with the value and the key that were offloaded; takes time. Raises what `Chain.go_on` raises."""
+        inflate = self._inflate
+        measured = record if isinstance(record, MeasuredRecord) else None
+        reference, record, inflation = self._begun(record, source)
+        if reference is not None:
+            found = None if measured is None else measured.key_bytes
+            key = inflate.restore(reference, self._downloaded(reference, found))
+            record = Record(key, record.value, record.headers, record.timestamp)
+        if inflation is not None:
+            found = None if measured is None else measured.value_bytes
+            return inflate.finish(record, inflation, self._downloaded(inflation.reference, found))
+        return inflate.format.read_inline(record) if inflate.format.wants(record) else record
 
     def _begun(self, record: RecordLike, source: RecordLike) -> tuple[Reference | None, RecordLike, Inflation | None]:
         """The reference of the key; the record without its headers; and what is begun for the value.
 
-        None for a key, or a value, that is no reference.
+        None for a key, or a value, that is not a reference. Raises what is refused before the store is asked.
         """
         key: Reference | None = None
         if has_large_key(record):
@@ -230,11 +255,11 @@ class InflateStage(NoLimit):
     def _check_path(self, path: str, source: RecordLike) -> None:
         if self._reference_scope is not None:
             self._reference_scope.check(path, source)
-        elif isinstance(self._store, Store):
+        elif isinstance(self._store, BuiltInStore):
             self._store.root.check_readable(path)
 
     def _stored_bytes(self, path: str, source: RecordLike) -> int | None:
-        """None if the store does not tell, and will not: a download may still succeed."""
+        """None if the store does not report it, and will not: a download may still succeed."""
         self._check_path(path, source)
         assert isinstance(self._store, Stat)
         try:
@@ -244,19 +269,6 @@ class InflateStage(NoLimit):
             if exc.retriable or type(exc) is not PayloadStoreError:
                 raise
             return None
-
-    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        inflate = self._inflate
-        measured = record if isinstance(record, MeasuredRecord) else None
-        reference, record, inflation = self._begun(record, source)
-        if reference is not None:
-            found = None if measured is None else measured.key_bytes
-            key = inflate.restore(reference, self._downloaded(reference, found))
-            record = Record(key, record.value, record.headers, record.timestamp)
-        if inflation is not None:
-            found = None if measured is None else measured.value_bytes
-            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, found)),)
-        return (inflate.format.read_inline(record) if inflate.format.wants(record) else record,)
 
     def _downloaded(self, reference: Reference, measured_bytes: int | None) -> bytes:
         with self._stats.store_call("download"):
@@ -275,87 +287,160 @@ class ChunkStage:
             compresses: readers would take it for a chunk if it were whole.
     """
 
-    name = "chunk"
-
     def __init__(
         self, chunking: Chunking, message_limit_bytes: int, group_id: str, on_reference: OnReference = "pass"
     ) -> None:
-        self.wants: Callable[[RecordLike], bool] = chunking.wants
-        self.moves: Callable[[RecordLike], bool] = chunking.wants
-        self.blocks: Callable[[RecordLike], bool] = chunking.wants
+        self.wants_any = chunking.wants_any
+        self.small_bytes: float = chunking.limit_bytes - HEADERLESS_OVERHEAD_BYTES
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
         self._on_reference = on_reference
 
-    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
-        return self._chunking.wants_any(batch, whole=whole)
-
-    def limit_for(self, record: RecordLike) -> int | None:
-        if self._on_reference != "pass" and record.headers and is_chunk(record.headers):
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
+        if not self._chunking.wants(record):
             return None
-        return self._chunking.limit_bytes
+        length, limit = len(record.value or b""), self._chunking.limit_bytes
+        splitting = Thread(partial(self._split, record, source), length, "chunk")  # the pieces are a copy
+        if not codec or (self._on_reference != "pass" and record.headers and is_chunk(record.headers)):
+            return splitting
 
-    def keep(self, record: RecordLike) -> RecordLike:
-        return record
+        def compress() -> Sequence[RecordLike] | Step:
+            found = _compressed(record, codec)
+            return (found,) if found.sent_bytes <= limit else splitting
 
-    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
-        return False
+        return Thread(compress, length + _compressing_bytes(record))
 
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value: its pieces."""
-        return len(record.value or b"")
-
-    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        size = len(record.value or b"")
-        if size > self._message_limit_bytes:
+    def _split(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
+        value = record.value or b""
+        if len(value) > self._message_limit_bytes:
             reason = f"chunk.max.message.bytes is {self._message_limit_bytes:,}, and readers would discard it"
-            raise ChunkError(size, self._chunking.limit_bytes, reason)
-        digest = checksum(record.value or b"")
-        return tuple(self._chunking.split(record, self._uuid(record, source, digest), digest))
-
-    def _uuid(self, record: RecordLike, source: RecordLike, digest: str) -> str:
-        if not isinstance(source, SourceRecord):
-            return random_id()
-        origin = (self._group_id, source.topic, source.partition, source.offset)
-        return self._chunking.uuid(record, digest, origin)
+            raise ChunkError(len(value), self._chunking.limit_bytes, reason)
+        digest = checksum(value)
+        uuid = random_id()
+        if isinstance(source, SourceRecord):
+            origin = (self._group_id, source.topic, source.partition, source.offset)
+            uuid = self._chunking.uuid(record, digest, origin)
+        return tuple(self._chunking.split(record, uuid, digest))
 
 
-class WrapperStage(NoLimit):
-    """Wraps or unwraps. It asks no store, but the copy of a long value takes time."""
+class WrapperStage:
+    """Wraps or unwraps. It asks no store, but the copy of a long value takes time.
 
-    def __init__(
-        self,
-        name: str,
-        wants: Callable[[RecordLike], bool],
-        reserve_bytes: Callable[[RecordLike], int],
-        transform: Callable[[RecordLike], Record],
-    ) -> None:
-        self.name = name
-        self.wants = wants
-        self.moves = wants
-        self.reserve_bytes = reserve_bytes
+    `at_once` says that it does not go to a thread for that: nobody knows what a stage behind needs before it is done.
+    """
+
+    small_bytes = -1.0
+
+    def __init__(self, transform: Wrap | Unwrap, *, at_once: bool = False) -> None:
+        self._wants: Callable[[RecordLike], bool] = transform.wants
         self._transform = transform
+        self._at_once = at_once
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         """True: nearly every record has a value to wrap, or a wrapper."""
         return True
 
-    def blocks(self, record: RecordLike) -> bool:
-        return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        if not self._wants(record):
+            return None
+        length, transform = len(record.value or b""), self._transform
+        step = Now if self._at_once or length <= _COPIED_AT_ONCE_BYTES else Thread
+        if isinstance(transform, Unwrap):
+            return step(lambda: (transform.unwrap(record),), transform.reserve_bytes(record), "unwrap")
+        return step(lambda: (self._wrapped(record, transform),), length, "wrap")
 
-    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
-        return False
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        return (self._transform(record),)
-
-
-def unwrap_stage(unwrap: Unwrap) -> WrapperStage:
-    """The stage that takes headers and value out of a wrapper."""
-    return WrapperStage("unwrap", unwrap.wants, unwrap.reserve_bytes, unwrap.unwrap)
+    def _wrapped(self, record: RecordLike, wrap: Wrap) -> RecordLike:
+        made = wrap.wrap(record)
+        if isinstance(record, SizedRecord):  # its size is that of what is made here
+            return SizedRecord(made.key, made.value, made.headers, made.timestamp, record.sent_bytes)
+        return made
 
 
-def wrap_stage(wrap: Wrap) -> WrapperStage:
-    """The stage that puts headers and value into a wrapper; the copies of headers are not counted anywhere."""
-    return WrapperStage("wrap", wrap.wants, lambda record: len(record.value or b""), wrap.wrap)
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+class ClaimStage:
+    """Fails the records that claim to be references or chunks. Goes in the place of `offload` where nothing is stored.
+
+    Then such a record cannot be stored as it is, so that readers would not follow it.
+
+    `splits` says of a record whether it goes on as chunks.
+    """
+
+    small_bytes = math.inf
+
+    def __init__(self, splits: Callable[[RecordLike], bool]) -> None:
+        self._splits = splits
+
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
+        return may_hold_claims(batch)
+
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        claimed = claim(record) if record.headers else None
+        if claimed == "chunk" and self._splits(record):
+            claimed = claim(record, split=True)
+        if claimed is not None:
+            raise ReferenceClaimedError(claimed)
+        return None
+
+
+class UnfitStage:
+    """Fails the records that the sink has refused for what they are. Goes before all other stages.
+
+    Each refusal restarts the pipeline. So this stage fails other records beforehand: those with a timestamp that the
+    sink would refuse.
+
+    `refused` has the reasons, by topic, partition and offset. `clock` are seconds since 1970.
+    """
+
+    small_bytes = -1.0
+
+    def __init__(
+        self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic, clock: Callable[[], float]
+    ) -> None:
+        self._refused = refused
+        self._sink = sink
+        self._clock = clock
+
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
+        # The header of a batch does not have the least timestamp.
+        if self._refused or self._sink.oldest_ms is not None:
+            return True
+        return not self._sink.takes_timestamp(batch.latest_timestamp, self._clock(), -CLOCKS_APART_MS)
+
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        placed = cast("SourceRecord", source)
+        error = self._refused.get((placed.topic, placed.partition, placed.offset))
+        if error is not None:
+            raise error
+        if not self._sink.takes_timestamp(record.timestamp, self._clock(), -CLOCKS_APART_MS):
+            raise RecordUnfitError(self._sink.name, f"its timestamp is {record.timestamp}, as others it refused")
+        return None
+
+
+class SinkStage:
+    """Fails the records that the sink would refuse for their size. Goes behind all other stages."""
+
+    def __init__(self, topic: str, limit_bytes: int) -> None:
+        self.small_bytes: float = limit_bytes - HEADERLESS_OVERHEAD_BYTES
+        self._topic = topic
+        self._limit_bytes = limit_bytes
+
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
+        if batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES):
+            return False  # nearly each one that passes: its records are short
+        return not (whole and len(batch.data) <= self._limit_bytes and batch.modest)
+
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
+        if is_within(record, self._limit_bytes):
+            return None
+        if codec and not isinstance(record, SizedRecord):
+            return Thread(lambda: self._checked(_compressed(record, codec)), _compressing_bytes(record))
+        return Now(lambda: self._checked(record))
+
+    def _checked(self, record: RecordLike) -> Sequence[RecordLike]:
+        size = record.sent_bytes if isinstance(record, SizedRecord) else batch_of_one_bytes(record)
+        if size > self._limit_bytes:
+            raise RecordTooLargeError(self._topic, size, self._limit_bytes)
+        return (record,)

@@ -15,6 +15,7 @@ from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import admin
 from app.kafka.flow_clients import FlowClients
+from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
@@ -95,10 +96,11 @@ class Line:
                 FlowClients(self.settings.client, self.pipeline),
                 self.pipeline,
                 plan,
-                build(self.pipeline, store, plan.sink.max_message_bytes, stats),
+                build(self.pipeline, store, plan.sink, stats),
                 budget=budget,
                 runtime=runtime,
                 stats=stats,
+                troubles=Troubles(self.pipeline.name),
                 graceful_timeout_s=10.0,
                 joined=joined.set,
             )

@@ -23,6 +23,7 @@ from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
+from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
@@ -30,6 +31,7 @@ from app.pipeline.lane import Lane
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
+from app.pipeline.work import Now, Step
 from tests.app.pipeline.outputs import output_over
 from tests.app.pipeline.runtimes import running_on
 from tests.integration.line import STAMP, MakeLine, keys
@@ -89,37 +91,15 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
 class Careless:
     """A stage with a defect: what it makes cannot be written."""
 
-    name = "careless"
-
-    def wants(self, record: RecordLike) -> bool:
-        """Every record."""
-        return True
+    small_bytes = -1.0
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         """Yes."""
         return True
 
-    def limit_for(self, record: RecordLike) -> int | None:
-        """None."""
-
-    def keep(self, record: RecordLike) -> RecordLike:
-        """As it is."""
-        return record
-
-    def moves(self, record: RecordLike) -> bool:
-        """None."""
-        return False
-
-    blocks = moves
-    asks_store = moves
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """None."""
-        return 0
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """A record whose timestamp is no number."""
-        return (Written(record.key, record.value, timestamp=cast(int, "now")),)
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
+        """A record whose timestamp is not a number."""
+        return Now(lambda: (Written(record.key, record.value, timestamp=cast(int, "now")),))
 
 
 def test_flow_unwritable_result_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -149,10 +129,11 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
                 FlowClients(settings.client, pipeline),
                 pipeline,
                 plan,
-                lambda limit: Chain(stages, sink, limit),
+                Chain(stages, plan.sink),
                 budget=Budget(1_000_000),
                 runtime=runtime,
                 stats=PipelineStats(),
+                troubles=Troubles(pipeline.name),
                 graceful_timeout_s=1.0,
                 joined=lambda: None,
             )

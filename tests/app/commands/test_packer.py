@@ -10,6 +10,7 @@ import pytest
 
 from app.commands.packer import Packer, _Warning
 from app.kafka.sender import SendError
+from app.kafka.topics import Topic
 from app.pipeline.chain import Chain
 from app.pipeline.stages import OffloadStage
 from app.pipeline.stats import PipelineStats
@@ -58,10 +59,10 @@ async def packed(values: Sequence[str], at_once: int, broken: str | None = None)
             raise SendError(broken)
 
     stage = OffloadStage(Offload(10), Meeting(at_once), "t", PipelineStats(), by_digest=False)
-    chain = Chain([stage], "t", 1_000_000)
+    chain = Chain([stage], Topic("t", 1, 1_000_000, "delete"))
     found: list[tuple[str, bytes | None]] = []
     try:
-        async with aclosing(Packer(chain, chain.finish, 0).packed(records())) as messages:
+        async with aclosing(Packer(chain, 0).packed(records())) as messages:
             async for message, name in messages:
                 (record,) = message.records
                 found.append((name, record.value))

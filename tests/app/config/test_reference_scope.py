@@ -15,7 +15,7 @@ from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.root import Root
-from tests.app.pipeline.chains import apply
+from tests.app.pipeline.chains import apply, sink
 from tests.app.pipeline.plain_store import PlainStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import ConfigurationError, ReferenceRefusedError
@@ -63,7 +63,7 @@ def test_scope_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
     settings = pipeline(**keys)
     store = MemoryStore()
     store.configure({"memory.name": "reference_scope"})
-    chain = build(settings, store, 1_000_000, PipelineStats())
+    chain = build(settings, store, sink(1_000_000), PipelineStats())
     for topic in ("orders", "salaries", "mirrored"):
         record = Referring(value=store.publish(topic, b"payload").encode())
         if topic in allowed:
@@ -79,7 +79,7 @@ def test_scope_refuses_before_the_store_is_asked() -> None:
     """Not even whether the payload is there can be found out."""
     store = Watched()
     store.configure({"memory.name": "watched"})
-    chain = build(pipeline(**{"large.message.root": "topic"}), store, 1_000_000, PipelineStats())
+    chain = build(pipeline(**{"large.message.root": "topic"}), store, sink(1_000_000), PipelineStats())
     Watched.asked = 0
     with pytest.raises(ReferenceRefusedError):
         apply(chain, Referring(value=store.root.path("salaries", "id").encode()))

@@ -14,11 +14,12 @@ import pytest
 from app.commands.check import effective
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
-from app.pipeline.chain import Chain, Work, build
+from app.pipeline.chain import Chain, build
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Store, Work
 from stores.memory import MemoryStore
 from stores.registry import open_store
-from tests.app.pipeline.chains import apply, begun
+from tests.app.pipeline.chains import apply, begun, sink
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, MalformedWrapperError, RecordTooLargeError, WrapError
 from transforms.formats import FORMATS
@@ -188,7 +189,7 @@ class Pair:
         """The chain that the worker builds."""
         if "offload" in transforms:
             keys.setdefault("large_message_threshold_bytes", THRESHOLD)
-        return build(settings_of(*transforms, **NAMED, **keys), self.store, limit, PipelineStats())
+        return build(settings_of(*transforms, **NAMED, **keys), self.store, sink(limit), PipelineStats())
 
     def work(self, record: Any, *transforms: str) -> Work:
         """The work that a chain has begun on a record."""
@@ -240,7 +241,7 @@ def test_a_wrapper_carries_references(form: str, codec: str) -> None:
     dotted = {name.replace("_", "."): value for name, value in keys.items()}
     numbers = {"large.message.threshold.bytes": THRESHOLD}
     settings = parsed(["offload", "wrap"], {**writing, **dotted, **NAMED, **numbers}).pipelines[0]
-    writer = build(settings, pair.store, ROOMY, PipelineStats())
+    writer = build(settings, pair.store, sink(ROOMY), PipelineStats())
     for record in (SMALL, LARGE, TOMBSTONE):
         (carried,), _ = apply(writer, record)
         assert carried.headers == ()
@@ -293,7 +294,7 @@ def test_both_are_counted() -> None:
 )
 def test_only_the_store_and_long_copies_take_a_thread(transforms: list[str], record: Record, blocks: bool) -> None:  # noqa: FBT001
     """A small record is wrapped and unwrapped at once, also before a stage that may call the store."""
-    assert Pair().work(record, *transforms).blocks is blocks
+    assert (Pair().work(record, *transforms).step is not None) is blocks
 
 
 def test_a_wrapped_reference_takes_a_thread_and_room() -> None:
@@ -302,7 +303,7 @@ def test_a_wrapped_reference_takes_a_thread_and_room() -> None:
     record = Record(b"k", b"v" * 1_000_000, HEADERS)
     carried = pair.one(record, "offload", "wrap")
     work = pair.work(carried, "unwrap", "inflate")
-    assert (work.blocks, work.asks_store, work.reserve_bytes) == (True, True, 1_000_000)
+    assert (isinstance(work.step, Store), work.reserve_bytes) == (True, 1_000_000)
     # A copy that takes a thread is made all the same, or what is behind it would have no room.
     long = dataclasses.replace(record, headers=(("trace-id", b"t" * 100_000),))
     assert pair.work(pair.one(long, "offload", "wrap"), "unwrap", "inflate").reserve_bytes >= 1_000_000

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.pipeline.chain import Chain, Result, Work, build
+from app.kafka.topics import Topic
+from app.pipeline.chain import Chain, build
+from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Step, Store, Work
 from stores.registry import open_store
 from stores.store import PayloadStore
-from transforms.record import RecordLike
-
-__all__ = ["ROOMY", "apply", "begun", "chain_of", "memory", "settings_of"]
+from transforms.record import Record, RecordLike
 
 ROOMY = 10_000_000  # a sink's limit that is in nobody's way
 
@@ -27,14 +30,51 @@ def begun(chain: Chain, record: RecordLike, codec: int = 0) -> Work:
     return work
 
 
-def apply(chain: Chain, record: RecordLike, codec: int = 0, *, offloading: bool = True) -> Result:
-    """All the work of a chain on a record, step by step; a record that passes stays as it is."""
+def sink(limit: int = ROOMY, **more: Any) -> Topic:
+    """An output topic with this limit."""
+    return Topic("orders", 1, limit, **{"cleanup_policy": "delete", **more})
+
+
+def apply(
+    chain: Chain, record: RecordLike, codec: int = 0, *, offloading: bool = True
+) -> tuple[tuple[RecordLike, ...], tuple[str, ...]]:
+    """All the work of a chain on a record, step by step, and what it counts; a record that passes stays as it is."""
     work = chain.begin(record, codec)
     if work is None:
         return (record,), ()
-    if work.blocks and not work.asks_store:
-        work = chain.advance(work)
-    return chain.finish(work, offloading=offloading)
+    while (step := work.step) is not None:
+        if not offloading and isinstance(step, Store):
+            work = without_store(work, step)
+        work = chain.go_on(work)
+    return tuple(map(plain, work.results())), work.applied
+
+
+def finished(chain: Chain, work: Work) -> tuple[tuple[RecordLike, ...], tuple[str, ...]]:
+    """All the steps of work that are left, and what it counts."""
+    while work.step is not None:
+        work = chain.go_on(work)
+    return tuple(map(plain, work.results())), work.applied
+
+
+def taken(stage: Stage, record: RecordLike) -> Sequence[RecordLike]:
+    """What a stage makes of a record that does not pass it."""
+    step: Sequence[RecordLike] | Step | None = stage.plan(record, record, 0)
+    while isinstance(step, Step):
+        step = step.do()
+    assert step is not None
+    return step
+
+
+def without_store(work: Work, step: Store) -> Work:
+    """Work that goes on without the store, as its step allows."""
+    assert step.kept is not None
+    kept = step.kept
+    return replace(work, step=Store(lambda: (kept,), step.reserve_bytes))
+
+
+def plain(record: RecordLike) -> RecordLike:
+    """The record without what is known of its size as it is sent."""
+    return Record(record.key, record.value, record.headers, record.timestamp)
 
 
 def memory(**keys: object) -> PayloadStore:
@@ -54,4 +94,4 @@ def settings_of(transforms: list[str], **keys: object) -> PipelineSettings:
 
 def chain_of(transforms: list[str], store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
     """The chain that the worker builds for `settings_of`."""
-    return build(settings_of(transforms, **keys), store, limit, PipelineStats())
+    return build(settings_of(transforms, **keys), store, sink(limit), PipelineStats())

@@ -13,11 +13,11 @@ from aiokafka import TopicPartition
 from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
-from app.pipeline.chain import Work
 from app.pipeline.lane import Lane, Letter, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Store, Work
 from tests.app.pipeline.chains import begun, chain_of, memory
 from tests.built_batches import built, changed, record, repacked
 from transforms.errors import PayloadTooLargeError
@@ -423,7 +423,8 @@ async def test_admit_looks_at_no_more_where_there_is_no_room() -> None:
 
 def _waits_for_store(reserve_bytes: int, *, lacks_size: bool = False) -> Work:
     record = Record(b"k", b"v")
-    return Work(record, (record,), reserve_bytes=reserve_bytes, blocks=True, asks_store=True, lacks_size=lacks_size)
+    step = Store(lambda: (record,), None if lacks_size else reserve_bytes)
+    return Work(record, 0, (record,), step=step, reserve_bytes=0 if lacks_size else reserve_bytes)
 
 
 async def test_a_record_whose_size_nobody_knows_waits_alone() -> None:

@@ -16,11 +16,12 @@ from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
 from app.kafka.source_batch import ReadRecord
 from app.pipeline.chain import Chain, build
-from app.pipeline.stages import OffloadStage, unwrap_stage
+from app.pipeline.stages import ChunkStage, ClaimStage, InflateStage, OffloadStage, SinkStage, WrapperStage
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Store, Thread
 from stores.memory import MemoryStore
 from stores.store import PayloadStore
-from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of
+from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of, sink, taken
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.assembly import Assembled, Assembler, Limits
 from transforms.batch_size import batch_of_one_bytes
@@ -55,7 +56,7 @@ PIECE: Header = ("large-message.chunk.uuid", b"u")
 def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Chain:
     """A chain that offloads, with limits of the test's own."""
     stage = OffloadStage(Offload(threshold, limit, codec), memory(), "orders", PipelineStats(), by_digest=True)
-    return Chain([stage], "orders", limit)
+    return Chain([stage], sink(limit))
 
 
 def header(record: RecordLike, name: str) -> bytes | None:
@@ -65,7 +66,7 @@ def header(record: RecordLike, name: str) -> bytes | None:
 
 @pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
 def test_each_transform_has_its_stage(name: str) -> None:
-    """What a file may name is built under that name; `assemble` goes before the chain, and claims before `chunk`."""
+    """What a file may name is built; `assemble` goes before the chain, claims before `chunk`, and the limit behind."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": [name]}
     config = {
         "bootstrap.servers": "localhost:1",
@@ -73,8 +74,16 @@ def test_each_transform_has_its_stage(name: str) -> None:
         "pipeline": {"p": table},
     }
     (pipeline,) = parse(config, {}).pipelines
-    expected = ["claim", name] if name == "chunk" else [name]
-    assert [stage.name for stage in build(pipeline, memory(), ROOMY, PipelineStats()).stages] == expected
+    expected: dict[str, list[type]] = {
+        "offload": [OffloadStage],
+        "inflate": [InflateStage],
+        "wrap": [WrapperStage],
+        "unwrap": [WrapperStage],
+        "chunk": [ClaimStage, ChunkStage],
+    }
+    stages = build(pipeline, memory(), sink(), PipelineStats()).stages
+    assert [type(stage) for stage in stages[:-1]] == expected[name]
+    assert type(stages[-1]) is SinkStage
 
 
 # --- which records pass ----------------------------------------------------------------------------------------------
@@ -117,7 +126,7 @@ def test_passes_agrees_with_the_exact_size(
     record = Record(None if key is None else b"k" * key, None if value is None else b"v" * value, tuple(own))
     size = batch_of_one_bytes(record)
     limit = max(1, size + distance)
-    assert Chain([], "orders", limit).passes(record) == (size <= limit)
+    assert Chain([], sink(limit)).passes(record) == (size <= limit)
     offloads = bool(record.value) and size > limit
     assert Offload(10**9, limit).wants(record) == offloads
     assert offload_chain(10**9, limit).passes(record) == (size <= limit)
@@ -158,7 +167,7 @@ def test_reserve_for_offload() -> None:
     [
         ((("large-message.size", b"5000"),), 5_000),
         ((("large-message.size", b"5000"), ("large-message.compression", b"lz4")), 10_000),
-        ((), 7_000),
+        ((), 0),
         ((("large-message.size", b"7000"),), 7_000),
         ((("large-message.size", b"7001"),), 0),
         ((("large-message.size", b"-1"),), 0),
@@ -167,9 +176,9 @@ def test_reserve_for_offload() -> None:
     ],
 )
 def test_reserve_for_inflate(more: tuple[Header, ...], reserved: int) -> None:
-    """What the reference promises, twice where it is compressed, all that is allowed where it promises nothing.
+    """What the reference promises, twice where it is compressed.
 
-    Nothing for a reference that is refused before anything is read.
+    Nothing for one that promises nothing, as the store is asked first, or that is refused before anything is read.
     """
     record = Record(b"k", b"memory://x/orders/1", (REFERENCE, *more))
     chain = chain_of(["inflate"], memory(memory_name="x"), large_message_max_bytes=7_000)
@@ -247,9 +256,9 @@ def test_chain_blocks_only_where_the_store_is_asked(
     """What only marks a value needs no thread; a stage is asked of the record as it is behind those before it."""
     where = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads"}
     settings = settings_of(transforms, **{**where, "reference.format": form})
-    chain = build(settings, memory(), ROOMY, PipelineStats())
+    chain = build(settings, memory(), sink(ROOMY), PipelineStats())
     work = chain.begin(Record(b"k", b"\0" * length))
-    assert (work is not None and work.blocks) is blocks
+    assert (work is not None and work.step is not None) is blocks
 
 
 def test_chain_applies_only_what_is_wanted() -> None:
@@ -257,7 +266,7 @@ def test_chain_applies_only_what_is_wanted() -> None:
     store = memory()
     stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
     record = Record(b"k", b"small")
-    (reference,) = stage.apply(record, record)
+    (reference,) = taken(stage, record)
     (restored,), applied = apply(chain_of(["inflate", "offload"], store), reference)
     assert (restored.value, applied) == (b"small", ("inflate",))
 
@@ -265,11 +274,11 @@ def test_chain_applies_only_what_is_wanted() -> None:
 def test_latencies_are_counted() -> None:
     """Every call of the store is counted, the one that fails too."""
     stats, store = PipelineStats(), memory()
-    chain = build(settings_of(["inflate", "offload"]), store, ROOMY, stats)
+    chain = build(settings_of(["inflate", "offload"]), store, sink(ROOMY), stats)
     (reference,), _ = apply(chain, Record(None, b"v" * 200))
     apply(chain, reference)
     with pytest.raises(PayloadNotFoundError):
-        apply(chain, Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
+        apply(chain, dataclasses.replace(cast(Record, reference), value=(reference.value or b"")[:-1]))
     assert (sum(stats.publish.counts), sum(stats.download.counts)) == (2, 2)
     assert stats.publish.total_seconds > 0
 
@@ -300,7 +309,7 @@ def test_record_that_offload_cannot_make_fit(record: Record) -> None:
 def test_record_without_a_key_for_a_compacted_topic(value: bytes | None) -> None:
     """Brokers refuse it, so it is an error of the record, and nothing is published for it; others go their way."""
     store = memory()
-    chain = build(settings_of(["offload"]), store, ROOMY, PipelineStats(), compacted=True)
+    chain = build(settings_of(["offload"]), store, sink(cleanup_policy="compact"), PipelineStats())
     assert not chain.passes(Record(None, value))
     with pytest.raises(KeyMissingError, match=r"the record has no key, and topic orders is compacted"):
         apply(chain, Record(None, value))
@@ -357,7 +366,7 @@ def test_compression_that_is_none_is_corruption() -> None:
 def test_payload_over_the_limit_is_refused_unread() -> None:
     """The limit holds for what is there, and for what the reference says; the seed's own references say nothing."""
     store = memory()
-    chain = build(settings_of(["inflate"], large_message_max_bytes=9), store, ROOMY, PipelineStats())
+    chain = build(settings_of(["inflate"], large_message_max_bytes=9), store, sink(ROOMY), PipelineStats())
     for more in ((), (("large-message.size", b"9"),), (("large-message.size", b"10"),)):
         with pytest.raises(PayloadTooLargeError) as caught:
             apply(chain, reference_to(store, b"0123456789", *more))
@@ -405,11 +414,11 @@ def test_reference_that_is_refused_waits_for_nothing(
     """It needs no thread, no store and no room: nothing is asked for it, not even for the half of it that is right."""
     stats = PipelineStats()
     settings = settings_of(["inflate"], large_message_max_bytes=7_000, **keys)
-    chain = build(settings, memory(memory_name="x"), ROOMY, stats)
+    chain = build(settings, memory(memory_name="x"), sink(ROOMY), stats)
     work = begun(chain, record)
-    assert (work.blocks, work.asks_store, work.lacks_size, work.reserve_bytes) == (False, False, False, 0)
+    assert (work.step, work.reserve_bytes) == (None, 0)
     with pytest.raises(error):
-        chain.finish(work)
+        work.results()
     assert sum(stats.download.counts) == 0
 
 
@@ -421,7 +430,7 @@ FORMS: tuple[FormatName, ...] = ("bakdata-headers", "bakdata-flag")
 def foreign_chain(name: FormatName, transform: str, store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
     """A chain in a format of others; the settings refuse to write one to a store that is not S3."""
     settings = dataclasses.replace(settings_of([transform], **keys), reference_format=name)
-    return build(settings, store, limit, PipelineStats())
+    return build(settings, store, sink(limit), PipelineStats())
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -457,26 +466,28 @@ def test_foreign_format_lets_no_claim_pass(name: FormatName, claimed: str, own: 
         forged = Record(b"memory://x/salaries/1", value, (own,))
         assert not chain.passes(forged)
         work = begun(chain, forged)
-        assert (work.blocks, work.asks_store, work.reserve_bytes) == (False, False, 0)
+        assert (work.step, work.reserve_bytes) == (None, 0)
         with pytest.raises(ReferenceClaimedError, match=claimed):
-            chain.finish(work)
+            work.results()
     passing = foreign_chain(name, "offload", memory(), offload_on_reference="pass")
     assert passing.passes(forged)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_foreign_format_reserves_what_it_may_hold(name: FormatName) -> None:
-    """A mark makes a copy of the value; for a reference without a size all that is allowed is reserved."""
+    """A mark makes a copy of the value; a reference without a size is measured, and may grow as far as is allowed."""
     store = memory()
     keys: dict[str, Any] = {"large_message_max_bytes": 7_000}
     inflate = foreign_chain(name, "inflate", store, **keys)
-    for codec, reserved in (("none", 7_000), ("zstd", 14_000)):
+    for codec, reserved in (("none", 6_000), ("zstd", 7_000)):
         offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
         assert begun(offload, Record(b"key", b"v" * 100)).reserve_bytes == 100
         (small,), _ = apply(offload, Record(b"key", b"v" * 100))
         assert begun(inflate, small).reserve_bytes == len(small.value or b"")
         (large,), _ = apply(offload, Record(b"key", b"v" * 6_000))
-        assert begun(inflate, large).reserve_bytes == reserved
+        work = begun(inflate, large)
+        assert work.lacks_size
+        assert reserved <= inflate.go_on(work).reserve_bytes < reserved + 100
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -508,7 +519,7 @@ def storeless(transforms: list[str], limit: int, **keys: Any) -> Chain:
     dotted = {name.replace("_", "."): value for name, value in keys.items()}
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms, **dotted}
     settings = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
-    return build(settings, None, limit, PipelineStats())
+    return build(settings, None, sink(limit), PipelineStats())
 
 
 @pytest.mark.parametrize(
@@ -521,7 +532,7 @@ def test_chunk_makes_several_of_one(keys: dict[str, Any]) -> None:
     assert chain.passes(Record(b"k", b"v" * 800))
     assert chain.passes(Record(b"k", None, record.headers))
     assert not chain.passes(record)
-    assert begun(chain, record).blocks
+    assert isinstance(begun(chain, record).step, Thread)
     assert begun(chain, record).reserve_bytes == 5_120
     records, applied = apply(chain, record)
     assert applied == ("chunk",)
@@ -622,7 +633,7 @@ def test_chunk_looks_at_what_comes_out() -> None:
     for chain, record in (
         (storeless(["unwrap", "chunk"], 1_000), wrapped),
         (storeless(["unwrap", "offload"], 1_000, **keys), wrapped),
-        (build(inflating, store, 1_000, PipelineStats()), stored),
+        (build(inflating, store, sink(1_000), PipelineStats()), stored),
     ):
         with pytest.raises(ReferenceClaimedError, match="value"):
             apply(chain, record)
@@ -649,7 +660,6 @@ def test_chunk_does_not_help_tombstones() -> None:
 def test_auto_offloads_or_does_without() -> None:
     """With a store large values are references; without it chunks, or as they are where the sink takes them."""
     chain = chain_of(["offload"], memory(), 1_000, large_message_strategy="auto")
-    assert chain.falls_back
     record = Record(b"k", b"v" * 5_000)
     references, applied = apply(chain, record)
     assert (len(references), applied) == (1, ("offload",))
@@ -662,8 +672,9 @@ def test_auto_offloads_or_does_without() -> None:
 
 def test_only_auto_does_without_a_store() -> None:
     """No other strategy falls back."""
-    assert not chain_of(["offload"], memory()).falls_back
-    assert not storeless(["chunk"], 1_000).falls_back
+    step = begun(chain_of(["offload"], memory()), Record(b"k", b"v" * 5_000)).step
+    assert isinstance(step, Store)
+    assert step.kept is None
 
 
 # --- step by step ----------------------------------------------------------------------------------------------------
@@ -698,15 +709,16 @@ def test_work_of_a_stage_is_done_once(monkeypatch: pytest.MonkeyPatch, size: int
     monkeypatch.setattr(Counted, "times", 0)
     store = Refusing()
     offload = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([unwrap_stage(Counted()), offload], "orders", ROOMY)
+    chain = Chain([WrapperStage(Counted()), offload], sink(ROOMY))
     work = begun(chain, Record(b"k", MessageWrapper({}, b"v" * size).serialize()))
-    assert (work.blocks, work.reserve_bytes >= size, Counted.times) == (True, True, begun_times)
-    work = chain.advance(work)
-    assert (work.asks_store, Counted.times) == (True, 1)
+    assert (work.step is not None, work.reserve_bytes >= size, Counted.times) == (True, True, begun_times)
+    if isinstance(work.step, Thread):
+        work = chain.go_on(work)
+    assert (isinstance(work.step, Store), Counted.times) == (True, 1)
     with pytest.raises(PayloadStoreError, match="down"):
-        chain.finish(work)
+        chain.go_on(work)
     store.down = False
-    assert chain.finish(work)[1] == ("unwrap", "offload")
+    assert chain.go_on(work).applied == ("unwrap", "offload")
     assert Counted.times == 1
 
 
@@ -718,8 +730,8 @@ def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
             raise KeyError("defect")
 
     offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([unwrap_stage(Defect()), offload], "orders", ROOMY)
+    chain = Chain([WrapperStage(Defect()), offload], sink(ROOMY))
     work = begun(chain, Record(b"k", b"v"))
-    assert (work.blocks, work.asks_store) == (False, False)
+    assert work.step is None
     with pytest.raises(KeyError, match="defect"):
-        chain.finish(work)
+        work.results()

@@ -10,12 +10,13 @@ import pytest
 
 from app.config.parsing import parse
 from app.kafka.batches.batch import sent_bytes
-from app.pipeline import chain as chain_module
+from app.pipeline import stages as stages_module
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Store, Thread
 from stores.store import PayloadStore
-from tests.app.pipeline.chains import apply, begun, chain_of, memory, settings_of
+from tests.app.pipeline.chains import apply, begun, chain_of, finished, memory, settings_of, sink, without_store
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import (
@@ -37,12 +38,12 @@ NOISE = Record(b"k", random.Random(1).randbytes(54_000), (), 1_700_000_000_000)
 def roomy_chain(transforms: list[str], store: PayloadStore, limit: int, **keys: Any) -> Chain:
     """A chain with a threshold that no record of the test reaches."""
     if not transforms:
-        return Chain([], "orders", limit)
+        return Chain([], sink(limit))
     if "offload" not in transforms:
         table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
         table |= {name.replace("_", "."): value for name, value in keys.items()}
         parsed = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {})
-        return build(parsed.pipelines[0], None, limit, PipelineStats())
+        return build(parsed.pipelines[0], None, sink(limit), PipelineStats())
     return chain_of(transforms, store, limit, large_message_threshold_bytes=1_000_000, **keys)
 
 
@@ -55,7 +56,7 @@ def test_record_that_compresses_stays(transforms: list[str]) -> None:
     for limit in (size, 20_000):
         chain = roomy_chain(transforms, cast(PayloadStore, store), limit)
         work = begun(chain, TEXT, ZSTD)
-        assert (work.blocks, work.asks_store) == (True, False)
+        assert isinstance(work.step, Thread)
         assert work.reserve_bytes >= 2 * 54_000
         assert apply(chain, TEXT, ZSTD) == ((TEXT,), ())
     assert not store.payloads
@@ -71,25 +72,22 @@ def test_record_that_does_not_compress_is_moved(record: Record, codec: int) -> N
     chunks, applied = apply(roomy_chain(["chunk"], store, 20_000), record, codec)
     assert (len(chunks), applied) == (3, ("chunk",))
     with pytest.raises(RecordTooLargeError) as caught:
-        apply(Chain([], "orders", 20_000), record, codec)
+        apply(Chain([], sink(20_000)), record, codec)
     assert caught.value.size > 54_000
 
 
 def test_compression_is_tried_before_the_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried once: what `advance` has found too large is offloaded, or split while the store is down."""
+    """It is tried once: what was found too large is offloaded, or split while the store is down."""
     chain = roomy_chain(["offload"], memory(), 20_000, large_message_strategy="auto")
-    advanced = chain.advance(begun(chain, NOISE, ZSTD))
-    assert advanced.asks_store
-    assert advanced.sent == (NOISE, batch_of_one_bytes(NOISE))
-    monkeypatch.setattr(chain_module, "sent_bytes", lambda *_: pytest.fail("it is tried once"))
-    assert chain.finish(advanced)[1] == ("offload",)
-    assert chain.finish(advanced, offloading=False)[1] == ("chunk",)
+    tried = chain.go_on(begun(chain, NOISE, ZSTD))
+    assert isinstance(tried.step, Store)
+    monkeypatch.setattr(stages_module, "sent_bytes", lambda *_: pytest.fail("it is tried once"))
+    assert finished(chain, tried)[1] == ("offload",)
+    assert finished(chain, without_store(tried, tried.step))[1] == ("chunk",)
     monkeypatch.undo()
-    advanced = chain.advance(begun(chain, TEXT, ZSTD))
-    assert not advanced.asks_store
-    assert advanced.sent == (TEXT, sent_bytes(TEXT, ZSTD))
-    monkeypatch.setattr(chain_module, "sent_bytes", lambda *_: pytest.fail("it is tried once"))
-    assert chain.finish(advanced) == ((TEXT,), ())
+    tried = chain.go_on(begun(chain, TEXT, ZSTD))
+    assert tried.step is None
+    assert finished(chain, tried) == ((TEXT,), ())
 
 
 def test_reference_with_headers_that_compress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +102,7 @@ def test_reference_with_headers_that_compress(monkeypatch: pytest.MonkeyPatch) -
         tried.append(record)
         return 1
 
-    monkeypatch.setattr(chain_module, "sent_bytes", noted)
+    monkeypatch.setattr(stages_module, "sent_bytes", noted)
     for transforms in (["offload", "wrap"], ["offload"], ["chunk"], ["wrap", "chunk"]):
         tried.clear()
         apply(roomy_chain(transforms, memory(), 20_000), dataclasses.replace(TEXT, headers=()), ZSTD)
@@ -114,10 +112,10 @@ def test_reference_with_headers_that_compress(monkeypatch: pytest.MonkeyPatch) -
 def test_what_may_be_compressed_is_not_on_the_event_loop() -> None:
     """Also if it is a key or a header that is long, and the stage itself takes no time."""
     long = Record(b"k" * 50_000, b"v", (), 1)
-    for transforms in (["wrap"], ["unwrap"], ["offload", "wrap"]):
+    for transforms in (["wrap"], ["offload", "wrap"]):
         chain = roomy_chain(transforms, memory(), 20_000)
-        assert begun(chain, long, ZSTD).blocks
-        assert not begun(chain, dataclasses.replace(long, key=b"k"), ZSTD).blocks
+        assert isinstance(begun(chain, long, ZSTD).step, Thread)
+        assert begun(chain, dataclasses.replace(long, key=b"k"), ZSTD).step is None
 
 
 def test_reserve_is_for_what_may_be_compressed() -> None:
@@ -132,7 +130,7 @@ def test_reserve_is_for_what_may_be_compressed() -> None:
 def test_threshold_counts_before_compression() -> None:
     """A value over the threshold is offloaded however well it compresses; without the store it need not be split."""
     chain = chain_of(["offload"], memory(), 20_000, large_message_strategy="auto")
-    assert begun(chain, TEXT, ZSTD).asks_store
+    assert isinstance(begun(chain, TEXT, ZSTD).step, Store)
     assert apply(chain, TEXT, ZSTD)[1] == ("offload",)
     assert apply(chain, TEXT, ZSTD, offloading=False) == ((TEXT,), ())
 
@@ -140,8 +138,8 @@ def test_threshold_counts_before_compression() -> None:
 def test_brokers_that_compress_anew_get_the_uncompressed_size() -> None:
     """Nobody here knows what they compare with the limit."""
     settings = settings_of(["offload"], large_message_threshold_bytes=1_000_000)
-    chain = build(settings, memory(), 20_000, PipelineStats(), recompressed=True)
-    assert begun(chain, TEXT, ZSTD).asks_store
+    chain = build(settings, memory(), sink(20_000, recompressed=True), PipelineStats())
+    assert isinstance(begun(chain, TEXT, ZSTD).step, Store)
     assert apply(chain, TEXT, ZSTD)[1] == ("offload",)
     batch = RecordBatch.read(memoryview(pack([TEXT]))).compressed(ZSTD)
     assert not chain.passes_whole(batch, whole=True)
@@ -178,7 +176,7 @@ def test_record_that_compresses_keeps_the_mark(form: FormatName) -> None:
     """A format that marks values marks those that stay, too."""
     offload = Offload(1_000_000, 20_000, format=FORMATS[form])
     stage = OffloadStage(offload, memory(), "orders", PipelineStats(), by_digest=True)
-    chain = Chain([stage], "orders", 20_000)
+    chain = Chain([stage], sink(20_000))
     assert not chain.passes(TEXT)
     (made,), applied = apply(chain, TEXT, ZSTD)
     assert (made, applied) == (offload.keep(TEXT), ())

@@ -19,7 +19,7 @@ from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
-from app.pipeline.chain import Chain, Work
+from app.pipeline.chain import Chain
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Item, Lane, Letter, Working, held_bytes
@@ -29,6 +29,7 @@ from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import DefectError, RecordError, Termination
+from app.pipeline.work import Work
 from stores.memory import MemoryStore
 from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
@@ -324,7 +325,7 @@ def measured(store: MemoryStore) -> tuple[Chain, Read, Work]:
     store.configure({"memory.name": type(store).__name__})
     chain = chain_of(["inflate"], store)
     record = Read(value=store.put("orders", "1", bytes(600)).encode(), headers=(("large-message", b"true"),))
-    work = chain.measured(begun(chain, record))
+    work = chain.go_on(begun(chain, record))
     store.put("orders", "1", bytes(700))
     return chain, record, work
 
@@ -360,7 +361,7 @@ async def test_a_size_that_nobody_waits_for_any_more() -> None:
         raise ValueError("refused")
 
     bench = Bench(1_000_000)
-    bench.dispatcher._retries = cast(Any, SimpleNamespace(measure=measure))
+    bench.dispatcher._retries = cast(Any, SimpleNamespace(apply=measure))
     assert bench.dispatcher.measured(bench.lane, Read(0), cast(Any, None)) is None
     while bench.lane.tasks:  # noqa: ASYNC110  # nothing tells
         await asyncio.sleep(0)

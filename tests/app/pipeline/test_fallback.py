@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -11,8 +12,9 @@ from app.pipeline.fallback import Fallback
 from app.pipeline.runtime import monotonic
 from app.pipeline.stages import ChunkStage, OffloadStage
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Work
 from stores.store import PayloadStore
-from tests.app.pipeline.chains import begun
+from tests.app.pipeline.chains import begun, sink
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.chunk import Chunking
 from transforms.errors import (
@@ -21,7 +23,7 @@ from transforms.errors import (
     ReferenceClaimedError,
 )
 from transforms.offload import Offload
-from transforms.record import Record
+from transforms.record import Record, RecordLike
 from transforms.reference import KEY, VALUE, is_reference
 
 
@@ -38,26 +40,35 @@ class Refusing(PlainStore):
         return super().publish(topic, data)
 
 
+def gone_on(fallback: Fallback, work: Work) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+    """All the steps of work that are left, and what it counts."""
+    while work.step is not None:
+        work = fallback.go_on(work)
+    return work.results(), work.applied
+
+
 def test_fallback_asks_the_store_now_and_then() -> None:
     """While the store is down one record every five seconds asks it; what only the store can take always does."""
     store = Refusing()
-    stage = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    stage = OffloadStage(
+        Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     now_s, told = [0.0], list[PayloadStoreError]()
     fallback = Fallback(chain, told.append, clock=lambda: now_s[0])
     record, larger = Record(b"k", b"v" * 5_000), Record(b"k", b"v" * 9_001)
-    assert fallback.finish(begun(chain, record))[1] == ("offload",)
+    assert gone_on(fallback, begun(chain, record))[1] == ("offload",)
     store.down = True
     for now_s[0], tried in ((0.0, 1), (0.1, 1), (4.9, 1), (5.0, 2), (5.1, 2), (10.1, 3)):
-        assert fallback.finish(begun(chain, record))[1] == ("chunk",)
+        assert gone_on(fallback, begun(chain, record))[1] == ("chunk",)
         assert (store.tried, len(told)) == (tried, tried)
     with pytest.raises(PayloadStoreError, match="down"):
-        fallback.finish(begun(chain, larger))
+        gone_on(fallback, begun(chain, larger))
     assert (store.tried, len(told)) == (4, 3)
     store.down, now_s[0] = False, 10.2
-    assert fallback.finish(begun(chain, record))[1] == ("chunk",)
-    assert fallback.finish(begun(chain, larger))[1] == ("offload",)
-    assert fallback.finish(begun(chain, record))[1] == ("offload",)
+    assert gone_on(fallback, begun(chain, record))[1] == ("chunk",)
+    assert gone_on(fallback, begun(chain, larger))[1] == ("offload",)
+    assert gone_on(fallback, begun(chain, record))[1] == ("offload",)
 
 
 @pytest.mark.parametrize("codec", [0, 4])
@@ -65,25 +76,27 @@ def test_fallback_lets_no_reference_of_a_producer_go_on(codec: int) -> None:
     """A small record that claims to be a reference needs the store: to go on without it would be to follow it."""
     store = Refusing()
     offload = Offload(100, 1_000, on_reference="offload")
-    stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    stage = OffloadStage(
+        offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     fallback = Fallback(chain, lambda error: None, clock=monotonic)
     forged = Record(b"k", b"s3://b/t/i", ((VALUE.flag, b"true"),))
     work = chain.begin(forged, codec)
     assert work is not None
-    (referring,), applied = fallback.finish(work)
+    (referring,), applied = gone_on(fallback, work)
     assert (applied, is_reference(referring.headers), referring.value != forged.value) == (("offload",), True, True)
     store.down = True
     for _ in range(3):
         with pytest.raises(PayloadStoreError, match="down"):
-            fallback.finish(work)
+            gone_on(fallback, work)
     keyed = Record(b"s3://b/t/i", b"v", ((KEY.flag, b"true"),))  # is refused now, and does not wait for the store
     refused = chain.begin(keyed, codec)
     assert refused is not None
-    assert (refused.blocks, refused.asks_store) == (False, False)
+    assert refused.step is None
     with pytest.raises(ReferenceClaimedError, match="key"):
-        fallback.finish(refused)
-    (plain,), applied = fallback.finish(begun(chain, Record(b"k", b"v" * 200)))
+        refused.results()
+    (plain,), applied = gone_on(fallback, begun(chain, Record(b"k", b"v" * 200)))
     assert (applied, plain.value) == ((), b"v" * 200)
 
 
@@ -95,19 +108,21 @@ def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
             """While it hangs, another record comes."""
             if now_s[0] and not beside:
                 beside.append(())
-                beside[0] = fallback.finish(begun(chain, large))[1]
+                beside[0] = gone_on(fallback, begun(chain, large))[1]
             return super().publish(topic, data)
 
     store = Slow()
-    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    stage = OffloadStage(
+        Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     now_s, beside = [0.0], list[tuple[str, ...]]()
     fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
     medium, large = Record(b"k", b"v" * 1_500), Record(b"k", b"v" * 5_000)
     store.down = True
-    assert fallback.finish(begun(chain, large))[1] == ("chunk",)
+    assert gone_on(fallback, begun(chain, large))[1] == ("chunk",)
     now_s[0] = 5.0
-    assert [fallback.finish(begun(chain, record))[1] for record in (medium, large)] == [("chunk",)] * 2
+    assert [gone_on(fallback, begun(chain, record))[1] for record in (medium, large)] == [("chunk",)] * 2
     assert (beside, store.tried) == ([("chunk",)], 2)
 
 
@@ -119,21 +134,23 @@ def test_fallback_lets_one_ask_however_long_that_takes() -> None:
             """While it hangs, time goes by and another record comes."""
             if now_s[0] == 5.0:
                 now_s[0] = 60.0
-                beside.append(fallback.finish(begun(chain, large))[1])
+                beside.append(gone_on(fallback, begun(chain, large))[1])
             return super().publish(topic, data)
 
     store = Hanging()
-    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    stage = OffloadStage(
+        Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     now_s, beside = [0.0], list[tuple[str, ...]]()
     fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
     large = Record(b"k", b"v" * 5_000)
     store.down = True
     for now_s[0] in (0.0, 5.0):
-        assert fallback.finish(begun(chain, large))[1] == ("chunk",)
+        assert gone_on(fallback, begun(chain, large))[1] == ("chunk",)
     assert (beside, store.tried) == ([("chunk",)], 2)
     store.down, now_s[0] = False, 65.0
-    assert fallback.finish(begun(chain, large))[1] == ("offload",), "the next one may ask"
+    assert gone_on(fallback, begun(chain, large))[1] == ("offload",), "the next one may ask"
 
 
 def test_fallback_takes_what_the_store_does_not_take() -> None:
@@ -145,17 +162,19 @@ def test_fallback_takes_what_the_store_does_not_take() -> None:
                 raise PayloadUnfitError("413")
             return super().publish(topic, data)
 
-    stage = OffloadStage(Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    stage = OffloadStage(
+        Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     told: list[PayloadStoreError] = []
     fallback = Fallback(chain, told.append, clock=monotonic)
-    assert [fallback.finish(begun(chain, Record(b"k", b"v" * size)))[1] for size in (5_000, 3_000)] == [
+    assert [gone_on(fallback, begun(chain, Record(b"k", b"v" * size)))[1] for size in (5_000, 3_000)] == [
         ("chunk",),
         ("offload",),
     ]
     assert told == [], "it is not down"
     with pytest.raises(PayloadUnfitError, match="413"):
-        fallback.finish(begun(chain, Record(b"k", b"v" * 9_001)))
+        gone_on(fallback, begun(chain, Record(b"k", b"v" * 9_001)))
 
 
 def test_fallback_is_none_for_what_is_final() -> None:
@@ -165,13 +184,15 @@ def test_fallback_is_none_for_what_is_final() -> None:
         def publish(self, topic: str, data: bytes) -> str:
             raise PayloadStoreError("no access")
 
-    stage = OffloadStage(Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    stage = OffloadStage(
+        Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     record = Record(b"k", b"v" * 5_000)
     with pytest.raises(PayloadStoreError, match="no access"):
-        Fallback(chain, lambda error: None, clock=monotonic).finish(begun(chain, record))
+        gone_on(Fallback(chain, lambda error: None, clock=monotonic), begun(chain, record))
     withdrawn = Fallback(chain, lambda error: None, clock=monotonic, may_pass=lambda error: str(error) == "no access")
-    assert withdrawn.finish(begun(chain, record))[1] == ("chunk",), (
+    assert gone_on(withdrawn, begun(chain, record))[1] == ("chunk",), (
         "who has had access waits for it, and goes without meanwhile"
     )
 
@@ -180,8 +201,10 @@ def test_fallback_takes_what_readers_would_refuse_as_a_payload() -> None:
     """A value over `large.message.max.bytes` goes as chunks, whether the store is up or down."""
     store = Refusing()
     offload = Offload(100, max_bytes=5_000)
-    stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    stage = OffloadStage(
+        offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
+    )
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     for store.down in (False, True):
         fallback = Fallback(chain, lambda error: None, clock=monotonic)
-        assert fallback.finish(begun(chain, Record(b"k", b"v" * 8_000)))[1] == ("chunk",)
+        assert gone_on(fallback, begun(chain, Record(b"k", b"v" * 8_000)))[1] == ("chunk",)

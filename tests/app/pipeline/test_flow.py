@@ -67,7 +67,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
             FlowClients(settings.client, pipeline),
             pipeline,
             dataclasses.replace(plan, sink=dataclasses.replace(plan.sink, max_message_bytes=3_999)),
-            Chain([], pipeline.output_topic, 3_999),
+            Chain([], dataclasses.replace(plan.sink, max_message_bytes=3_999)),
             found=plan,
             store=memory(),
             budget=Budget(1_000_000),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.kafka.topics import Topic
 from app.pipeline.lane import PlacedRecord
-from app.pipeline.refusals import UnfitStage
+from app.pipeline.stages import UnfitStage
 from tests.built_batches import built
+from transforms.errors import RecordUnfitError
 from transforms.record_batch import RecordBatch
 
 
@@ -16,8 +19,9 @@ def test_timestamps_are_judged_by_the_clock_that_is_given() -> None:
     stage = UnfitStage({}, sink, lambda: now_s)
     record = PlacedRecord("raw", 0, 7, 1_700_000_000_000 + 7_200_000, b"k", b"v")
     batch = RecordBatch.read(memoryview(built(0, [record])))
-    assert stage.wants(record)
+    with pytest.raises(RecordUnfitError):
+        stage.plan(record, record, 0)
     assert stage.wants_any(batch, whole=True)
     now_s += 7_200.0
-    assert not stage.wants(record)
+    assert stage.plan(record, record, 0) is None
     assert not stage.wants_any(batch, whole=True)

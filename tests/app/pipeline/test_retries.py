@@ -18,13 +18,15 @@ from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
 from app.config.settings import PipelineSettings
 from app.kafka.troubles import OF_STORE, Troubles
-from app.pipeline.chain import Chain, Result, Work, build
+from app.pipeline.chain import Chain, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
+from app.pipeline.work import Step, Store, Thread
 from app.web.metrics import COUNTERS
 from stores.store import PayloadStore
+from tests.app.pipeline.chains import begun, sink
 from tests.app.pipeline.runtimes import running_on
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import (
@@ -52,36 +54,18 @@ class Storing:
     name: str = "offload"
     asks: bool = True
 
+    small_bytes: float = field(default=-1.0, init=False)
+
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         """See `Stage`."""
         return True
 
-    def limit_for(self, record: RecordLike) -> int | None:
-        """None."""
+    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step:
+        """It asks the store, or takes a thread."""
+        kind = Store if self.asks else Thread
+        return kind(lambda: self.apply(record), 0, self.name)
 
-    def keep(self, record: RecordLike) -> RecordLike:
-        """As it is."""
-        return record
-
-    def wants(self, record: RecordLike) -> bool:
-        """Every record."""
-        return True
-
-    def moves(self, record: RecordLike) -> bool:
-        """Every record."""
-        return True
-
-    blocks = moves
-
-    def asks_store(self, record: RecordLike) -> bool:
-        """Every record, or none."""
-        return self.asks
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """None."""
-        return 0
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
         """The record as it is."""
         self.tried()
         if self.errors:
@@ -115,7 +99,7 @@ def made(
     """Attempts with this stage alone."""
     pipeline = replace(settings(), store_timeout_ms=timeout_ms)
     return Retries(
-        Chain([stage], "orders", 1_000_000), runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=unstalled
+        Chain([stage], sink(1_000_000)), runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=unstalled
     )
 
 
@@ -124,9 +108,12 @@ def degraded(retries: Retries) -> str | None:
     return retries._troubles.text(*OF_STORE)
 
 
-def work(record: Read, *, asks_store: bool = True) -> Work:
-    """All the work of a chain on a record."""
-    return Work(record, (record,), blocks=True, asks_store=asks_store)
+async def applied(retries: Retries, lane: Lane, record: Read) -> Sequence[RecordLike]:
+    """All the work of the chain on a record."""
+    work = begun(retries._chain._chain, record)
+    while work.step is not None:
+        work = await retries.apply(lane, record, work)
+    return retries.finish(record, work)
 
 
 @pytest.mark.parametrize("name", [each for each in TRANSFORMS if each != "assemble"])
@@ -143,7 +130,7 @@ async def test_retries_go_on_until_the_store_is_back(runtime: Runtime) -> None:
     seen: list[str | None] = []
     stage = Storing([DOWN] * 3, lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
-    results = await asyncio.wait_for(retries.apply(lane, record, work(record)), 10)
+    results = await asyncio.wait_for(applied(retries, lane, record), 10)
     assert (list(results), seen, degraded(retries)) == ([record], [None, "down", "down", "down"], None)
     assert (stats.store_errors, stats.retries, stats.offloaded_records, stats.offloaded_bytes) == (3, 3, 1, 1)
     assert lane.stalled == 0
@@ -156,7 +143,7 @@ async def test_retries_stall_the_lane_beyond_the_time_budget(runtime: Runtime) -
     seen: list[int] = []
     stage = Storing([DOWN] * 2, lambda: seen.append(lane.stalled))
     retries = made(stage, runtime, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
-    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries, lane, Read()), 10)
     assert (seen[1:], stalled) == ([1, 1], [0])
 
 
@@ -165,7 +152,7 @@ async def test_retries_end_where_the_store_refuses(runtime: Runtime) -> None:
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries, lane, Read()), 10)
     assert (stats.store_errors, stats.retries, degraded(retries)) == (1, 0, None)
 
 
@@ -178,7 +165,7 @@ async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     retries = made(Storing([error] * 9), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     for _ in range(9):
         with pytest.raises(type(error)):
-            await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+            await asyncio.wait_for(applied(retries, lane, Read()), 10)
     assert (stats.store_errors, stats.retries, retries._breaker.open) == (0, 0, False)
 
 
@@ -188,13 +175,13 @@ async def test_retries_wait_for_what_was_withdrawn(runtime: Runtime) -> None:
     seen: list[str | None] = []
     stage = Storing([], lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
-    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries, lane, Read()), 10)
     stage.errors = [PayloadStoreAccessError("access denied"), PayloadStoreError("the certificate has expired")]
-    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries, lane, Read()), 10)
     assert (seen, stats.retries) == ([None, None, "access denied", "the certificate has expired"], 2)
     stage.errors = [PayloadUnfitError("too large")]  # no other record meets it
     with pytest.raises(PayloadUnfitError):
-        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries, lane, Read()), 10)
 
 
 async def test_retries_end_where_the_store_never_let_the_pipeline_in(runtime: Runtime) -> None:
@@ -208,7 +195,7 @@ async def test_retries_end_where_the_store_never_let_the_pipeline_in(runtime: Ru
     )
     lane = Lane(TopicPartition("raw", 3), 3)
     with pytest.raises(PayloadStoreAccessError, match="access denied"):
-        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries, lane, Read()), 10)
 
 
 async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(runtime: Runtime) -> None:
@@ -217,18 +204,18 @@ async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(r
     store = Checked(REFUSED)
 
     def retries() -> Retries:
-        chain, checked = Chain([stage], "orders", 1_000_000), cast("PayloadStore", store)
+        chain, checked = Chain([stage], sink(1_000_000)), cast("PayloadStore", store)
         return Retries(
             chain, runtime, settings(), stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=checked
         )
 
-    await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries(), lane, Read()), 10)
     assert (stats.retries, store.errors) == (3, [])
     stats.offloaded_records, stage.errors = 0, [REFUSED]  # its trouble is over when the check is made
-    await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries(), lane, Read()), 10)
     stats.offloaded_records, stage.errors = 0, [REFUSED] * 2
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(retries().apply(lane, Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries(), lane, Read()), 10)
 
 
 async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> None:
@@ -239,14 +226,14 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with running_on(4) as runtime:
         retries = Retries(
-            Chain([stage], "orders", 1_000_000),
+            Chain([stage], sink(1_000_000)),
             runtime,
             pipeline,
             stats=stats,
             troubles=Troubles("p"),
             unstalled=lambda: None,
         )
-        everyone = asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100)))
+        everyone = asyncio.gather(*(applied(retries, lane, Read()) for _ in range(100)))
         async with asyncio.timeout(20):
             while stats.retries < 5:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
@@ -274,7 +261,7 @@ async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime
     pipeline = replace(settings(), retry_timeout_ms=50)
     store = cast(PayloadStore, Checked(*[DOWN] * 3))
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.005))
-    chain, stats = Chain([stage], "orders", 1_000_000), PipelineStats()
+    chain, stats = Chain([stage], sink(1_000_000)), PipelineStats()
     retries = Retries(
         chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
     )
@@ -282,7 +269,7 @@ async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime
     with pytest.raises(
         PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
     ) as caught:
-        await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries, Lane(TopicPartition("raw", 3), 3), Read()), 10)
     assert caught.value.tries >= 3 + 2  # while it is down for all, and the first and last behind that
     assert time.monotonic() - began_s > 0.05
     assert degraded(retries) is None
@@ -297,7 +284,7 @@ class Slow(Storing):
     ended: list[threading.Event] = field(default_factory=lambda: [threading.Event() for _ in range(3)])
     failed: int = 0
 
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
         """See `Storing`."""
         assert isinstance(record, Read)
         if record.offset < 3:
@@ -318,11 +305,11 @@ async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> 
     store = cast(PayloadStore, Checked(*[DOWN] * 100))
 
     async def download(offset: int) -> None:
-        await retries.apply(lane, Read(offset), work(Read(offset)))
+        await applied(retries, lane, Read(offset))
         slow.ended[offset].set()
 
     with running_on(4) as runtime:
-        chain = Chain([slow], "orders", 1_000_000)
+        chain = Chain([slow], sink(1_000_000))
         retries = Retries(
             chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
         )
@@ -330,7 +317,7 @@ async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> 
         try:
             for _ in downloads:
                 assert await loop.run_in_executor(None, slow.begun.acquire, True, 10)
-            await asyncio.wait_for(retries.apply(lane, Read(7), work(Read(7))), 10)
+            await asyncio.wait_for(applied(retries, lane, Read(7)), 10)
         finally:
             for release in slow.release:
                 release.set()
@@ -342,11 +329,11 @@ async def test_retries_go_on_while_the_store_is_down_for_all(runtime: Runtime) -
     """`errors.retry.timeout` gives no record up while the store is down."""
     pipeline = replace(settings(), retry_timeout_ms=0)
     store = cast(PayloadStore, Checked(*[DOWN] * 100))
-    chain, stats = Chain([Storing([DOWN] * 20)], "orders", 1_000_000), PipelineStats()
+    chain, stats = Chain([Storing([DOWN] * 20)], sink(1_000_000)), PipelineStats()
     retries = Retries(
         chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
     )
-    await asyncio.wait_for(retries.apply(Lane(TopicPartition("raw", 3), 3), Read(), work(Read())), 10)
+    await asyncio.wait_for(applied(retries, Lane(TopicPartition("raw", 3), 3), Read()), 10)
     assert stats.retries == 20
 
 
@@ -359,7 +346,7 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
             asked.release()
             release.wait(30)
 
-    chain, stats = Chain([Storing([DOWN] * 4)], "orders", 1_000_000), PipelineStats()
+    chain, stats = Chain([Storing([DOWN] * 4)], sink(1_000_000)), PipelineStats()
     pipeline = replace(settings(), retry_timeout_ms=60_000)
     loop.set_default_executor(ThreadPoolExecutor(1))
     with running_on(4) as runtime:
@@ -368,7 +355,7 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
             chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
         )
         lane = Lane(TopicPartition("raw", 3), 3)
-        trials = [asyncio.create_task(retries.apply(lane, Read(), work(Read()))) for _ in range(4)]
+        trials = [asyncio.create_task(applied(retries, lane, Read())) for _ in range(4)]
         try:
             async with asyncio.timeout(10):
                 while stats.retries < 4:  # noqa: ASYNC110  # it is no event
@@ -387,11 +374,11 @@ async def test_retries_stay_degraded_while_any_record_waits() -> None:
     lane = Lane(TopicPartition("raw", 3), 3)
     with running_on(1) as runtime:
         retries = made(Storing([DOWN] * 2), runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
-        bad = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
+        bad = asyncio.create_task(applied(retries, lane, Read()))
         async with asyncio.timeout(10):
             while degraded(retries) is None:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-            await retries.apply(lane, Read(), work(Read()))
+            await applied(retries, lane, Read())
         bad.cancel()
         await asyncio.gather(bad, return_exceptions=True)
     assert degraded(retries) is None
@@ -407,7 +394,7 @@ async def test_retries_say_that_a_store_is_silent() -> None:
     with running_on(1) as runtime:
         stage = Storing([], silent)
         retries = made(stage, runtime, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
-        task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
+        task = asyncio.create_task(applied(retries, lane, Read()))
         try:
             async with asyncio.timeout(10):
                 while not lane.stalled:  # noqa: ASYNC110  # likewise
@@ -431,7 +418,7 @@ async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
 
     with running_on(1) as runtime:
         retries = made(Storing([], tried), runtime, PipelineStats(), timeout_ms=1_000, unstalled=lambda: None)
-        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(30))), 20)
+        await asyncio.wait_for(asyncio.gather(*(applied(retries, lane, Read()) for _ in range(30))), 20)
     assert seen == [0] * 30
 
 
@@ -441,9 +428,9 @@ async def test_retries_take_a_missing_payload_for_an_answer(runtime: Runtime) ->
     stage = Storing([*[DOWN] * 6, PayloadNotFoundError("memory://gone")])
     retries = made(stage, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadNotFoundError):
-        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+        await asyncio.wait_for(applied(retries, lane, Read()), 10)
     stage.errors = [DOWN]
-    await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(3))), 10)
+    await asyncio.wait_for(asyncio.gather(*(applied(retries, lane, Read()) for _ in range(3))), 10)
     assert degraded(retries) is None
 
 
@@ -458,25 +445,11 @@ async def test_retries_that_are_cancelled_leave_no_lane_stalled(runtime: Runtime
 
     stage = Storing([DOWN] * 10_000, tried)
     retries = made(stage, runtime, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
-    task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
+    task = asyncio.create_task(applied(retries, lane, Read()))
     await asyncio.wait_for(stalled.wait(), 10)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (task.cancelled(), lane.stalled) == (True, 0)
-
-
-def test_retries_at_once_raise_what_the_chain_raises(runtime: Runtime) -> None:
-    """Work that blocks nobody is done where it is asked for, once, and counted like any other."""
-
-    async def apply() -> tuple[Sequence[RecordLike], PipelineStats]:
-        stats = PipelineStats()
-        retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
-        with pytest.raises(PayloadStoreError, match="access denied"):
-            retries.apply_now(Read(), work(Read()))
-        return retries.apply_now(Read(), work(Read())), stats
-
-    results, stats = asyncio.run(apply())
-    assert (list(results), stats.offloaded_records, stats.retries) == ([Read()], 1, 0)
 
 
 async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
@@ -491,13 +464,13 @@ async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
 
     with running_on(2) as runtime:
         retries = made(Storing([], tried), runtime, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
-        task = asyncio.create_task(retries.apply(stuck, Read(offset=7), work(Read(offset=7))))
+        task = asyncio.create_task(applied(retries, stuck, Read(offset=7)))
         try:
             async with asyncio.timeout(10):
                 while not hanging.is_set():  # noqa: ASYNC110  # a thread sets it
                     await asyncio.sleep(0.001)
                 while not stuck.stalled:
-                    await retries.apply(others, Read(), work(Read()))
+                    await applied(retries, others, Read())
             reason = degraded(retries)
         finally:
             release.set()
@@ -516,28 +489,11 @@ async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
         retries = made(splitting, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         lane = Lane(TopicPartition("raw", 3), 3)
         try:
-            await asyncio.wait_for(retries.apply(lane, Read(), work(Read(), asks_store=False)), 10)
+            await asyncio.wait_for(applied(retries, lane, Read()), 10)
             assert not hanging.done()
         finally:
             release.set()
     assert degraded(retries) is None
-
-
-async def test_retries_finish_what_takes_time_on_a_thread(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sizes of all results are compared with the limit of the topic there too: there may be very many results."""
-    stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
-    threads: list[threading.Thread] = []
-    finish = Chain.finish
-
-    def watched(chain: Chain, work: Work) -> Result:
-        threads.append(threading.current_thread())
-        return finish(chain, work)
-
-    monkeypatch.setattr(Chain, "finish", watched)
-    retries = made(Storing([], asks=False), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
-    assert list(await retries.apply(lane, record, work(record, asks_store=False))) == [record]
-    assert len(threads) == 1
-    assert threads[0] is not threading.main_thread()
 
 
 async def test_retries_watch_what_else_may_wait_for_the_store(runtime: Runtime) -> None:
@@ -571,25 +527,22 @@ async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
 ) -> None:
     """A wrapper is copied on a thread; the record is no probe of the store that is down, and says nothing of it."""
     pipeline = replace(settings(transforms), threshold_bytes=200_000, retry_delay_max_ms=60_000)
-    chain = build(pipeline, cast(PayloadStore, DownStore()), 10_000_000, PipelineStats())
+    chain = build(pipeline, cast(PayloadStore, DownStore()), sink(10_000_000), PipelineStats())
     lane = Lane(TopicPartition("raw", 3), 3)
 
-    def begun(size: int) -> tuple[Read, Work]:
+    def copied(size: int) -> Read:
         value = b"v" * size
-        record = Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
-        found = chain.begin(record)
-        assert found is not None
-        return record, found
+        return Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
 
     with running_on(8) as runtime, caplog.at_level(logging.INFO):
         retries = Retries(
             chain, runtime, pipeline, stats=PipelineStats(), troubles=Troubles("p"), unstalled=lambda: None
         )
-        waiting = [asyncio.create_task(retries.apply(lane, *begun(300_000))) for _ in range(5)]
+        waiting = [asyncio.create_task(applied(retries, lane, copied(300_000))) for _ in range(5)]
         async with asyncio.timeout(10):
             while not retries._breaker.open:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-            (result,) = await retries.apply(lane, *begun(100_000))
+            (result,) = await applied(retries, lane, copied(100_000))
         assert result.value is not None
         assert retries._breaker.open
         for task in waiting:
