@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
@@ -14,7 +14,7 @@ from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Item, Lane
-from app.pipeline.output import Destination, Output
+from app.pipeline.output import Output, Parts
 from app.pipeline.pace import Pace
 from app.pipeline.transaction import Transaction
 from transforms.logger_name import logger_name
@@ -41,22 +41,21 @@ class AtLeastOnce(Output):
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, destination: Destination) -> None:
-        super().__init__(destination, destination.share.give, self.due)
-        needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
-        self.offsets = CommittedOffsets(self._lanes, self._settings, self._termination, needed_for, self._fetch)
-        self._source = destination.source
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts, parts.share.give, self.due)
+        needed_for = NeededFor.ADMITTING if parts.settings.chunks.assembles else NeededFor.LAG
+        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, needed_for, self._fetch)
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        return await self._source.commits([lane.partition for lane in lanes])
+        return await self._parts.source.commits([lane.partition for lane in lanes])
 
     async def start(self) -> None:
         """Reaches the cluster; raises `KafkaError`."""
-        await super().start()
-        self._committing = self._termination.begin(self._commit_regularly(), lasting=True)
+        await self.writer.start()
+        self._committing = self._parts.termination.begin(self._commit_regularly(), lasting=True)
 
     def due(self) -> None:
         """Notes that there may be something to commit."""
@@ -71,9 +70,11 @@ class AtLeastOnce(Output):
             try:
                 await self.commit()
             except KafkaError as exc:
-                self._termination.fail(translated(exc, f"committing offsets of group {self._settings.group_id}"))
+                self._parts.termination.fail(
+                    translated(exc, f"committing offsets of group {self._parts.settings.group_id}")
+                )
                 return
-            await asyncio.sleep(self._settings.flush_interval_ms / 1000)
+            await asyncio.sleep(self._parts.settings.flush_interval_ms / 1000)
 
     async def commit(self) -> None:
         """Commits what is durable. If the group has moved on, that is not a failure: the records are read again.
@@ -83,43 +84,49 @@ class AtLeastOnce(Output):
         """
         # aiokafka tries a commit again: an older one could follow that of a revocation.
         async with self._turn:
-            commits = {lane.partition: commit for lane in self._lanes if (commit := self._lanes.to_commit(lane))}
+            commits = {
+                lane.partition: commit for lane in self._parts.lanes if (commit := self._parts.lanes.to_commit(lane))
+            }
             if not commits:
                 return
             try:
-                await self._source.commit(commits)
+                await self._parts.source.commit(commits)
             except GroupMovedOnError as exc:
-                log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
+                log.info(
+                    "pipeline %s: offsets not committed, the group has moved on: %s", self._parts.settings.name, exc
+                )
                 return
-            self._stats.commits += 1
+            self._parts.stats.commits += 1
             for partition, commit in commits.items():
-                lane = self._lanes.get(partition)
+                lane = self._parts.lanes.get(partition)
                 if lane is not None:
                     lane.mark_committed(*commit)
 
-    async def finish(self) -> None:
-        """Commits for the last time; see `commit`."""
-        # A regular commit that is tried again could follow the last one with older offsets.
-        self._end_commits()
-        await self.commit()
+    def press(self) -> None:
+        """Sends what has been written without lingering; does not wait."""
+        self.writer.press()
 
-    def _end_commits(self) -> None:
-        if self._committing is not None:
-            self._committing.cancel()
+    async def settled(self) -> None:
+        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
+        await self.writer.settled()
 
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # the lanes have let go of all
-        """Forgets what is not committed of these partitions, whose lanes have been discarded, and all `offsets`."""
+    def forget(self) -> None:
+        """Forgets what is not committed of lanes that have been discarded, and all `offsets`."""
         self.offsets.forget()
-        if not len(self._lanes):
+        if not len(self._parts.lanes):
             # The next owners write it, and may have written more by the time it went out from here. What is on its way
             # already may still be written.
             for origins in self.writer.drop():
                 self._give(origins.held)
 
     async def stop(self) -> None:
-        """Forgets what has not been sent, and stops the clients."""
-        self._end_commits()
-        await super().stop()
+        """Forgets what was not sent, and stops the producer without waiting for batches that it still holds.
+
+        An old batch must not be sent once the next flow has begun. Drained flows hold none.
+        """
+        if self._committing is not None:
+            self._committing.cancel()
+        await self.writer.stop()
 
 
 class ExactlyOnce:
@@ -132,12 +139,10 @@ class ExactlyOnce:
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(self, destination: Destination) -> None:
-        self.offsets = CommittedOffsets(
-            destination.lanes, destination.settings, destination.termination, NeededFor.READING, self._take_over
-        )
-        self._destination = destination
-        self._source = destination.source
+    def __init__(self, parts: Parts) -> None:
+        needed_for = NeededFor.READING
+        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, needed_for, self._take_over)
+        self._parts = parts
         self._bounds = Bounds()
         self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
         self._of: dict[TopicPartition, Transaction] = {}
@@ -152,10 +157,10 @@ class ExactlyOnce:
             await self.assign(lanes)
         except KafkaError as exc:
             raise translated(exc, "starting a transactional producer") from exc
-        commits = await self._source.commits([lane.partition for lane in lanes], stable=True)
+        commits = await self._parts.source.commits([lane.partition for lane in lanes], stable=True)
         # The client may have begun to read where the group was before.
         for partition, commit in commits.items():
-            self._source.seek(partition, commit.offset)
+            self._parts.source.seek(partition, commit.offset)
         return commits
 
     async def assign(self, lanes: Sequence[Lane]) -> None:
@@ -184,7 +189,7 @@ class ExactlyOnce:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
-        made = Transaction(self._destination, lane, self._bounds, self._pace)
+        made = Transaction(self._parts, lane, self._bounds, self._pace)
         try:
             async with slots:
                 await made.start()
@@ -193,12 +198,11 @@ class ExactlyOnce:
             raise
         self._of[lane.partition] = made
 
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+    def forget(self) -> None:
         """See `AtLeastOnce.forget`."""
         self.offsets.forget()
-        for partition in partitions:
-            each = self._of.get(partition)
-            if each is not None and not each.idle:
+        for each in self._of.values():
+            if not each.idle and not self._parts.lanes.holds(each.lane):
                 each.discard()
 
     # --- records -----------------------------------------------------------------------------------------------------
@@ -222,10 +226,10 @@ class ExactlyOnce:
 
     def press(self) -> None:
         for each in self._of.values():
-            each.output.press()
+            each.output.writer.press()
 
     async def settled(self) -> None:
-        await asyncio.gather(*(each.output.settled() for each in self._of.values()))
+        await asyncio.gather(*(each.output.writer.settled() for each in self._of.values()))
 
     def due(self) -> None:
         for each in self._of.values():
@@ -235,8 +239,6 @@ class ExactlyOnce:
         """Ends all transactions. One in which a write has failed is left to be aborted; if it fails, the flow ends."""
         self.due()
         await asyncio.gather(*(each.finish() for each in list(self._of.values())))
-
-    finish = commit
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class ExactlyOnce:
         results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
         for each, result in zip(stopping, results, strict=True):
             if isinstance(result, (KafkaError, OSError)):
-                name = self._destination.settings.name
+                name = self._parts.settings.name
                 log.info("pipeline %s: producer %s did not stop cleanly: %s", name, each.id, describe(result))
             elif isinstance(result, BaseException):
                 raise result

@@ -37,7 +37,7 @@ from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Destination
+from app.pipeline.output import Parts
 from app.pipeline.poll_loop import PollLoop
 from app.pipeline.progress import Progress
 from app.pipeline.report import FlowReport
@@ -128,12 +128,10 @@ class Flow:
         self._retries = Retries(
             chain, runtime, settings, stats=stats, troubles=troubles, unstalled=budget.wake, store=store
         )
-        destination = Destination(
-            settings, plan, clients, self._source, brokers, lanes, share, stats, termination, runtime.time
-        )
+        parts = Parts(settings, plan, clients, self._source, brokers, lanes, share, stats, termination, runtime.time)
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
-        self._delivery: Delivery = make_delivery(destination)
+        self._delivery: Delivery = make_delivery(parts)
         self._letters = None
         if plan.dead_letters is not None:
             self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
@@ -281,7 +279,7 @@ class Flow:
     async def _commit_written(self) -> None:
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.settled(), _STOP_CLIENT_S)
-            await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
+            await asyncio.wait_for(self._delivery.commit(), _STOP_CLIENT_S)
 
     async def _watch_brokers(self) -> None:
         """Ends the flow if no broker answers: aiokafka asks only known addresses, new clients `bootstrap.servers`."""
@@ -366,7 +364,7 @@ class Flow:
 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
         self._lanes.discard(partitions)
-        self._delivery.forget(partitions)
+        self._delivery.forget()
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
@@ -375,7 +373,7 @@ class Flow:
         self._lanes.let_all_go()
         await self._drain()
         self._termination.raise_error()
-        await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
+        await asyncio.wait_for(self._delivery.commit(), _STOP_CLIENT_S)
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""

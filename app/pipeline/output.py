@@ -32,8 +32,8 @@ from transforms.record import RecordLike
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where the outputs of a flow write, and the parts of the flow that they work with."""
+class Parts:
+    """The parts of a flow that its outputs work with."""
 
     settings: PipelineSettings
     plan: Plan
@@ -52,7 +52,7 @@ class Output:
     """Writes what leaves the lanes with one producer, in the order in which it leaves. Belongs to one event loop.
 
     Args:
-        destination: where to write.
+        parts: of the flow.
         give: called with bytes of the budget, when the records that held them are durable.
         due: called when there may be something to commit.
         transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
@@ -67,42 +67,26 @@ class Output:
 
     def __init__(
         self,
-        destination: Destination,
+        parts: Parts,
         give: Callable[[int], None],
         due: Callable[[], None],
         *,
         transactional_id: str | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        self._settings = destination.settings
-        self._plan = destination.plan
-        self._stats = destination.stats
-        self._termination = destination.termination
-        self._lanes = destination.lanes
-        self._clock = destination.clock
+        self._parts = parts
         self._give = give
         self._due = due
-        self._codec = codec_number(self._settings)
-        self.writer: FlowProducer = destination.clients.writer(
-            destination.brokers,
-            numbers=self._stats.batches,
+        self._codec = codec_number(parts.settings)
+        self.writer: FlowProducer = parts.clients.writer(
+            parts.brokers,
+            numbers=parts.stats.batches,
             failed=self._failed,
             bounds=bounds,
             transactional_id=transactional_id,
         )
         self._outboxes: dict[int, Outbox[Origins]] = {}  # of the sink, by partition
         self._unsent: dict[Outbox[Origins], None] = {}  # in the order in which they were written
-
-    async def start(self) -> None:
-        """Reaches the cluster; raises `KafkaError`."""
-        await self.writer.start()
-
-    async def stop(self) -> None:
-        """Forgets what was not sent, and stops the producer without waiting for batches that it still holds.
-
-        An old batch must not be sent once the next flow has begun. Drained flows hold none.
-        """
-        await self.writer.stop()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -132,9 +116,9 @@ class Output:
             if partition is None:
                 if record.key is None:
                     # Any partition would do; the same one for a source partition keeps the order of its records.
-                    partition = lane.partition.partition % self._plan.sink.partitions
+                    partition = lane.partition.partition % self._parts.plan.sink.partitions
                 else:
-                    partition = partition_of(record.key, self._plan.sink.partitions)
+                    partition = partition_of(record.key, self._parts.plan.sink.partitions)
             outbox = self._outboxes.get(partition) or self._outbox(partition)
         origins = outbox.append(record, codec if self._codec is None else self._codec)
         if tracker is not origins.tracker:
@@ -154,11 +138,11 @@ class Output:
         tracker = lane.tracked(batch.offset)
         outbox = self._outboxes.get(lane.sink_partition) or self._outbox(lane.sink_partition)
         codec = batch.codec if self._codec is None else self._codec
-        if batch.goes_whole(self._codec, self._plan.sink.max_message_bytes):
+        if batch.goes_whole(self._codec, self._parts.plan.sink.max_message_bytes):
             assert batch.batch is not None
             outbox.forward(batch.batch, codec).add(tracker, batch.offsets, held)
-            self._stats.batches_whole += not batch.merged_from
-            self._stats.batches_read_anew += batch.merged_from
+            self._parts.stats.batches_whole += not batch.merged_from
+            self._parts.stats.batches_read_anew += batch.merged_from
         else:
             try:
                 rows = batch.rows()
@@ -171,7 +155,7 @@ class Output:
                 origins.add(tracker, [row.offset for row in rows[at : at + taken]], part)
                 at += taken
                 left -= part
-            self._stats.batches_read_anew += batch.merged_from or 1
+            self._parts.stats.batches_read_anew += batch.merged_from or 1
         self._unsent[outbox] = None
 
     def write(self, lane: Lane, item: Item) -> None:
@@ -184,7 +168,7 @@ class Output:
         first = offset = max(item.source.offset, tracker.released - 1)
         outbox = None
         if isinstance(item, Letter):
-            topic = self._plan.dead_letters
+            topic = self._parts.plan.dead_letters
             assert topic is not None
             outbox = self._open(topic, item.source.partition % topic.partitions)
             # The commit stays before the first record of several until their letter is durable.
@@ -199,7 +183,7 @@ class Output:
             self._due()
 
     def _outbox(self, partition: int) -> Outbox[Origins]:
-        outbox = self._outboxes[partition] = self._open(self._plan.sink, partition)
+        outbox = self._outboxes[partition] = self._open(self._parts.plan.sink, partition)
         return outbox
 
     def _open(self, topic: Topic, partition: int) -> Outbox[Origins]:
@@ -216,32 +200,24 @@ class Output:
             outbox.send(outbox)
         self._unsent.clear()
 
-    def press(self) -> None:
-        """Sends what has been written without lingering; does not wait."""
-        self.writer.press()
-
-    async def settled(self) -> None:
-        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
-        await self.writer.settled()
-
     def _durable(self, held: int, records: int, size: int) -> None:
-        self._stats.records_out += records
-        self._stats.bytes_out += size
+        self._parts.stats.records_out += records
+        self._parts.stats.bytes_out += size
         self._give(held)
         self._due()
 
     def _failed(self, error: BaseException, topic: str) -> None:
         if isinstance(error, RecordRefusedError):
-            self._termination.fail(LimitError(error))
+            self._parts.termination.fail(LimitError(error))
         else:
-            self._termination.fail(translated(error, f"writing to topic {topic}"))
+            self._parts.termination.fail(translated(error, f"writing to topic {topic}"))
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
-        topics = (self._plan.sink, self._plan.dead_letters)
+        topics = (self._parts.plan.sink, self._parts.plan.dead_letters)
         topic = next(each for each in topics if each is not None and each.name == error.topic)
         bounded = topic.oldest_ms is not None or topic.newest_ms is not None
-        if bounded and error.timestamp is not None and topic.takes_timestamp(error.timestamp, self._clock()):
-            self._termination.fail(
+        if bounded and error.timestamp is not None and topic.takes_timestamp(error.timestamp, self._parts.clock()):
+            self._parts.termination.fail(
                 ClusterError(
                     f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
                     "this machine it takes: set the clocks of the brokers, and of this machine, right",
@@ -249,4 +225,4 @@ class Output:
                 )
             )
         else:
-            self._termination.fail(UnfitError(self._lanes.partition_of(tracker), offset, error))
+            self._parts.termination.fail(UnfitError(self._parts.lanes.partition_of(tracker), offset, error))

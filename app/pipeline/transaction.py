@@ -19,7 +19,7 @@ from app.kafka.clients import translated
 from app.kafka.errors import IllegalOperation, KafkaError, KafkaTimeoutError
 from app.kafka.source_batch import SourceBatch
 from app.pipeline.lane import Item, Lane
-from app.pipeline.output import Destination, Output
+from app.pipeline.output import Output, Parts
 from app.pipeline.pace import Pace
 from transforms.identifiers import transactional_id
 from transforms.record import RecordLike
@@ -37,7 +37,7 @@ class Transaction:
     a stage works on, and what the leader of the source partition had when it answered last.
 
     Args:
-        destination: where to write.
+        parts: of the flow.
         lane: of the source partition.
         bounds: limit the batches on their way in the transactions of all lanes.
         pace: of the transactions that end because nothing more is at hand.
@@ -55,19 +55,15 @@ class Transaction:
     """None is open, and the next record begins one; or records are written in it; or it is being committed, and records
     wait for the next one; or it has failed, or its partition is gone, and records wait for nothing."""
 
-    def __init__(self, destination: Destination, lane: Lane, bounds: Bounds, pace: Pace) -> None:
-        settings = destination.settings
+    def __init__(self, parts: Parts, lane: Lane, bounds: Bounds, pace: Pace) -> None:
+        settings = parts.settings
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
-        self.output = Output(destination, self._give, self.due, transactional_id=self.id, bounds=bounds)
+        self.output = Output(parts, self._give, self.due, transactional_id=self.id, bounds=bounds)
+        self._parts = parts
         self._guarantee = settings.guarantee
-        self._share = destination.share
         self._held = 0  # bytes of the share
-        self._lanes = destination.lanes
-        self._stats = destination.stats
-        self._termination = destination.termination
         self._pace = pace
-        self._caught_up = destination.source.caught_up
         self._asked = self._guarantee.boundary != "poll"
         self._bytes = 0  # that are written in the transaction
         self._limit = self._guarantee.size
@@ -84,7 +80,7 @@ class Transaction:
         Raises:
             KafkaError: the cluster does not let it.
         """
-        await self.output.start()
+        await self.output.writer.start()
 
     @property
     def idle(self) -> bool:
@@ -137,7 +133,7 @@ class Transaction:
 
     def due(self) -> None:
         """Notes that there may be something to commit, though nothing was written."""
-        if self._state == "idle" and self._lanes.to_commit(self.lane) is not None:
+        if self._state == "idle" and self._parts.lanes.to_commit(self.lane) is not None:
             self._begin()
 
     def flush(self) -> None:
@@ -159,7 +155,7 @@ class Transaction:
         """True if something is written in the transaction, and nothing more is at hand."""
         lane = self.lane
         written = self._state == "open" and self._bytes > 0
-        return written and not lane.read and not lane.items and self._caught_up(lane.partition)
+        return written and not lane.read and not lane.items and self._parts.source.caught_up(lane.partition)
 
     # --- beginning and ending ----------------------------------------------------------------------------------------
 
@@ -174,7 +170,7 @@ class Transaction:
             assert self._timer is not None
             self._timer.cancel()
             self._state = "ending"
-            self._ends = self._termination.begin(self._end())
+            self._ends = self._parts.termination.begin(self._end())
 
     async def finish(self) -> None:
         """Ends what is open, and what waits for the next transaction too; waits until nothing is, or it has failed."""
@@ -184,50 +180,46 @@ class Transaction:
             await asyncio.wait([self._ends])
 
     async def _end(self) -> None:
+        writer, lane, lanes, stats = self.output.writer, self.lane, self._parts.lanes, self._parts.stats
         limit_s = self._guarantee.timeout_ms / 1000
         clock = asyncio.get_running_loop().time
         began_s = clock()
         committed = False
         try:
             async with asyncio.timeout(limit_s) as timeout:
-                committed = await self._commit()
+                if writer.failure is None:
+                    await writer.flush()
+                # A write that has failed ends the flow; and the partition may have been given up meanwhile.
+                if writer.failure is None and lanes.holds(lane):
+                    commit = lanes.to_commit(lane)
+                    await writer.commit({} if commit is None else {lane.partition: commit})
+                    committed = True
+                    stats.transactions += 1
+                    if commit is not None:
+                        stats.commits += 1
+                        lane.mark_committed(*commit)
         except (KafkaError, IllegalOperation, OSError, TimeoutError) as exc:
             error: BaseException = exc
             if isinstance(exc, TimeoutError) and timeout.expired():
                 error = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
-            self._termination.fail(translated(error, f"committing a transaction of {self.id}"))
+            self._parts.termination.fail(translated(error, f"committing a transaction of {self.id}"))
         finally:
             self._state = "idle" if committed else "over"
         if committed:
             self._pace.took(clock() - began_s)
             self._bytes = 0
             while self._backlog and self._state in {"idle", "open"}:  # as much of it as fits
-                self.lane.waiting -= 1
+                lane.waiting -= 1
                 self._write_now(*self._backlog.popleft())
             self.flush()
             self.due()
-
-    async def _commit(self) -> bool:
-        """False if a write has failed, which ends the flow, or if the partition was given up meanwhile."""
-        writer, lane = self.output.writer, self.lane
-        if writer.failure is None:
-            await writer.flush()
-        if writer.failure is not None or not self._lanes.holds(lane):
-            return False
-        commit = self._lanes.to_commit(lane)
-        await writer.commit({} if commit is None else {lane.partition: commit})
-        self._stats.transactions += 1
-        if commit is not None:
-            self._stats.commits += 1
-            lane.mark_committed(*commit)
-        return True
 
     # --- giving up ---------------------------------------------------------------------------------------------------
 
     def _give(self, held: int) -> None:
         if self._held:  # else it was discarded, and has given all back
             self._held -= held
-            self._share.give(held)
+            self._parts.share.give(held)
 
     def discard(self) -> None:
         """Forgets what is not committed: the lane's partition is another's, or is read again."""
@@ -238,10 +230,10 @@ class Transaction:
             self._ends.cancel()
         self._backlog.clear()
         self.output.writer.discard()
-        self._share.give(self._held)
+        self._parts.share.give(self._held)
         self._held = 0
 
     async def stop(self) -> None:
         """Stops the producer; aborts what is open, so that readers need not wait for it. Raises `KafkaError`."""
         self.discard()
-        await self.output.stop()
+        await self.output.writer.stop()

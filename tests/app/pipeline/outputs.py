@@ -11,7 +11,7 @@ from app.config.parsing import parse
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Destination, Output
+from app.pipeline.output import Output, Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 
@@ -25,7 +25,5 @@ def output_over(outbox: Callable[..., Any], give: Callable[[int], None], topic: 
     (pipeline,) = settings.pipelines
     termination, nobody = Termination("p", lambda: None), cast(Any, None)
     writer, lanes, share = cast(Any, clients), Lanes(Share(Budget(1)), None), Share(Budget(1))
-    destination = Destination(
-        pipeline, plan, writer, nobody, nobody, lanes, share, PipelineStats(), termination, lambda: 0.0
-    )
-    return Output(destination, give, lambda: None)
+    parts = Parts(pipeline, plan, writer, nobody, nobody, lanes, share, PipelineStats(), termination, lambda: 0.0)
+    return Output(parts, give, lambda: None)

@@ -223,7 +223,7 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
     output = SimpleNamespace(
         append=lambda _l, _r, offset, *_: spans.append(tracker.span(offset).first),
         _open=lambda *_: None,
-        _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)),
+        _parts=SimpleNamespace(plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1))),
     )
     place = PlacedRecord("raw", 0, 20, 0)
     letter = Letter(place, 1, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)

@@ -23,7 +23,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.lane import PlacedRecord
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Destination
+from app.pipeline.output import Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 
@@ -55,7 +55,7 @@ class Bench:
         self.may = asyncio.Event()
         source = cast(Any, SimpleNamespace(commit=self._commit))
         self.delivery = AtLeastOnce(
-            Destination(pipeline, plan, clients, source, brokers, lanes, share, stats, self.termination, time.time)
+            Parts(pipeline, plan, clients, source, brokers, lanes, share, stats, self.termination, time.time)
         )
 
     async def _commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
@@ -102,7 +102,7 @@ async def test_a_batch_that_cannot_be_read_ends_the_flow(bench: Bench) -> None:
     with pytest.raises(ClusterError, match="reading topic raw"):
         bench.delivery.forward(bench.lane, batch(7, unreadable), 10)
     bench.lane.committed, bench.lane.read_to = 7, 9
-    assert bench.delivery._lanes.to_commit(bench.lane) is None
+    assert bench.delivery._parts.lanes.to_commit(bench.lane) is None
     assert bench.lane.busy
 
 

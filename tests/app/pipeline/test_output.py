@@ -124,7 +124,7 @@ async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int
             waiting = [offset for _, rest in batches for where, offset in rest if where == source]
             assert tracker.safe() == min(waiting, default=tracker.released)
     assert sent.share.used == 0
-    assert sent.output._stats.records_out == len(wanted)
+    assert sent.output._parts.stats.records_out == len(wanted)
 
 
 async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> None:

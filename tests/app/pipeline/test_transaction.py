@@ -28,7 +28,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Destination
+from app.pipeline.output import Parts
 from app.pipeline.pace import Pace
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import DefectError, Termination
@@ -44,11 +44,11 @@ def without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerControls, "begin_transaction", lambda _: None)
 
 
-def destination_of(
+def parts_of(
     boundary: str = "poll",
     carry_epochs: Callable[[AIOKafkaClient], None] = lambda _: None,
     caught_up: Callable[[TopicPartition], bool] = lambda _: True,
-) -> Destination:
+) -> Parts:
     """Where a pipeline without lanes writes, whose consumer lets clients carry epochs so."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
     guarantee: dict[str, object] = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
@@ -61,7 +61,7 @@ def destination_of(
     clients._source = source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs, caught_up=caught_up))
     share = Share(Budget(100_000))
     lanes = Lanes(share, None)
-    return Destination(pipeline, plan, clients, source, brokers, lanes, share, PipelineStats(), termination, time.time)
+    return Parts(pipeline, plan, clients, source, brokers, lanes, share, PipelineStats(), termination, time.time)
 
 
 @asynccontextmanager
@@ -72,22 +72,22 @@ async def made(
     caught_up: Callable[[TopicPartition], bool] = lambda _: True,
 ) -> AsyncIterator[tuple[Transaction, Lane]]:
     """The transaction of a lane that no broker hears of."""
-    destination = destination_of(boundary, caught_up=caught_up)
-    destination.lanes.open(TopicPartition("raw", 0), 0)
-    (lane,) = destination.lanes
+    parts = parts_of(boundary, caught_up=caught_up)
+    parts.lanes.open(TopicPartition("raw", 0), 0)
+    (lane,) = parts.lanes
     pace = pace or Pace(per_second=1_000, at_once=10, under_way=1)
-    transaction = Transaction(destination, lane, Bounds(), pace)
+    transaction = Transaction(parts, lane, Bounds(), pace)
     try:
         yield transaction, lane
     finally:
         transaction.discard()
-        await transaction.output.stop()
+        await transaction.output.writer.stop()
 
 
 async def test_what_it_holds_is_given_back_once() -> None:
     """When it is given up, with what waits; a batch that becomes durable later gives nothing back again."""
     async with made() as (transaction, _):
-        share = transaction._share
+        share = transaction._parts.share
         share.take(7)
         transaction.append(RECORD, 0, 1, 0)
         transaction.append(RECORD, 1, 2, 0)
@@ -133,7 +133,7 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
                 transaction.write(Skipped(PlacedRecord("raw", 0, 0, 1)))
             else:
                 transaction.append(RECORD, 0, 1, 0)
-            lane.read = what == "read"
+            lane.read = cast(Any, what == "read")
             if what == "slot":
                 lane.items.append(Working(PlacedRecord("raw", 0, 1, 1), 1))
             transaction.flush()
@@ -148,12 +148,12 @@ async def test_it_waits_for_its_turn_and_looks_again() -> None:
             transaction.append(RECORD, 0, 1, 0)
             pace.ask(lambda: True)
             transaction.flush()
-            lane.read = True
+            lane.read = cast(Any, True)
             asked = asyncio.Event()
             pace.ask(lambda: bool(asked.set()))  # type: ignore[func-returns-value]
             await asyncio.wait_for(asked.wait(), 10)
             assert ended == []
-            lane.read = False
+            lane.read = cast(Any, False)
             transaction.flush()
         assert len(ended) == 1
 
@@ -177,7 +177,7 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
         for offset in (1, 2):
             transaction.append(RECORD, offset, 1, 0)
         await transaction.finish()
-        assert isinstance(transaction._termination.error, DefectError)
+        assert isinstance(transaction._parts.termination.error, DefectError)
         monkeypatch.undo()
         assert (len(commits), transaction.idle) == (1, False)
 
@@ -216,12 +216,12 @@ async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPa
         started.append(producer.client)
 
     monkeypatch.setattr(FlowProducer, "start", start)
-    destination = destination_of(carry_epochs=carried.append)
+    parts = parts_of(carry_epochs=carried.append)
     for number in range(2):
-        destination.lanes.open(TopicPartition("raw", number), 0)
-    delivery = ExactlyOnce(destination)
+        parts.lanes.open(TopicPartition("raw", number), 0)
+    delivery = ExactlyOnce(parts)
     try:
-        await delivery.assign([*destination.lanes])
+        await delivery.assign([*parts.lanes])
         assert len(started) == 2
     finally:
         await delivery.stop()
