@@ -47,18 +47,18 @@ class Message:
 
     Attributes:
         data: all its bytes.
-        offset: of the record, or of the last one.
+        last_offset: of the record, or of the last one.
         magic: the format, 0 or 1.
         codec: the number of the codec; 0 for none.
-        timestamp: in milliseconds since 1970; -1 without.
-        broker_time: True if the time of the broker, `timestamp`, is the timestamp of each record.
+        latest_timestamp: in milliseconds since 1970; -1 without.
+        broker_time: True if the time of the broker, `latest_timestamp`, is the timestamp of each record.
     """
 
     data: memoryview
-    offset: int
+    last_offset: int
     magic: int
     codec: int
-    timestamp: int
+    latest_timestamp: int
     broker_time: bool
 
     @classmethod
@@ -143,23 +143,29 @@ class Message:
             MalformedError: the messages break the format.
         """
         if not self.codec:
-            yield self.offset, self._record(self.data, self.timestamp)
+            yield self.last_offset, self._record(self.data, self.latest_timestamp)
             return
         left, last_at = _walked(plain)
         view, at = memoryview(plain), 0
         # Some clients wrote distances in format 0, too, where the last offset is not that of the whole.
-        base, before = self.offset - Message.offset_of(view[last_at:]), -1
+        base, before = self.last_offset - Message.offset_of(view[last_at:]), -1
         while left:
             left -= 1
             end = at + _SIZED + _LENGTH.unpack_from(view, at + _OFFSET.size)[0]
             inner = Message.read(view[at:end])
             if inner.magic != self.magic or inner.codec:
                 raise MalformedError("compressed messages", "one of another format, or compressed again", "neither")
-            offset, last = base + inner.offset, self.offset - left  # each message behind it has an offset, too
+            offset, last = (
+                base + inner.last_offset,
+                self.last_offset - left,
+            )  # each message behind it has an offset, too
             if not before < offset <= last:
                 raise MalformedError("offset of a message", str(offset), f"{before + 1} to {last}")
             before, at = offset, end
-            yield offset, self._record(inner.data, self.timestamp if self.broker_time else inner.timestamp)
+            yield (
+                offset,
+                self._record(inner.data, self.latest_timestamp if self.broker_time else inner.latest_timestamp),
+            )
 
     def _packed(self) -> bytes:
         value = self._record(self.data, 0).value

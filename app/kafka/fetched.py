@@ -177,8 +177,8 @@ class _Reader:
             return self._refused(piece, (Message.offset_of(piece),) * 2, exc)
         if self._verifies and not message.intact:
             raise CorruptRecordException("the checksum of the message is wrong")
-        self.next_fetch_offset = max(begin, message.offset + 1)
-        return OldBatch(self._partition, begin, message) if message.offset >= begin else None
+        self.next_fetch_offset = max(begin, message.last_offset + 1)
+        return OldBatch(self._partition, begin, message) if message.last_offset >= begin else None
 
     def _new(self, piece: memoryview) -> SourceBatch | None:
         try:

@@ -5,39 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from aiokafka import TopicPartition
-from aiokafka.errors import CorruptRecordException
 
-from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened, placed
-from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError, TransformError
+from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
+from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError
 from transforms.frames import OversizeError
 from transforms.message_set import Message
 from transforms.record import SourceRecord
 
-__all__ = ["OldBatch"]
-
 
 class OldBatch(SourceBatch):
-    """As `SourceBatch`. It never goes on whole: no broker takes the format any more.
-
-    Args:
-        partition: the source partition.
-        offset: of the first record that is wanted.
-        message: whose records they are.
-    """
+    """A source batch that never goes on whole: no broker accepts the format any more. See `SourceBatch`."""
 
     __slots__ = ("_message", "_plain")
 
     def __init__(self, partition: TopicPartition, offset: int, message: Message) -> None:
-        super().__init__(partition, offset if message.codec else max(offset, message.offset), None)
+        super().__init__(partition, offset if message.codec else max(offset, message.last_offset), None)
         self._message = message
-        self._plain: bytes | None = None
+        self._plain = b""
         self.codec = message.codec
         self.size = len(message.data)
 
     @property
     def timestamp(self) -> int | None:
         """See `SourceBatch`."""
-        return self._message.timestamp
+        return self._message.latest_timestamp
 
     @property
     def timestamp_type(self) -> int:
@@ -46,8 +37,8 @@ class OldBatch(SourceBatch):
 
     @property
     def plain_bytes(self) -> int:
-        """See `SourceBatch`; as it was read, before `unopened` has decompressed it."""
-        return self.size if self._plain is None else len(self._plain)
+        """As it was read, before `unopened` has decompressed it."""
+        return len(self._plain) or self.size
 
     def most_plain_bytes(self, limit: int) -> int:
         """See `SourceBatch`."""
@@ -65,18 +56,19 @@ class OldBatch(SourceBatch):
         return OldBatch(self.partition, self.offset, Message.read(memoryview(bytes(self._message.data))))
 
     def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
-        """See `SourceBatch`."""
+        """See `SourceBatch`. How many records they are is not known: compaction may have removed some."""
         try:
             self._plain = self._message.plain(limit)
         except OversizeError:
-            return self._all_from(self.offset, BatchTooLargeError(self.offset, self._message.offset, limit, allowed))
+            error = BatchTooLargeError(self.offset, self._message.last_offset, limit, allowed)
+            return self._unread(self._message, self.offset, error, 1)
         except MalformedError as exc:
-            return self._failed(self.offset, exc)
+            return self._unread(self._message, self.offset, exc, 1)
         return None
 
     def forget(self) -> None:
         """See `SourceBatch`."""
-        self._plain = None
+        self._plain = b""
 
     def rows(self) -> Sequence[SourceRecord]:
         """See `SourceBatch`."""
@@ -84,22 +76,12 @@ class OldBatch(SourceBatch):
 
     def records(self) -> Iterator[SourceRecord]:
         """See `SourceBatch`; what is compressed is there once `unopened` has let it be decompressed."""
-        topic, number = self.partition.topic, self.partition.partition
-        first, plain = self.offset, self._plain or b""
+        topic, number = self.partition
+        first = self.offset
         try:
-            for offset, record in self._message.records(plain):
+            for offset, record in self._message.records(self._plain):
                 if offset >= first:
                     yield ReadRecord(topic, number, offset, record.timestamp, record.key, record.value, ())
                     first = offset + 1
         except MalformedError as exc:
-            yield self._failed(first, exc)
-
-    def _failed(self, first: int, error: MalformedError) -> Unopened:
-        if not self._message.intact:
-            raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
-        return self._all_from(first, placed(error, first, self._message.offset))
-
-    def _all_from(self, first: int, error: TransformError) -> Unopened:
-        topic, number, message = self.partition.topic, self.partition.partition, self._message
-        # How many they are is not known: offsets before the first record may have been removed by compaction.
-        return Unopened(topic, number, message.offset, message.timestamp, bytes(message.data), error, first)
+            yield self._unread(self._message, first, exc, 1)

@@ -20,13 +20,11 @@ from transforms.batch_merge import merge
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec
 from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError, TooManyHeadersError, TransformError
+from transforms.message_set import Message
 from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.record_batch import CODECS, RecordBatch, single
 from transforms.record_format import MAX_HEADERS
 from transforms.record_lengths import is_crowded
-
-__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded", "placed"]
-
 
 # Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
 # copied, or decompressed and compressed again.
@@ -61,15 +59,15 @@ class ReadRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """Records that would fill the memory, or cannot be decoded, as a `SourceRecord`: its value is their batch.
+    """A batch too large to decompress, or that cannot be decoded, passed on as one record: its value is the raw batch.
 
     Attributes:
-        offset: of the last one.
-        timestamp: of the last one, or the greatest.
-        value: the batch, as it was read, or of one record of it.
+        offset: of its last record.
+        timestamp: of its last record, or the greatest.
+        value: the batch, as it was read, or of one record of it that has too many headers.
         error: what is wrong.
-        first: the offset of the first one.
-        count: how many they are.
+        first: the offset of its first record that is wanted.
+        count: how many records it has; 1 if that is not known.
     """
 
     topic: str
@@ -227,15 +225,10 @@ class SourceBatch:
     def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
         """All its records, if they take more than `limit` bytes before compression, or are damaged; else None.
 
-        Args:
-            limit: the most bytes.
-            allowed: what `limit` is, for people.
-
         Raises:
             CorruptRecordException: the checksum of the batch is wrong.
         """
-        batch = self.batch
-        if batch is None:
+        if (batch := self.batch) is None:
             return None
         try:
             if batch.opens_within(limit):
@@ -243,14 +236,10 @@ class SourceBatch:
         except MalformedError as exc:
             return self._undecoded(batch, self.offset, exc)
         error = BatchTooLargeError(self.offset, batch.last_offset, limit, allowed)
-        return self._all(batch, self.offset, error, batch.count)
+        return self._unread(batch, self.offset, error, batch.count)
 
     def opened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Iterator[SourceRecord]:
-        """The records that are wanted, or what `unopened` has in their place.
-
-        Raises:
-            CorruptRecordException: the checksum of the batch is wrong.
-        """
+        """The records that are wanted, or what `unopened` has in their place; `allowed` is `limit` for people."""
         unopened = self.unopened(limit, allowed)
         return self.records() if unopened is None else iter((unopened,))
 
@@ -352,26 +341,26 @@ class SourceBatch:
             CorruptRecordException: the checksum of the batch is wrong.
         """
         first = max(first, self.offset)
-        if not batch.intact:
-            raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
-        return self._all(batch, first, placed(error, first, batch.last_offset), batch.last_offset - first + 1)
+        return self._unread(batch, first, error, batch.last_offset - first + 1)
 
-    def _all(self, batch: RecordBatch, first: int, error: TransformError, count: int) -> Unopened:
-        topic, number = self.partition.topic, self.partition.partition
-        data, latest_ms = bytes(batch.data), batch.latest_timestamp
-        return Unopened(topic, number, batch.last_offset, latest_ms, data, error, first, count)
+    def _unread(self, batch: RecordBatch | Message, first: int, error: TransformError, count: int) -> Unopened:
+        if isinstance(error, MalformedError):
+            if not batch.intact:
+                raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
+            error = placed(error, first, batch.last_offset)
+        topic, number = self.partition
+        return Unopened(
+            topic, number, batch.last_offset, batch.latest_timestamp, bytes(batch.data), error, first, count
+        )
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, as Python reads them: a name that is not UTF-8 has its bytes by `surrogateescape`."""
-        topic, number = self.partition.topic, self.partition.partition
-        for offset, record in _entries(batch):
-            if isinstance(record, _Crowded):
-                value = single(batch, record.data, offset)
-                yield Unopened(topic, number, offset, record.timestamp, value, record.error, offset)
+        topic, number = self.partition
+        for offset, timestamp, found, data in _entries(batch):
+            if isinstance(found, TooManyHeadersError):
+                yield Unopened(topic, number, offset, timestamp, single(batch, data, offset), found, offset)
             else:
-                yield ReadRecord(
-                    topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
-                )
+                yield ReadRecord(topic, number, offset, timestamp, found.key, found.value, list(found.headers))
 
 
 def placed(error: MalformedError, first: int, last: int) -> MalformedError:
@@ -398,39 +387,28 @@ def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
         TooManyHeadersError: a record has more than `MAX_HEADERS`.
         MalformedError: the records break the format.
     """
-    for offset, record in _entries(batch):
-        if isinstance(record, _Crowded):
-            raise record.error
-        yield offset, record
+    for offset, timestamp, found, _ in _entries(batch):
+        if isinstance(found, TooManyHeadersError):
+            raise found
+        yield offset, Record(found.key, found.value, found.headers, timestamp)
 
 
-@dataclass(frozen=True, slots=True)
-class _Crowded:
-    """A record with more headers than are read: its bytes, with the length before them."""
-
-    data: bytes
-    timestamp: int
-    error: TooManyHeadersError
-
-
-def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
+def _entries(batch: RecordBatch) -> Iterator[tuple[int, int, Record | TooManyHeadersError, bytes]]:
+    """Offset, timestamp, record and bytes of each; the error in the place of one with more headers than are read."""
     records, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
     for left in range(batch.count - 1, -1, -1):
         begin = at
-        found: Record | _Crowded
+        found: Record | TooManyHeadersError
         try:
-            record, delta, at = record_format.read(records, at)
+            found, delta, at = record_format.read(records, at)
+            later_ms, data = found.timestamp, b""
         except TooManyHeadersError as exc:
             later_ms, delta, at = record_format.place(records, begin)
-            found = _Crowded(records[begin:at], _time(batch, later_ms), exc)
-        else:
-            found = Record(record.key, record.value, record.headers, _time(batch, record.timestamp))
+            found, data = exc, records[begin:at]
         if not left and at != len(records):  # they may be records: the last one is not given without them
             raise MalformedError(
                 "records of a batch", f"{len(records) - at:,} bytes more", f"those of {batch.count:,} records"
             )
-        yield batch.base_offset + delta, found
-
-
-def _time(batch: RecordBatch, delta: int) -> int:
-    return batch.latest_timestamp if batch.broker_time else record_format.wrapped(batch.first_timestamp + delta)
+        broker_ms = batch.latest_timestamp if batch.broker_time else None
+        timestamp = record_format.wrapped(batch.first_timestamp + later_ms) if broker_ms is None else broker_ms
+        yield batch.base_offset + delta, timestamp, found, data
