@@ -30,7 +30,7 @@ from app.commands.demo_store import NAMES, DemoStore
 from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
-from app.kafka.metadata_requests import create_no_topics
+from app.kafka.gate import create_no_topics
 from app.kafka.sender import find_topic, open_sender
 from app.local import jars, java, spark_home, spark_start
 from app.local.broker import EmbeddedBroker, free_ports

@@ -18,11 +18,10 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 
-from app.kafka.metadata_requests import create_no_topics
+from app.kafka.gate import create_no_topics
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import check_code
 from app.kafka.refusals import Refusals
-from app.kafka.watched_client import share_start
 
 ADMIN_ARGUMENTS = frozenset(inspect.signature(AIOKafkaAdminClient).parameters)
 """The names of the arguments that an `AdminClient` takes."""
@@ -45,7 +44,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.refusals = Refusals(self)
-        share_start(create_no_topics(self)._client)
+        create_no_topics(self)
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request of aiokafka or a `Query` to a broker, None for any, and returns the response."""

@@ -17,18 +17,21 @@ from aiokafka.errors import (
     NotEnoughReplicasError,
     RequestTimedOutError,
 )
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.protocol.produce import ProduceRequest
 
+from app.kafka.gate import Call, Connect, Gate, Place, Send
 from app.kafka.refusals import refusal
+from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.throttles import Throttles
 from app.kafka.troubles import LEADERLESS, REFUSED, UNANSWERED, UNANSWERED_S, Troubles, ago
-from app.kafka.watched_client import Send, leave_no_connection, share_start, watch_connections, watch_requests
 
 _LOOK_S = 0.5
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
-_PATIENT = ("JoinGroupRequest", "SyncGroupRequest", "OffsetFetchRequest", "FetchStableOffsets")
+_PATIENT = (JoinGroupRequest, SyncGroupRequest, OffsetFetchRequest, FetchStableOffsets)
 
 
 class BrokerHealth:
@@ -69,20 +72,11 @@ class BrokerHealth:
         """
         self._clients.append(client)
         self._throttles.watch(client, throttled)
-        share_start(client)
-        leave_no_connection(client)
-        watch_connections(client, self._connected)
-        watch_requests(client, self._watched)
+        Gate.of(client).set(Place.HEALTH, {object: self._watched, Connect: self._watched})
 
-    def _connected(self, address: str, connection: Any, seconds: float) -> None:
-        if connection is None:
-            self._missed(address, self._clock() - seconds)
-        else:
-            self._answered(address)
-
-    async def _watched(self, address: str, request: Any, send: Send) -> Any:
-        asked, asked_s = object(), self._clock()
-        patient = type(request).__name__ in _PATIENT
+    async def _watched(self, call: Call, send: Send) -> Any:
+        address, request, asked, asked_s = call.address, call.request, object(), self._clock()
+        patient = isinstance(request, _PATIENT)
         if not patient:
             self._asked[asked] = (address, asked_s)
         try:
@@ -92,6 +86,9 @@ class BrokerHealth:
             raise
         finally:
             self._asked.pop(asked, None)
+        if answer is None and isinstance(request, Connect):
+            self._missed(address, asked_s)
+            return None
         self._answered(address)
         if isinstance(request, ProduceRequest):
             self._note_writes(answer)

@@ -22,12 +22,11 @@ from app.config.secret import renewed
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
-from app.kafka.metadata_requests import create_no_topics
+from app.kafka.gate import create_no_topics
 from app.kafka.producer import UNLIMITED_BYTES
 from app.kafka.refusals import newer_text
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
 from app.kafka.transactional_start import start_transactional
-from app.kafka.watched_client import share_start
 from transforms.commit_metadata import MOST_BYTES
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
@@ -308,7 +307,6 @@ async def writing_producer(
         ClusterError: it cannot start.
     """
     producer = _idempotent(settings, settings.client_id, transactional_id=transactional_id, **more)
-    share_start(producer.client)
     try:
         try:
             if transactional_id is None:

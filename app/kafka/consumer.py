@@ -24,12 +24,13 @@ from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
-from app.kafka.leader_epochs import Cut, LeaderEpochs
+from app.kafka.leader_epochs import LeaderEpochs
 from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
 from app.kafka.static_member import StaticMember
 from app.kafka.troubles import GROUP, UNANSWERED_S, UNREADABLE
+from transforms.epoch_history import Cut
 
 
 class Rebalances(Protocol):

@@ -11,9 +11,9 @@ from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_topics
+from app.kafka.fetch_errors import follow_leaders
 from app.kafka.membership import end_heartbeats
 from app.kafka.offset_fetches import OffsetFetches
-from app.kafka.offset_lookups import follow_leaders
 from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import Subscriptions, Undelivered
 
@@ -38,7 +38,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         check_topics(topics)
         super().__init__(**arguments)
         OffsetFetches(self._client, self._retry_backoff_ms / 1000)
-        follow_leaders(self._client)
+        follow_leaders(self)
         self._undelivered = undelivered
         self._subscription = Subscriptions(undelivered, self._loop)
         if topics:

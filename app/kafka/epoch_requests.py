@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -17,44 +16,28 @@ from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
+from app.kafka.gate import Versions
 from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
-from app.kafka.watched_client import Versions
+from transforms.epoch_history import Reading
 
-__all__ = [
-    "COMMIT_RESULTS",
-    "OFFSETS",
-    "CommittedEpoch",
-    "EpochEnd",
-    "FetchEpochEnds",
-    "asking_for_epochs",
-    "committing_epochs",
-    "fetching_from",
-    "knows",
-    "take_committed_epochs",
-    "take_leader_epochs",
-]
+FETCH_WITH_EPOCH = 9
+"""The first version of a fetch that has the epoch of the leader."""
 
-_FETCH_WITH_EPOCH = 9
 _CONSUMER = -1
-
-COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
-"""What became of the offsets in a commit."""
-
-OFFSETS = "[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]"
-"""The offsets in a commit, with their epochs."""
-
+_COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
+_OFFSETS = "[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]"
 _COMMIT = version(
     8,
-    6,
-    f"group:text generation:int32 member:text topics:{OFFSETS}",
-    f"throttle_time_ms:int32 topics:{COMMIT_RESULTS}",
+    7,
+    f"group:text generation:int32 member:text instance:text topics:{_OFFSETS}",
+    f"throttle_time_ms:int32 topics:{_COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMIT_IN_TRANSACTION = version(
     28,
     2,
-    f"transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{OFFSETS}",
-    f"throttle_time_ms:int32 errors:{COMMIT_RESULTS}",
+    f"transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{_OFFSETS}",
+    f"throttle_time_ms:int32 errors:{_COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMITTED = version(
@@ -82,7 +65,7 @@ def knows(versions: Versions, made: type[RequestStruct]) -> bool:
 
 
 def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPartition, int, str], int]) -> Any:
-    """What aiokafka has made of a commit, in a transaction or not, with the epochs of the offsets; see `prepared`.
+    """What aiokafka has made of a commit, in a transaction or not, with the epochs of the offsets.
 
     Args:
         struct: as aiokafka has made it.
@@ -97,7 +80,7 @@ def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPa
         for topic, offsets in struct.topics
     ]
     if made is _COMMIT:
-        return made(struct.consumer_group, struct.consumer_group_generation_id, struct.consumer_id, topics)
+        return made(struct.consumer_group, struct.consumer_group_generation_id, struct.consumer_id, None, topics)
     return made(struct.transactional_id, struct.group_id, struct.producer_id, struct.producer_epoch, topics)
 
 
@@ -145,41 +128,21 @@ def take_leader_epochs(response: Any) -> tuple[Any, Mapping[TopicPartition, int]
     return MetadataResponse_v5(*others, topics), epochs
 
 
-def fetching_from(struct: Any, leaders: Iterable[int]) -> bool:
-    """Lets a fetch be answered only by the leaders of these epochs, one for each of its partitions, in order.
-
-    Returns:
-        False if the version of the request has no epochs.
-    """
-    if struct.API_VERSION < _FETCH_WITH_EPOCH:
-        return False
-    epochs = iter(leaders)
-    struct.topics = [
-        (topic, [(row[0], next(epochs), *row[2:]) for row in partitions]) for topic, partitions in struct.topics
-    ]
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """Where the log of a leader has the end of an epoch.
-
-    Attributes:
-        code: the error; 0 for none.
-        epoch: the greatest in the log that is not above the one that was asked for; -1 if there is none.
-        offset: behind its last record; -1 if there is none.
-    """
-
-    code: int
-    epoch: int
-    offset: int
+def fetching_from(struct: Any, leaders: Iterable[int]) -> Any:
+    """A fetch that only the leaders of these epochs answer, one for each partition; if its version has them."""
+    if struct.API_VERSION >= FETCH_WITH_EPOCH:
+        epochs = iter(leaders)
+        struct.topics = [
+            (topic, [(row[0], next(epochs), *row[2:]) for row in partitions]) for topic, partitions in struct.topics
+        ]
+    return struct
 
 
 class FetchEpochEnds(Query):
     """Where the log of a leader has the ends of epochs, of any number of partitions; for consumers from Kafka 2.3 on.
 
     Args:
-        asked: of each partition the epoch of its leader, and the epoch whose end is asked for.
+        asked: of each partition what was read last, and the epoch of its leader.
     """
 
     VERSIONS = (
@@ -193,17 +156,17 @@ class FetchEpochEnds(Query):
         ),
     )
 
-    def __init__(self, asked: Iterable[tuple[TopicPartition, int, int]]) -> None:
+    def __init__(self, asked: Mapping[TopicPartition, Reading]) -> None:
         by_topic: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for partition, leader_epoch, epoch in asked:
-            by_topic[partition.topic].append((partition.partition, leader_epoch, epoch))
+        for place, reading in asked.items():
+            by_topic[place.topic].append((place.partition, reading.leader, reading.epoch))
         super().__init__(replica_id=_CONSUMER, topics=list(by_topic.items()))
 
     @staticmethod
-    def ends(response: Any) -> Mapping[TopicPartition, EpochEnd]:
-        """What a response says, by partition."""
+    def ends(response: Any) -> Mapping[TopicPartition, tuple[int, int, int]]:
+        """By partition the error, 0 for none; the greatest epoch that is not above the one asked for; and its end."""
         return {
-            TopicPartition(topic, number): EpochEnd(code, epoch, offset)
+            TopicPartition(topic, number): (code, epoch, offset)
             for topic, partitions in response.topics
             for code, number, epoch, offset in partitions
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     NotLeaderForPartitionError,
@@ -21,15 +21,17 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.offset import OffsetRequest
 
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.troubles import UNANSWERED_S, UNREADABLE, Troubles
-from app.kafka.watched_client import Send, watch_requests
 
 _NONE = 0
 # What aiokafka does not know, and any change of a leader brings: the client, or a broker, does not know the leader yet.
 _SOON_OVER = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 # The others that aiokafka does not know, by Kafka's `Errors`.
 _NAMES = {**_SOON_OVER, 76: "UNSUPPORTED_COMPRESSION_TYPE", 78: "OFFSET_NOT_AVAILABLE"}
+_ELSEWHERE = (NotLeaderForPartitionError.errno, UnknownTopicOrPartitionError.errno)
 # The consumer handles these.
 _FORESEEN = {
     each.errno
@@ -46,7 +48,7 @@ class FetchErrors:
     """Watches the responses to the fetches of one client. Belongs to its event loop.
 
     Args:
-        client: of a consumer that has not been started.
+        client: of a consumer.
         pause_s: how long a response with such an error is held back.
         troubles: get the partitions that cannot be read.
     """
@@ -55,11 +57,11 @@ class FetchErrors:
         self._troubles = troubles
         self._client = client
         self._pause_s = pause_s
-        watch_requests(client, self._watched)
+        Gate.of(client).set(Place.ERRORS, {FetchRequest: self._fetched})
 
-    async def _watched(self, _: str, request: Any, send: Send) -> Any:
+    async def _fetched(self, _: Call, send: Send) -> Any:
         answer = await send()
-        if isinstance(request, FetchRequest) and self._note(answer):
+        if self._note(answer):
             self._client.force_metadata_update()
             await asyncio.sleep(self._pause_s)
         return answer
@@ -78,6 +80,23 @@ class FetchErrors:
                     place = TopicPartition(topic, number)
                     self._troubles.note(UNREADABLE, place, *place, _name(code), patience_s=patience_s)
         return refuses
+
+
+def follow_leaders(consumer: AIOKafkaConsumer) -> None:
+    """Lets a consumer ask who leads a partition when a broker refuses a lookup of offsets, as it does not lead that.
+
+    If there is no committed offset, aiokafka asks the same broker again until `metadata.max.age.ms` is over, 5 minutes
+    by default, and reads nothing until then.
+    """
+    gate = Gate.of(consumer)
+
+    async def looked_up(_: Call, send: Send) -> Any:
+        response = await send()
+        if any(code in _ELSEWHERE for _, partitions in response.topics for _, code, *_ in partitions):
+            gate.client.force_metadata_update()
+        return response
+
+    gate.set(Place.ERRORS, {OffsetRequest: looked_up})
 
 
 def _name(code: int) -> str:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import io
-from contextlib import AbstractContextManager
 from typing import Any
-
-from app.kafka.watched_client import prepared
-
-__all__ = ["handed_over", "viewed"]
 
 _VIEWED_BYTES = 65_536  # to copy less costs nothing; no text of the protocol is as long
 _HEADER_BYTES = 4_096  # more than the header of a response
 _MOST_PARTS, _PARTS = 3, 4  # a view holds all of the response: it must be so much of it
 
 
-def viewed(request: Any) -> AbstractContextManager[None]:
-    """While the request of aiokafka's is sent, its response is decoded so: long records are a `memoryview`."""
-
-    def change(struct: Any) -> None:
-        struct.RESPONSE_TYPE = _Views(struct.RESPONSE_TYPE)
-
-    return prepared(request, change)
+def viewed(struct: Any, _: object) -> Any:
+    """A request whose response is decoded so: long records are a `memoryview`. For `Call.change`."""
+    struct.RESPONSE_TYPE = _Views(struct.RESPONSE_TYPE)
+    return struct
 
 
 def handed_over(request: Any, response: memoryview) -> bytes:

@@ -18,9 +18,9 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_responses import viewed
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.old_batch import OldBatch
 from app.kafka.source_batch import SourceBatch, Unopened, decoded, placed
-from app.kafka.watched_client import Send, watch_requests
 from transforms.errors import MalformedError
 from transforms.message_set import Message
 from transforms.record import Record
@@ -61,17 +61,15 @@ class FetchedBatches:
     ) -> None:
         self._read_ahead = read_ahead
         self._fetched: dict[TopicPartition, bytes | memoryview] = {}
-        watch_requests(controls.client, self._watched)
+        Gate.of(controls.client).set(Place.RECORDS, {FetchRequest: self._fetch})
         count = read_ahead.fetched if read_ahead is not None else lambda _: None
         controls.keep_fetched_in(_Readers(self._take, count, tell or (lambda *_: None)))
 
-    async def _watched(self, _: str, request: Any, send: Send) -> Any:
-        if not isinstance(request, FetchRequest):
-            return await send()
+    async def _fetch(self, call: Call, send: Send) -> Any:
         if self._read_ahead is not None:
             await self._read_ahead.may_fetch()
-        with viewed(request):
-            response = await send()
+        call.change(viewed)
+        response = await send()
         # What an earlier response had, and the fetcher did not take up, is of no use any more.
         self._fetched.clear()
         for topic, partitions in response.topics:

@@ -11,15 +11,14 @@ the last record that was read does. So:
 - a committed offset carries the epoch of the record before it, so that the next consumer can ask as well.
 
 aiokafka has none of this. What it asks and answers is changed on its way. A log that was cut is an offset out of range
-for it; `LeaderEpochs.cut` says more.
+for it; `LeaderEpochs.cut` says more. What follows for a partition is decided in `transforms/epoch_history`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -36,8 +35,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
 from app.kafka.epoch_requests import (
+    FETCH_WITH_EPOCH,
     CommittedEpoch,
-    EpochEnd,
     FetchEpochEnds,
     asking_for_epochs,
     committing_epochs,
@@ -45,59 +44,14 @@ from app.kafka.epoch_requests import (
     take_committed_epochs,
     take_leader_epochs,
 )
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.watched_client import Send, prepared, remade, watch_requests, watch_sends
-from transforms.commit_metadata import noted
-from transforms.epoch_history import NO_EPOCH, EpochHistory
-
-__all__ = ["Cut", "LeaderEpochs"]
+from transforms.epoch_history import NO_EPOCH, Cut, PartitionEpochs, Reading
 
 _NONE = 0
-_OLDER_S = 10.0  # metadata is not older for so long; and a topic that was created anew is noticed before
-_FENCED, _UNKNOWN = 74, 75  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH, which aiokafka does not know
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Where the log of a partition parts from the one that was read.
-
-    Attributes:
-        offset: up to which both are the same.
-        epoch: of the last record before it.
-        read: up to which the other one was read, or delivered.
-    """
-
-    offset: int
-    epoch: int
-    read: int
-
-
-@dataclass(slots=True)
-class _Partition:
-    """What is known of an assigned partition.
-
-    Attributes:
-        history: the epochs of what was read.
-        delivered: behind the last record that was delivered before the assignment, and its epoch: a commit cannot pass
-            a message whose chunks are not all there.
-        leader: the epoch of the leader whose log was found to be the one that was read; None if none was asked yet.
-        cut: what was found instead.
-        older_s: since when metadata names a leader that is older than what was read; None if it does not.
-    """
-
-    history: EpochHistory = field(default_factory=EpochHistory)
-    delivered: tuple[int, int] = 0, NO_EPOCH
-    leader: int | None = None
-    cut: Cut | None = None
-    older_s: float | None = None
-
-    def waits(self, leader: int, now_s: float) -> bool:
-        """Whether newer metadata is waited for, if what was read is newer than a leader; True for `_OLDER_S`."""
-        if leader == NO_EPOCH:
-            return False
-        if self.older_s is None:
-            self.older_s = now_s
-        return now_s - self.older_s < _OLDER_S
+_NOT_LEADER, _OUT_OF_RANGE = NotLeaderForPartitionError.errno, OffsetOutOfRangeError.errno
+_FORBIDDEN = TopicAuthorizationFailedError.errno
+_UNKNOWN_TO_AIOKAFKA = (74, 75)  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH
 
 
 class LeaderEpochs:
@@ -106,7 +60,7 @@ class LeaderEpochs:
     Brokers before Kafka 2.3 have not all that is needed; the consumer then reads by offsets alone.
 
     Args:
-        client: of a consumer that has not been started.
+        client: of the consumer.
         assignment: gives aiokafka's state of the assigned partitions, another object after each rebalance.
         pause_s: how long a response is held back if a leader does not say where its log has the end of an epoch.
     """
@@ -119,235 +73,153 @@ class LeaderEpochs:
         self._pause_s = pause_s
         self._leaders: dict[TopicPartition, int] = {}
         self._of: object = None
-        self._partitions: defaultdict[TopicPartition, _Partition] = defaultdict(_Partition)
-        watch_sends(client, self._sent)
-        watch_requests(client, self._watched)
-        self.carry(client)
+        self._partitions: defaultdict[TopicPartition, PartitionEpochs] = defaultdict(PartitionEpochs)
+        Gate.of(client).set(
+            Place.EPOCHS,
+            {
+                FetchRequest: self._fetch,
+                MetadataRequest: self._ask_for_leaders,
+                OffsetCommitRequest: self._commit,
+                OffsetFetchRequest: self._fetch_offsets,
+                FetchStableOffsets: self._fetch_stable_offsets,
+            },
+        )
 
     # --- what the consumer does --------------------------------------------------------------------------------------
 
     def carry(self, client: AIOKafkaClient) -> None:
-        """Lets the offsets that a client commits carry their epochs, in transactions too."""
-        watch_requests(client, self._commit)
+        """Lets the offsets that the client of a producer commits in transactions carry their epochs."""
+        Gate.of(client).set(Place.EPOCHS, {TxnOffsetCommitRequest: self._commit})
 
     def read(self, partition: TopicPartition, offset: int, epoch: int) -> None:
-        """Takes in that a batch was read, which begins at an offset; -1 for an epoch that is not known."""
-        self._at(partition).history.read(offset, epoch)
+        """Notes that a batch was read, which begins at an offset; -1 for an epoch that is not known."""
+        self._assigned()[partition].read(offset, epoch)
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         """Where the log was cut below the offset from which reading was to go on; None if it was not."""
-        return self._at(partition).cut
+        return self._assigned()[partition].cut
 
     def compared(self, partition: TopicPartition, offset: int) -> bool:
         """Whether the leader that metadata names has said where its log parts from what was read up to an offset."""
-        found, leader = self._at(partition), self._leaders.get(partition, NO_EPOCH)
-        epoch = found.history.before(offset)
-        return found.cut is not None or NO_EPOCH in (epoch, leader) or leader in (epoch, found.leader)
+        return self._assigned()[partition].is_compared(offset, self._leaders.get(partition, NO_EPOCH))
 
     def begin(self, partition: TopicPartition, at: Cut | None) -> None:
-        """Takes in that a partition is read again, in a log that is another one altogether, or was cut."""
-        found = self._at(partition)
-        found.leader, found.cut, found.delivered = None, None, (0, NO_EPOCH)
-        if at is None:
-            found.history = EpochHistory()
-        else:
-            found.history.reached(at.offset, at.epoch)
+        """Notes that a partition is read again, in a log that is another one altogether, or was cut."""
+        self._assigned()[partition].restart(at)
 
-    def before(self, partition: TopicPartition, offset: int) -> int:
-        """The epoch of the last record before an offset of a partition; -1 if it is not known."""
-        return self._at(partition).history.before(offset)
-
-    def _at(self, partition: TopicPartition) -> _Partition:
-        return self._assigned()[partition]
-
-    def _assigned(self) -> defaultdict[TopicPartition, _Partition]:
+    def _assigned(self) -> defaultdict[TopicPartition, PartitionEpochs]:
         of = self._assignment()
         if of is not self._of:
-            self._of, self._partitions = of, defaultdict(_Partition)
+            self._of, self._partitions = of, defaultdict(PartitionEpochs)
         return self._partitions
 
     # --- commits and metadata ----------------------------------------------------------------------------------------
 
-    async def _commit(self, _: str, request: Any, send: Send) -> Any:
-        if not isinstance(request, (OffsetCommitRequest, TxnOffsetCommitRequest)):
-            return await send()
-        with remade(request, lambda struct, versions: committing_epochs(struct, versions, self._committed)):
-            return await send()
+    async def _commit(self, call: Call, send: Send) -> Any:
+        call.change(lambda struct, versions: committing_epochs(struct, versions, self._epoch_to_commit))
+        return await send()
 
-    def _committed(self, partition: TopicPartition, offset: int, metadata: str) -> int:
-        """The epoch that goes with an offset: that of the last record that was delivered, if that is behind it.
+    def _epoch_to_commit(self, partition: TopicPartition, offset: int, metadata: str) -> int:
+        return self._assigned()[partition].epoch_to_commit(offset, metadata)
 
-        If the record at the offset was read, it is that record's. Compaction may have taken those before it: the epoch
-        of the last one ends before the offset, as if the log had been cut there.
-        """
-        found, end = self._at(partition), _delivered(offset, metadata)
-        found.history.settle(offset)
-        return found.delivered[1] if end == found.delivered[0] else found.history.before(end + 1)
+    async def _fetch_offsets(self, call: Call, send: Send) -> Any:
+        call.change(asking_for_epochs)
+        response, epochs = take_committed_epochs(await send())
+        self._note_committed(epochs)
+        return response
+
+    async def _fetch_stable_offsets(self, _: Call, send: Send) -> Any:
+        response = await send()
+        self._note_committed(FetchStableOffsets.epochs(response))
+        return response
 
     def _note_committed(self, epochs: Iterable[CommittedEpoch]) -> None:
         for partition, offset, epoch, metadata in epochs:
-            found = self._at(partition)
-            found.history.reached(offset, epoch)
-            found.delivered = _delivered(offset, metadata), epoch
-            found.leader = None  # another member may have committed it
+            self._assigned()[partition].committed(offset, epoch, metadata)
 
-    def _sent(self, _: object, request: Any, send: Send) -> Awaitable[Any]:
-        # Metadata is asked for past the client's own `send`.
-        return self._asked_for_leaders(request, send) if isinstance(request, MetadataRequest) else send()
-
-    async def _asked_for_leaders(self, request: MetadataRequest, send: Send) -> Any:
-        with remade(request, asking_for_epochs):
-            response, epochs = take_leader_epochs(await send())
+    async def _ask_for_leaders(self, call: Call, send: Send) -> Any:
+        call.change(asking_for_epochs)
+        response, epochs = take_leader_epochs(await send())
         self._leaders.update(epochs)
         return response
 
     # --- fetches -----------------------------------------------------------------------------------------------------
 
-    async def _watched(self, _: str, request: Any, send: Send) -> Any:
-        if isinstance(request, FetchRequest):
-            return await self._fetch(request, send)
-        if isinstance(request, OffsetFetchRequest):
-            with remade(request, asking_for_epochs):
-                response, epochs = take_committed_epochs(await send())
-            self._note_committed(epochs)
-            return response
-        response = await send()
-        if isinstance(request, FetchStableOffsets):
-            self._note_committed(FetchStableOffsets.epochs(response))
-        return response
-
-    async def _fetch(self, request: FetchRequest, send: Send) -> Any:
+    async def _fetch(self, call: Call, send: Send) -> Any:
         # Each fetch comes through here, with all partitions of a broker.
-        of, assigned, held = self._assignment(), self._assigned(), False
-        offsets = {
-            TopicPartition(topic, number): offset for topic, wanted in request.topics for number, offset, _ in wanted
-        }
-        leaders: dict[TopicPartition, int] = {}
-        changed: list[tuple[TopicPartition, int, int]] = []
-        unknown: list[TopicPartition] = []
-        older: list[TopicPartition] = []
-        now_s = asyncio.get_running_loop().time()
-        for partition, offset in offsets.items():
-            found, leader = assigned[partition], self._leaders.get(partition, NO_EPOCH)
-            end, epoch = found.delivered
-            if offset < end:
-                offsets[partition] = end
-            else:
-                epoch = found.history.before(offset)
-            if leader < epoch:
-                # Metadata is older than what was read; or the topic is another one, which a `TopicWatcher` finds out.
-                older += [partition] if found.waits(leader, now_s) else []
-                leader = NO_EPOCH
-            else:
-                found.older_s = None
-            leaders[partition] = leader
-            if epoch == NO_EPOCH:
-                unknown.append(partition)
-            elif epoch < leader != found.leader:
-                # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
-                changed.append((partition, leader, epoch))
-        refused = await self._compare(assigned, changed, offsets) if changed else {}
-        fenced: list[bool] = []
-        with prepared(request, lambda struct: fenced.append(fetching_from(struct, leaders.values()))):
-            response = await send()
-        if of is self._assignment():  # else it is of no use any more
-            answered = _answered(response, refused, unknown)
-            held = _held(response, older)
-            for partition in unknown if fenced[-1:] == [True] else ():
-                # The epoch of the last record is not known, but it is not above that of the leader which has it.
-                if partition in answered and assigned[partition].history.before(offsets[partition]) == NO_EPOCH:
-                    assigned[partition].history.reached(offsets[partition], leaders[partition])
-                    assigned[partition].leader = leaders[partition]
-        if held or NotLeaderForPartitionError.errno in refused.values():
+        of, assigned, now_s = self._assignment(), self._assigned(), asyncio.get_running_loop().time()
+        readings: dict[TopicPartition, Reading] = {}
+        for topic, wanted in call.request.topics:
+            for number, offset, _ in wanted:
+                place = TopicPartition(topic, number)
+                readings[place] = assigned[place].reading(offset, self._leaders.get(place, NO_EPOCH), now_s)
+        refused = await self._compare(assigned, readings)
+        call.change(lambda struct, _: fetching_from(struct, (each.leader for each in readings.values())))
+        response = await send()
+        if of is self._assignment() and _judge(response, assigned, readings, refused):  # else it is of no use any more
             await asyncio.sleep(self._pause_s)
         return response
 
     async def _compare(
-        self,
-        assigned: Mapping[TopicPartition, _Partition],
-        changed: Iterable[tuple[TopicPartition, int, int]],
-        offsets: Mapping[TopicPartition, int],
+        self, assigned: Mapping[TopicPartition, PartitionEpochs], readings: Mapping[TopicPartition, Reading]
     ) -> Mapping[TopicPartition, int]:
         """Compares the logs of leaders with what was read; returns the errors of partitions that must not be read.
 
         Args:
-            assigned: what is known of the partitions; it is not that of the next assignment, if that comes meanwhile.
-            changed: of each partition the epoch of its leader, and that of the last record.
-            offsets: behind that record.
+            assigned: the partitions as they are now; not those of the next assignment, if that comes meanwhile.
+            readings: of which some compare.
 
         Raises:
             KafkaError: a leader does not answer.
         """
-        asked: dict[int, list[tuple[TopicPartition, int, int]]] = defaultdict(list)
-        for each in changed:
-            node = self._client.cluster.leader_for_partition(each[0])
-            asked[-1 if node is None else node].append(each)
-        refused = {partition: NotLeaderForPartitionError.errno for partition, _, _ in asked.pop(-1, ())}
+        asked: defaultdict[int | None, dict[TopicPartition, Reading]] = defaultdict(dict)
+        for place, reading in readings.items():
+            if reading.compares:
+                asked[self._client.cluster.leader_for_partition(place)][place] = reading
+        refused: dict[TopicPartition, int] = {}
         for node, wanted in asked.items():
-            try:
-                ends = FetchEpochEnds.ends(await self._client.send(node, FetchEpochEnds(wanted)))
-            except IncompatibleBrokerVersion:
-                ends = {partition: EpochEnd(_NONE, NO_EPOCH, -1) for partition, _, _ in wanted}
-            for partition, leader, _ in wanted:
-                end = ends.get(partition)
-                if end is None or end.code != _NONE:
-                    forbidden = end is not None and end.code == TopicAuthorizationFailedError.errno
-                    error = TopicAuthorizationFailedError if forbidden else NotLeaderForPartitionError
-                    refused[partition] = error.errno
-                    continue
-                found = assigned[partition]
-                found.cut = _parting(offsets[partition], end)
-                if found.cut is None:
-                    found.leader = leader
-                else:
-                    refused[partition] = OffsetOutOfRangeError.errno
+            ends: Mapping[TopicPartition, tuple[int, int, int]] = {}
+            if node not in (None, -1):
+                try:
+                    ends = FetchEpochEnds.ends(await self._client.send(node, FetchEpochEnds(wanted)))
+                except IncompatibleBrokerVersion:
+                    ends = dict.fromkeys(wanted, (_NONE, NO_EPOCH, -1))
+            for place, reading in wanted.items():
+                code, epoch, end = ends.get(place, (_NOT_LEADER, NO_EPOCH, -1))
+                if code != _NONE:
+                    refused[place] = code if code == _FORBIDDEN else _NOT_LEADER
+                elif not assigned[place].is_same(reading, epoch, end):
+                    refused[place] = _OUT_OF_RANGE
         return refused
 
 
-def _answered(
-    response: Any, refused: Mapping[TopicPartition, int], unknown: Collection[TopicPartition]
-) -> Collection[TopicPartition]:
+def _judge(
+    response: Any,
+    assigned: Mapping[TopicPartition, PartitionEpochs],
+    readings: Mapping[TopicPartition, Reading],
+    refused: Mapping[TopicPartition, int],
+) -> bool:
     """Puts errors in the place of records, and those that aiokafka knows in the place of others.
 
     Returns:
-        The partitions that were answered without an error; perhaps none of those that are not `unknown`.
+        Whether the response is to be held back, as leaders have to be asked again.
     """
-    answered: set[TopicPartition] = set()
-    looks = bool(refused or unknown)
-    for topic, partitions in response.topics:
-        for at, row in enumerate(partitions):
-            number, code, *_ = row
-            if code in (_FENCED, _UNKNOWN):
-                partitions[at] = number, NotLeaderForPartitionError.errno, *row[2:]
-            elif looks and code in (_NONE, OffsetOutOfRangeError.errno):
-                partition = TopicPartition(topic, number)
-                if partition in refused:
-                    # A shorter log lacks the offset. That may be said only with the cut, which is not known yet.
-                    partitions[at] = number, refused[partition], *row[2:]
-                elif code == _NONE:
-                    answered.add(partition)
-    return answered
-
-
-def _held(response: Any, older: Collection[TopicPartition]) -> bool:
-    """Takes back what a former leader says of offsets that it has not: another one may have them. True if it does."""
-    held = False
-    for topic, partitions in response.topics if older else ():
-        for at, row in enumerate(partitions):
-            if row[1] == OffsetOutOfRangeError.errno and TopicPartition(topic, row[0]) in older:
-                partitions[at] = row[0], NotLeaderForPartitionError.errno, *row[2:]
-                held = True
+    held = _NOT_LEADER in refused.values()
+    fenced = response.API_VERSION >= FETCH_WITH_EPOCH
+    looks = refused or any(each.epoch == NO_EPOCH for each in readings.values())
+    for topic, rows in response.topics:
+        for at, (number, code, *rest) in enumerate(rows):
+            if code == _NONE and not looks:
+                continue
+            place, told = TopicPartition(topic, number), code
+            if code in _UNKNOWN_TO_AIOKAFKA:
+                told = _NOT_LEADER
+            elif code in (_NONE, _OUT_OF_RANGE) and place in refused:
+                told = refused[place]  # a shorter log lacks the offset: that may be said only with the cut
+            elif code == _OUT_OF_RANGE and readings[place].older:
+                told, held = _NOT_LEADER, True  # a former leader says so; another one may have the offset
+            elif code == _NONE and fenced:
+                assigned[place].fetched(readings[place])
+            if told != code:
+                rows[at] = number, told, *rest
     return held
-
-
-def _parting(offset: int, end: EpochEnd) -> Cut | None:
-    """Where a log parts from the one that was read up to an offset; None if it does not, or that is not known."""
-    if NO_EPOCH in (end.epoch, end.offset):
-        return None  # its records are of an old format, without epochs
-    return Cut(end.offset, end.epoch, offset) if end.offset < offset else None
-
-
-def _delivered(offset: int, metadata: str) -> int:
-    """Behind the last record that was delivered: the committed offset, or what its metadata says."""
-    note = noted(metadata) if metadata else None
-    return offset if note is None else max(offset, note.delivered)

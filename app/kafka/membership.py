@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from copy import copy
 from itertools import chain, cycle
 from typing import Any
 
@@ -24,11 +22,9 @@ from aiokafka.errors import (
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.shielded import heard
-from app.kafka.watched_client import Send, watch_sends
 from transforms.logger_name import logger_name
-
-__all__ = ["become_dynamic", "end_heartbeats", "join_patiently", "leave", "leave_in_any_case"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -47,42 +43,28 @@ def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> No
     A coordinator that loses the group answers, or its connection ends, unless its machine is gone. So until it answers,
     brokers are asked which one coordinates the group. If it is another one twice in a row, the member asks that.
     """
-    patience_s = rebalance_s + _ANSWER_S
 
-    def patient(connection: Any, request: Any, send: Send) -> Awaitable[Any]:
-        if isinstance(request, SyncGroupRequest):
-            return _synced(send())
-        if not isinstance(request, JoinGroupRequest):
-            return send()
-        usual_s = connection._request_timeout
-        connection._request_timeout = max(usual_s, patience_s)
+    async def joined(call: Call, send: Send) -> Any:
+        call.timeout_s = rebalance_s + _ANSWER_S
+        looking = asyncio.get_running_loop().create_task(_close_once_elsewhere(client, call.connection, group))
         try:
-            answer = send()  # the connection's own, which looks at the time-out before the first await
+            return await send()
         finally:
-            connection._request_timeout = usual_s
-        return _joined(client, connection, group, answer)
+            looking.cancel()
+            await asyncio.wait([looking])
 
-    watch_sends(client, patient, innermost=True)
+    Gate.of(client).set(Place.JOIN, {JoinGroupRequest: joined, SyncGroupRequest: _synced})
 
 
-async def _synced(answer: Awaitable[Any]) -> Any:
+async def _synced(_: Call, send: Send) -> Any:
     """The answer to SyncGroup as coordinators before Kafka 4 give it while they load: the member has to join again.
 
     aiokafka ends by the error that those of Kafka 4 give, as Java's consumer does.
     """
-    response = await answer
+    response = await send()
     if response.error_code == CoordinatorLoadInProgressError.errno:
         response.error_code = RebalanceInProgressError.errno
     return response
-
-
-async def _joined(client: AIOKafkaClient, connection: Any, group: str, answer: Awaitable[Any]) -> Any:
-    looking = asyncio.get_running_loop().create_task(_close_once_elsewhere(client, connection, group))
-    try:
-        return await answer
-    finally:
-        looking.cancel()
-        await asyncio.wait([looking])
 
 
 async def _close_once_elsewhere(client: AIOKafkaClient, connection: Any, group: str) -> None:
@@ -183,11 +165,10 @@ async def _left(client: AIOKafkaClient, group: str, member_id: str, node: int, *
     Returns:
         False if another try may help.
     """
-    apart, connections = copy(client), object()
-    apart._get_conn_lock_value = None
+    connections = object()
 
     async def answer(at: int, request: Any) -> Any:
-        connection = await AIOKafkaClient._get_conn(apart, at, group=connections)  # past what watches the client's own
+        connection = await Gate.of(client).apart(at, connections)
         if connection is None:
             raise NodeNotReadyError(at)
         response = await connection.send(request)

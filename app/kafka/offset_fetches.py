@@ -19,9 +19,9 @@ from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.troubles import OFFSETS, UNANSWERED_S, Troubles
-from app.kafka.watched_client import Send, watch_sends
 from transforms.logger_name import logger_name
 
 log = logging.getLogger(logger_name(__name__))
@@ -54,38 +54,35 @@ class OffsetFetches:
         self._troubles = troubles or Troubles("")
         self._partitions = 0
         self._told = False
-        watch_sends(client, self._held_back)
+        Gate.of(client).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchStableOffsets), self._held_back))
 
-    async def _held_back(self, connection: Any, request: Any, send: Send) -> Any:
-        if not isinstance(request, (OffsetFetchRequest, FetchStableOffsets)):
-            return await send()
+    async def _held_back(self, call: Call, send: Send) -> Any:
         waiting = object()
         try:
-            while behind := await self._behind(connection):
+            while behind := await self._behind(call):
                 more = f" and {len(behind) - 1} more" if behind[1:] else ""
-                address, partitions = f"{connection.host}:{connection.port}", f"{behind[0]}{more}"
-                self._troubles.note(OFFSETS, waiting, address, partitions, patience_s=UNANSWERED_S)
+                self._troubles.note(OFFSETS, waiting, call.address, f"{behind[0]}{more}", patience_s=UNANSWERED_S)
                 await asyncio.sleep(self._backoff_s)
         finally:
             self._troubles.end(OFFSETS, waiting)
         response = await send()
-        if isinstance(request, OffsetFetchRequest):
-            _tell_errors(request, response)
+        if isinstance(call.request, OffsetFetchRequest):
+            _tell_errors(call.request, response)
         return response
 
-    async def _behind(self, connection: Any) -> Sequence[int]:
+    async def _behind(self, call: Call) -> Sequence[int]:
         """The partitions that a broker leads, and of which it does not know yet what is committed."""
         if not self._partitions:
-            self._partitions = await self._count(connection)
+            self._partitions = await self._count(call)
         if not self._partitions:
             return ()
         wanted = [(_TOPIC, [(number, _LATEST) for number in range(self._partitions)])]
-        response = await connection.send(OffsetRequest(_CONSUMER, _READ_UNCOMMITTED, wanted))
+        response = await call.ask(OffsetRequest(_CONSUMER, _READ_UNCOMMITTED, wanted))
         return [number for _, found in response.topics for number, code, *_ in found if code in _BEHIND]
 
-    async def _count(self, connection: Any) -> int:
+    async def _count(self, call: Call) -> int:
         """How many partitions there are; 0 if the broker does not tell."""
-        response = await connection.send(MetadataRequest([_TOPIC], allow_auto_topic_creation=False))
+        response = await call.ask(MetadataRequest([_TOPIC], allow_auto_topic_creation=False))
         for code, *_, partitions in response.topics:
             if code == _TOPIC_AUTHORIZATION_FAILED and not self._told:
                 self._told = True

@@ -6,36 +6,35 @@ before all. For a batch of 1 MB that is a sixth of the CPU of a pipeline that le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import Array, Bytes, Int32, Schema
 
-from app.kafka.watched_client import Send, prepared, watch_requests
+from app.kafka.gate import Call, Gate, Place, Send
 
 __all__ = ["join_once"]
 
 
 def join_once(client: AIOKafkaClient) -> None:
     """Lets a client encode its requests to produce so."""
-    watch_requests(client, _sent)
+    Gate.of(client).set(Place.PRODUCE, {ProduceRequest: _sent})
 
 
-async def _sent(_: str, request: Any, send: Send) -> Any:
-    if not isinstance(request, ProduceRequest):
-        return await send()
-    with prepared(request, _join):
-        return await send()
+def _sent(call: Call, send: Send) -> Awaitable[Any]:
+    call.change(_join)
+    return send()
 
 
-def _join(struct: Any) -> None:
+def _join(struct: Any, _: object) -> Any:
     def encoded() -> _Pieces:
         del struct.encode  # it holds the struct, and the batches in it, until the next collection of cycles
         return _Pieces(*_pieces(struct.SCHEMA, [getattr(struct, name) for name in struct.SCHEMA.names]))
 
     struct.encode = encoded
+    return struct
 
 
 def _pieces(kind: Any, value: Any) -> Iterator[bytes]:

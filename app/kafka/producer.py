@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 
+from app.kafka.gate import Gate
 from app.kafka.shielded import heard
-from app.kafka.watched_client import close_for_good
 from transforms.record_batch import Stamp
 
 __all__ = ["UNLIMITED_BYTES", "ProducerControls"]
@@ -40,6 +40,7 @@ class ProducerControls:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
+        Gate.of(producer)  # a client that was closed connects no more
         self._transactions: Any = producer._txn_manager
         self.codec: str | None = producer._compression_type
         self.codec_number: int = producer._message_accumulator._compression_type
@@ -175,7 +176,7 @@ class ProducerControls:
         """
         self._end_commit()
         self._hear_batches()
-        await close_for_good(self._producer.client)
+        await self._producer.client.close()
         # What searches for a coordinator goes on searching.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)

@@ -16,10 +16,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import CloseReason
 
 from app.kafka.fetch_responses import handed_over
-from app.kafka.watched_client import watch_connections
+from app.kafka.gate import Call, Connect, Gate, Place, Send
 from transforms.logger_name import logger_name
-
-__all__ = ["receive_at_once"]
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -30,12 +28,19 @@ _MOST_AT_ONCE_BYTES = 64 * 1_048_576  # what a size may claim before its bytes a
 
 def receive_at_once(client: AIOKafkaClient) -> None:
     """Lets a client that has not been started receive so, on each connection that it opens from now on."""
-    watch_connections(client, _take_over)
+    Gate.of(client).set(Place.RECEIVE, {Connect: _opened})
 
 
-def _take_over(_: str, connection: Any, _seconds: float) -> None:
+async def _opened(_: Call, send: Send) -> Any:
+    connection = await send()
+    if connection is not None:
+        _take_over(connection)
+    return connection
+
+
+def _take_over(connection: Any) -> None:
     """So far nothing was asked on the connection but versions and login, and all of it has been answered."""
-    if connection is None or connection._writer is None or connection._requests:
+    if connection._writer is None or connection._requests:
         return
     transport = connection._writer.transport
     own = transport.get_protocol()

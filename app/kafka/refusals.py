@@ -9,11 +9,9 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from app.config.naming import check_name
-from app.kafka.watched_client import Send, watch_requests
+from app.kafka.gate import Call, Gate, Place, Send
 from transforms.errors import ConfigurationError
 from transforms.identifiers import INVALID_REQUEST, Kind
-
-__all__ = ["Refusals", "answer_text", "enforced", "newer_text", "refusal", "refused_name"]
 
 _LAST = 136  # of the errors of Kafka 4.4 (`Errors.java`); RESOURCE_IDENTIFIER_TOO_LARGE will have a later number
 
@@ -30,9 +28,9 @@ class Refusals:
 
     def __init__(self, client: AIOKafkaConsumer | AIOKafkaAdminClient) -> None:
         self.code: int | None = None
-        watch_requests(client._client, self._watched)
+        Gate.of(client).set(Place.REFUSALS, {object: self._seen})
 
-    async def _watched(self, _: str, _request: Any, send: Send) -> Any:
+    async def _seen(self, _: Call, send: Send) -> Any:
         response = await send()
         self.code = refusal(response) or self.code
         return response

@@ -18,11 +18,9 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 
-from app.kafka.epoch_requests import COMMIT_RESULTS, OFFSETS, knows
+from app.kafka.epoch_requests import knows
+from app.kafka.gate import Call, Gate, Place, Send, Versions
 from app.kafka.queries import version
-from app.kafka.watched_client import Send, Versions, remade, watch_requests
-
-__all__ = ["StaticMember"]
 
 _FENCED_INSTANCE_ID = 82
 _ASK_S = 2.0
@@ -34,20 +32,13 @@ _HEARTBEAT = version(
     "throttle_time_ms:int32 error_code:int16",
     flexible=False,
 )
-_COMMIT = version(
-    8,
-    7,
-    f"group:text generation:int32 member:text instance:text topics:{OFFSETS}",
-    f"throttle_time_ms:int32 topics:{COMMIT_RESULTS}",
-    flexible=False,
-)
 
 
 class StaticMember:
     """A consumer that has a `group.instance.id`. Belongs to its event loop.
 
     Args:
-        client: of a consumer that has not been started; `LeaderEpochs` watches it later.
+        client: of a consumer that has not been started.
         instance_id: the id.
 
     Attributes:
@@ -58,7 +49,8 @@ class StaticMember:
         self.replaced = asyncio.Event()
         self._client = client
         self._instance_id = instance_id
-        watch_requests(client, self._watched)
+        kinds = (HeartbeatRequest, OffsetCommitRequest, JoinGroupRequest, SyncGroupRequest)
+        Gate.of(client).set(Place.MEMBER, dict.fromkeys(kinds, self._seen))
 
     async def ask(self, coordinator: GroupCoordinator) -> None:
         """Looks whether another has the id by now; it is not known if the coordinator does not answer in time."""
@@ -68,28 +60,22 @@ class StaticMember:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._client.send(node, heartbeat), _ASK_S)
 
-    async def _watched(self, _: str, request: Any, send: Send) -> Any:
-        if isinstance(request, (HeartbeatRequest, OffsetCommitRequest)):
-            with remade(request, self._naming_instance):
-                response = await send()
-        else:
-            response = await send()
-        if isinstance(request, (HeartbeatRequest, JoinGroupRequest, SyncGroupRequest)):
-            codes = {response.error_code}
-        elif isinstance(request, OffsetCommitRequest):
+    async def _seen(self, call: Call, send: Send) -> Any:
+        if isinstance(call.request, (HeartbeatRequest, OffsetCommitRequest)):
+            call.change(self._naming_instance)
+        response = await send()
+        if isinstance(call.request, OffsetCommitRequest):
             codes = {code for _, partitions in response.topics for _, code in partitions}
         else:
-            return response
+            codes = {response.error_code}
         if _FENCED_INSTANCE_ID in codes:  # which aiokafka does not know: it gives up, and joins no more
             self.replaced.set()
         return response
 
     def _naming_instance(self, struct: Any, versions: Versions) -> Any:
-        made = _HEARTBEAT if struct.API_KEY == _HEARTBEAT.API_KEY else _COMMIT
-        if not knows(versions, made):
-            return struct
-        if made is _HEARTBEAT:
-            return made(struct.group, struct.generation_id, struct.member_id, self._instance_id)
-        if struct.API_VERSION != _COMMIT.API_VERSION - 1:  # without epochs; brokers that know the id know them
-            return struct
-        return made(struct.group, struct.generation, struct.member, self._instance_id, struct.topics)
+        if struct.API_KEY != _HEARTBEAT.API_KEY:
+            if "instance" in struct.SCHEMA.names:  # else it is a broker that knows no epochs, and no ids
+                struct.instance = self._instance_id
+        elif knows(versions, _HEARTBEAT):
+            return _HEARTBEAT(struct.group, struct.generation_id, struct.member_id, self._instance_id)
+        return struct

@@ -14,10 +14,11 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.troubles import THROTTLED, UNANSWERED_S, Troubles
-from app.kafka.watched_client import Send, watch_sends
 
 _PAUSE_S = 1.0  # between two waits that count as one
+_LOOK_S = 0.1  # how soon a request notices that its connection is closed
 
 
 class Throttles:
@@ -39,26 +40,29 @@ class Throttles:
         self._by_address: dict[str, float] = {}
 
     def watch(self, client: AIOKafkaClient, told: Callable[[float], None] | None = None) -> None:
-        """Watches a client that has not been started; `told` gets its waits, in seconds, when they begin."""
+        """Watches a client; `told` gets its waits, in seconds, when they begin."""
 
-        async def held_back(connection: Any, _: Any, send: Send) -> Any:
+        async def held_back(call: Call, send: Send) -> Any:
+            connection = call.connection
             if connection in self._until:
                 # In turn, or timers for the same moment would change the order, also that of commits.
                 async with self._turns.setdefault(connection, asyncio.Lock()):
-                    closed = connection._closed_fut  # nothing waits for a connection that is closed: it refuses all
-                    while not closed.done() and (left_s := self._until[connection] - self._clock()) > 0:
-                        await asyncio.wait([closed], timeout=left_s)  # it may be longer by then
+                    # Nothing waits for a connection that is closed: it refuses all. The time may grow meanwhile.
+                    while (  # noqa: ASYNC110  # nothing public tells when a connection is closed
+                        connection.connected() and (left_s := self._until[connection] - self._clock()) > 0
+                    ):
+                        await asyncio.sleep(min(left_s, _LOOK_S))
             response = await send()
             seconds = getattr(response, "throttle_time_ms", 0) / 1000
             if seconds > 0:
                 self._until[connection] = until_s = self._clock() + seconds
-                self._note(f"{connection.host}:{connection.port}", until_s)
+                self._note(call.address, until_s)
                 self._told(seconds)
                 if told is not None:
                     told(seconds)
             return response
 
-        watch_sends(client, held_back)
+        Gate.of(client).set(Place.THROTTLE, {object: held_back})
 
     def _note(self, address: str, until_s: float) -> None:
         before_s = self.until_s(address)

@@ -16,13 +16,12 @@ from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.fetch_errors import follow_leaders
 from app.kafka.fetched import FetchedBatches
-from app.kafka.metadata_requests import create_no_topics
-from app.kafka.offset_lookups import follow_leaders
+from app.kafka.gate import create_no_topics
 from app.kafka.refusals import Refusals, refused_name
 from app.kafka.stopping import stop_in_time
 from app.kafka.topics import Topic
-from app.kafka.watched_client import share_start
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
@@ -126,8 +125,7 @@ def topic_consumer(client: ClientSettings, group: str | None = None, **arguments
             **{**usual, **arguments},
         )
     )
-    share_start(consumer._client)
-    follow_leaders(consumer._client)
+    follow_leaders(consumer)
     return consumer
 
 

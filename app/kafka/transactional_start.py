@@ -14,7 +14,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import ConcurrentTransactions, CoordinatorNotAvailableError, KafkaError, KafkaTimeoutError
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
-from app.kafka.watched_client import Send, watch_requests
+from app.kafka.gate import Call, Gate, Place, Send
 
 __all__ = ["start_transactional"]
 
@@ -30,14 +30,13 @@ async def start_transactional(producer: AIOKafkaProducer, name: str) -> None:
     """
     code = 0
 
-    async def answered(_: str, request: Any, send: Send) -> Any:
+    async def answered(_: Call, send: Send) -> Any:
         nonlocal code
         answer = await send()
-        if isinstance(request, InitProducerIdRequest):
-            code = answer.error_code
+        code = answer.error_code
         return answer
 
-    watch_requests(producer.client, answered)
+    Gate.of(producer).set(Place.START, {InitProducerIdRequest: answered})
     _look_up_again(producer.client)
     try:
         async with asyncio.timeout(_START_S) as timeout:

@@ -13,12 +13,12 @@ from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from app.kafka.leader_epochs import Cut
 from app.kafka.structs import TopicPartition
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
 from transforms.commit_metadata import note, noted
+from transforms.epoch_history import Cut
 from transforms.logger_name import logger_name
 
 log = logging.getLogger(logger_name(__name__))

@@ -97,7 +97,7 @@ def described(cluster: Mapping[str, Any], topic: str) -> Topic:
 
     async def ask() -> Topic:
         arguments = {name: value for name, value in cluster.items() if name in ADMIN_ARGUMENTS}
-        # The addresses share it (`share_start`). Faust's own, 90 s, would leave no time to the second one.
+        # The addresses share it (`Gate`). Faust's own, 90 s, would leave no time to the second one.
         arguments["request_timeout_ms"] = min(arguments["request_timeout_ms"], int(_LOOKUP_S * 1000))
         connection = AdminClient(**arguments)
         try:

@@ -20,7 +20,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from app.kafka.admin import configs
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.metadata_requests import create_no_topics
+from app.kafka.gate import create_no_topics
 from app.kafka.shielded import shielded
 from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
 from jobs.copying.receipt import Receipt, committed

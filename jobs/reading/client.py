@@ -14,7 +14,7 @@ import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.metadata_requests import create_no_topics
+from app.kafka.gate import create_no_topics
 from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
 from jobs.reading.ranges import Bounds, Place

@@ -65,7 +65,7 @@ def _there(cluster: Kafka | Client) -> set[str] | None:
 async def _names(client: Client) -> set[str]:
     from aiokafka.admin import AIOKafkaAdminClient
 
-    from app.kafka.metadata_requests import create_no_topics
+    from app.kafka.gate import create_no_topics
 
     admin = create_no_topics(AIOKafkaAdminClient(**client.connection()))
     try:

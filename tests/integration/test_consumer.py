@@ -22,9 +22,9 @@ from aiokafka.structs import OffsetAndMetadata
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.queries import DescribeGroups
 from app.kafka.troubles import GROUP, Troubles
-from app.kafka.watched_client import Send, watch_requests
 from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
@@ -159,12 +159,11 @@ async def test_a_member_that_joins_and_leaves_in_a_long_rebalance(broker: str, m
     second = member_of(broker, topic, request_ms=700)
     joins: list[Any] = []
 
-    async def counted(_: str, request: Any, send: Send) -> Any:
-        if isinstance(request, JoinGroupRequest):
-            joins.append(request)
+    async def counted(call: Call, send: Send) -> Any:
+        joins.append(call.request)
         return await send()
 
-    watch_requests(second.client, counted)
+    Gate.of(second.client).set(Place.REFUSALS, {JoinGroupRequest: counted})
     joining = asyncio.create_task(second.start(Listener()))
     polling = asyncio.create_task(polling_for_ever(first))
     try:
@@ -245,7 +244,7 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
 
     def refused(self: AIOKafkaConnection, request: Any, **options: Any) -> Any:
         nonlocal refusals
-        if not isinstance(request, OffsetFetchRequest) or refusals == 0:
+        if not isinstance(getattr(request, "request", None), OffsetFetchRequest) or refusals == 0:
             return send(self, request, **options)
         refusals -= 1
         answer = asyncio.get_running_loop().create_future()

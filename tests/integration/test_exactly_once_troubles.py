@@ -24,8 +24,8 @@ from app.kafka import transactional_start
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin
 from app.kafka.consumer import GroupConsumer
+from app.kafka.gate import Gate
 from app.kafka.topics import topics
-from app.kafka.watched_client import leave_no_connection
 from app.local.broker import EmbeddedBroker
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
@@ -366,7 +366,7 @@ async def test_start_that_is_cancelled_leaves_no_connection(broker: str, monkeyp
 
     monkeypatch.setattr(AIOKafkaConnection, "send", noted)
     client = AIOKafkaClient(bootstrap_servers=broker)
-    leave_no_connection(client)
+    Gate.of(client)
     starting = asyncio.create_task(client.bootstrap())
     await asyncio.wait_for(asked.wait(), 30)
     starting.cancel()

@@ -12,9 +12,9 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
-from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.consumer_controls import ConsumerControls
+from tests.app.kafka.wired import Wire
 from tests.built_batches import built, changed
 from transforms.record import Record, RecordLike
 from transforms.record_batch import Stamp
@@ -82,10 +82,13 @@ class Reader:
         self.code = 0
         self.sent = 0
         self.meanwhile: Callable[[], None] = lambda: None
+        self.wire = Wire(self._answer)
         self.client = SimpleNamespace(
             send=self._send,
-            _conns={},
-            _get_conn=None,
+            _conns={(0, 0): self.wire},
+            _get_conn=self._connect,
+            close=None,
+            bootstrap=None,
             cluster=SimpleNamespace(leader_for_partition=lambda _: 0, broker_metadata=lambda _: None),
             force_metadata_update=lambda: asyncio.get_running_loop().create_future(),
             _loop=asyncio.get_running_loop(),
@@ -127,10 +130,16 @@ class Reader:
         """Ends the fetcher's tasks."""
         await self.fetcher.close()
 
-    async def _send(self, _node: int, request: FetchRequest) -> Any:
+    async def _connect(self, _: int) -> Any:
+        return self.wire
+
+    async def _send(self, node: int, request: Any, **_: object) -> Any:
+        return await (await self.client._get_conn(node)).send(request)
+
+    async def _answer(self, call: Any) -> Any:
         self.sent += 1
         await asyncio.sleep(0)
-        ((topic, ((number, offset, _),)),) = request.topics
+        ((topic, ((number, offset, _),)),) = call.request.topics
         data, aborted = self.log.read(offset, self.most)
         if not data:
             await asyncio.sleep(0.01)

@@ -14,15 +14,18 @@ from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
 from app.kafka.epoch_requests import FetchEpochEnds
 from app.kafka.fetched import FetchedBatches
-from app.kafka.leader_epochs import Cut, LeaderEpochs
+from app.kafka.leader_epochs import LeaderEpochs
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.topics import Identity, identities
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
+from tests.app.kafka.wired import Wire, wired
 from tests.built_batches import built, record
+from transforms.epoch_history import Cut
 
 NEW: Mapping[int, tuple[int, int]] = {1: (4, 17), 3: (0, 13), 8: (2, 9), 9: (1, 9), 23: (2, 4), 28: (0, 5)}
 OLD: Mapping[int, tuple[int, int]] = {1: (0, 8), 3: (0, 5), 8: (0, 4), 9: (0, 4), 23: (0, 1), 28: (0, 0)}
@@ -84,15 +87,10 @@ class Leader(Reader):
         self.asked: list[int] = []
         self.fenced: list[int] = []
         self.updated = 0
-        self.connection = Connection(self)
-        self.client._get_conn = self._connect
-        self.client._conns = {}
+        self.other: Any = None
         self.client.force_metadata_update = self._update
         self.epochs = LeaderEpochs(self.client, lambda: self.controls.assignment, 0.001)
         FetchedBatches(self.controls, Free(), self.epochs.read)
-
-    async def _connect(self, _: int) -> Any:
-        return self.connection
 
     def _update(self) -> asyncio.Future[None]:
         self.updated += 1
@@ -100,12 +98,26 @@ class Leader(Reader):
 
     async def learn(self) -> None:
         """Metadata comes, as aiokafka asks for it."""
-        connection = await self.client._get_conn(0)
-        response = await connection.send(MetadataRequest(["raw"]))
+        response = await self.client.send(0, MetadataRequest(["raw"]))
         assert [row[:3] for row in response.topics[0][3]] == [(0, 0, 0)]
 
-    async def _send(self, _node: int, request: Any, **_: object) -> Any:
-        struct = request.prepare(self.versions)
+    async def told(self, request: Any, response: Any) -> Any:
+        """What the consumer gets if the broker answers so."""
+        self.other = response
+        return await self.client.send(0, request)
+
+    def before(self, offset: int) -> int:
+        """The epoch of the last record before an offset; -1 if it is not known."""
+        return self.epochs._assigned()[PLACE]._history.before(offset)
+
+    async def _answer(self, call: Any) -> Any:
+        request = call.request
+        if isinstance(request, OffsetRequest):  # of what the coordinator has, before committed offsets
+            return SimpleNamespace(topics=[])
+        struct = call.prepare(self.versions)
+        if isinstance(request, MetadataRequest):
+            epochs = [self.epoch] if struct.API_VERSION >= 7 else []
+            return struct.RESPONSE_TYPE(0, [], None, 0, [(0, "raw", False, [(0, 0, 0, *epochs, [0], [0], [])])])
         if isinstance(request, FetchEpochEnds):
             ((topic, ((number, current, epoch),)),) = struct.topics
             assert current == self.epoch
@@ -116,7 +128,8 @@ class Leader(Reader):
             found, end = max(below, default=(-1, -1))
             end = self.log.end if found == self.epoch else end
             return SimpleNamespace(topics=[(topic, [(self.refusal, number, found, end)])])
-        assert isinstance(request, FetchRequest)
+        if not isinstance(request, FetchRequest):
+            return self.other
         self.sent += 1
         await asyncio.sleep(0)
         ((topic, ((number, current, offset, *_),)),) = struct.topics
@@ -129,23 +142,9 @@ class Leader(Reader):
         if code or not data:
             await asyncio.sleep(0.01)
         end = self.log.end
-        rows = (number, code, end, end, 0, aborted, -1, b"" if code else data)
-        return SimpleNamespace(API_VERSION=11, topics=[(topic, [rows])])
-
-
-class Connection:
-    """Of aiokafka, to the broker."""
-
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-
-    async def send(self, request: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002
-        """Metadata, in the version that was asked for."""
-        assert expect_response
-        struct = request.prepare(self._leader.versions)
-        epochs = [self._leader.epoch] if struct.API_VERSION >= 7 else []
-        rows = [(0, 0, 0, *epochs, [0], [0], [])]
-        return struct.RESPONSE_TYPE(0, [], None, 0, [(0, "raw", False, rows)])
+        preferred = [-1] if struct.API_VERSION >= 11 else []
+        rows = (number, code, end, end, 0, aborted, *preferred, b"" if code else data)
+        return SimpleNamespace(API_VERSION=struct.API_VERSION, topics=[(topic, [rows])])
 
 
 @asynccontextmanager
@@ -254,7 +253,7 @@ async def test_leader_without_records_of_its_epoch() -> None:
     async with reading(old, 20, 7) as leader:
         while leader.sent < 2:
             assert not await leader.poll()
-        assert leader.epochs.before(PLACE, 20) == 7
+        assert leader.before(20) == 7
         leader.log, leader.epoch = filled((8, 3), until=old, cut=20), 8
         await leader.learn()
         assert await offsets(leader) == list(range(20, 26))
@@ -266,7 +265,7 @@ async def test_log_of_a_new_topic() -> None:
     async with reading(filled((0, 10)), 0, 0) as leader:
         await offsets(leader)
         request = OffsetFetchRequest("g", [("raw", [0])])
-        await leader.epochs._watched("b", request, lambda: answer(committed(request, 0)))
+        await leader.told(request, committed(request, 0))
         leader.log = filled((0, 4))
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) is None
@@ -328,7 +327,7 @@ async def test_former_leader_that_takes_itself_for_the_leader(monkeypatch: pytes
         await leader.learn()
         assert await offsets(leader) == list(range(20, 24))
         # It is no former leader for ever: the topic may be a new one, at brokers that do not tell topics apart.
-        monkeypatch.setattr("app.kafka.leader_epochs._OLDER_S", 0.1)
+        monkeypatch.setattr("transforms.epoch_history._OLDER_S", 0.1)
         leader.log, leader.epoch = old, 3
         await leader.learn()
         assert await refused(leader) == 24
@@ -369,7 +368,7 @@ async def test_topics_of_a_broker_that_gives_no_ids(newest: int) -> None:
     async with reading(filled((3, 10)), 0, 3, {**NEW, 3: (0, newest)}) as leader:
 
         async def send(request: Any) -> Any:
-            return await (await leader.client._get_conn(0)).send(request)
+            return await leader.client.send(0, request)
 
         found = await identities(send, ["raw"])
     assert found == {"raw": Identity(None, 1, {0: (1, 1)})}
@@ -380,7 +379,7 @@ async def test_broker_that_any_leader_may_answer() -> None:
     async with reading(filled((3, 10)), 20, 3, {**NEW, 1: (4, 8)}) as leader:
         while leader.sent < 2:
             assert not await leader.poll()
-        assert leader.epochs.before(PLACE, 20) == -1
+        assert leader.before(20) == -1
 
 
 async def test_broker_that_compares_no_logs() -> None:
@@ -420,28 +419,35 @@ def committed(request: Any, epoch: int, offset: int = 20, note: str = "m") -> An
     """A response with a committed offset, for both ways to ask."""
     if isinstance(request, FetchStableOffsets):
         return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0, {})], {})])
-    return request.prepare(NEW).RESPONSE_TYPE(0, [("raw", [(0, offset, epoch, note, 0)])], 0)
+    topics = [("raw", [(0, offset, epoch, note, 0)])]
+    return SimpleNamespace(API_VERSION=5, throttle_time_ms=0, error_code=0, topics=topics)
+
+
+async def committing(client: Any, commit: Any, versions: Any) -> Any:
+    """What a client sends."""
+    seen: list[Any] = []
+
+    async def answer(call: Any) -> None:
+        seen.append(call.prepare(versions))
+
+    client._conns[0, 0] = Wire(answer)
+    await client.send(0, commit)
+    return seen[0]
 
 
 @pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
 async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
     """The epoch that is committed with it is asked for before the first fetch; aiokafka gets the form that it reads."""
     async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
-        answered = leader.epochs._watched("b", request_, lambda: answer(committed(request_, 3)))
-        response = await answered
+        response = await leader.told(request_, committed(request_, 3))
         if isinstance(request_, OffsetFetchRequest):
             rows = [{"partition": 0, "offset": 20, "metadata": "m", "error_code": 0}]
             assert response.to_object()["topics"] == [{"topic": "raw", "partitions": rows}]
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
         go_on(leader, Cut(10, 3, 20))
-        assert leader.epochs.before(PLACE, 10) == 3  # which is committed with this offset
+        assert leader.before(10) == 3  # which is committed with this offset
         assert await offsets(leader) == list(range(10, 28))
-
-
-async def answer(response: Any) -> Any:
-    """What a broker says."""
-    return response
 
 
 NOTE = "wideload:delivered=20"
@@ -453,15 +459,10 @@ async def test_log_that_was_cut_behind_the_committed_offset(request_: Any) -> No
     async with reading(filled((3, 10)), 0, 3) as leader:
         await offsets(leader)
         commit = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 4, NOTE)])])
-        seen = []
-
-        async def send() -> None:
-            seen.append(commit.prepare(NEW).topics)
-
-        await leader.epochs._commit("b", commit, send)
-        assert seen == [[("raw", [(0, 4, 3, NOTE)])]]
+        seen = await committing(leader.client, commit, NEW)
+        assert seen.topics == [("raw", [(0, 4, 3, NOTE)])]
     async with reading(filled((2, 3), (3, 2), (5, 9)), 4, 5) as leader:
-        await leader.epochs._watched("b", request_, lambda: answer(committed(request_, 3, 4, NOTE)))
+        await leader.told(request_, committed(request_, 3, 4, NOTE))
         assert await refused(leader) == 4
         assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
         leader.epochs.begin(PLACE, None)
@@ -473,7 +474,7 @@ async def test_log_with_all_that_was_delivered() -> None:
     log = filled((2, 3), (3, 7), (5, 2))
     async with reading(log, 4, 5) as leader:
         request = OffsetFetchRequest("g", [("raw", [0])])
-        await leader.epochs._watched("b", request, lambda: answer(committed(request, 3, 4, NOTE)))
+        await leader.told(request, committed(request, 3, 4, NOTE))
         leader.most = 1  # a batch at a time
         while leader.position < 12:
             await leader.poll()
@@ -489,11 +490,11 @@ async def test_committed_offsets_that_there_are_not() -> None:
     async with reading(filled((3, 5)), 0, 3) as leader:
         request = OffsetFetchRequest("g", [("raw", [0, 1])])
         found = [("raw", [(0, -1, -1, "", 0), (1, -1, "", 16)])]
-        answered = await leader.epochs._watched(
-            "b", request, lambda: answer(request.prepare(NEW).RESPONSE_TYPE(0, found, 0))
+        answered = await leader.told(
+            request, SimpleNamespace(API_VERSION=5, throttle_time_ms=0, error_code=0, topics=found)
         )
         assert answered.topics == [("raw", [(0, -1, "", 0), (1, -1, "", 16)])]
-        assert leader.epochs.before(PLACE, 0) == -1
+        assert leader.before(0) == -1
 
 
 async def test_committed_offset_of_an_old_broker() -> None:
@@ -501,7 +502,7 @@ async def test_committed_offset_of_an_old_broker() -> None:
     async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
         request = OffsetFetchRequest("g", [("raw", [0])])
         response = SimpleNamespace(API_VERSION=3, error_code=0, topics=[("raw", [(0, 20, "m", 0)])])
-        assert (await leader.epochs._watched("b", request, lambda: answer(response))).topics == response.topics
+        assert (await leader.told(request, response)).topics == response.topics
         assert await offsets(leader) == list(range(20, 28))
         assert leader.asked == []
 
@@ -512,7 +513,7 @@ async def test_what_another_member_has_committed_is_compared() -> None:
         request = OffsetFetchRequest("g", [("raw", [0])])
         for count in (1, 2):
             await offsets(leader)
-            await leader.epochs._watched("b", request, lambda: answer(committed(request, 3)))
+            await leader.told(request, committed(request, 3))
             leader.log = filled((3, 1), until=leader.log, cut=leader.log.end)
             await offsets(leader)
             assert len(leader.asked) == count
@@ -522,10 +523,10 @@ async def test_rebalance_forgets() -> None:
     """What was read in a former assignment says nothing: another member may have gone on, in another log."""
     async with reading(filled((3, 10)), 0, 3) as leader:
         await offsets(leader)
-        assert leader.epochs.before(PLACE, 20) == 3
+        assert leader.before(20) == 3
         leader.subscription.unsubscribe()
         leader.subscription.assign_from_user({PLACE})
-        assert leader.epochs.before(PLACE, 20) == -1
+        assert leader.before(20) == -1
 
 
 async def test_commit_behind_a_gap_has_the_epoch_of_the_record_there() -> None:
@@ -533,7 +534,7 @@ async def test_commit_behind_a_gap_has_the_epoch_of_the_record_there() -> None:
     async with reading(filled((3, 5)), 0, 3) as leader:
         leader.epochs.read(PLACE, 10, 3)
         leader.epochs.read(PLACE, 18, 4)
-        assert [leader.epochs._committed(PLACE, offset, "") for offset in (12, 18, 30)] == [3, 4, 4]
+        assert [leader.epochs._epoch_to_commit(PLACE, offset, "") for offset in (12, 18, 30)] == [3, 4, 4]
 
 
 COMMIT = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])
@@ -545,7 +546,7 @@ WITHOUT = [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])]
 @pytest.mark.parametrize(
     ("request_", "versions", "sent"),
     [
-        (COMMIT, NEW, (6, ["g", 4, "m", WITH_EPOCHS])),
+        (COMMIT, NEW, (7, ["g", 4, "m", None, WITH_EPOCHS])),
         (COMMIT, OLD, (3, ["g", 4, "m", -1, WITHOUT])),
         (IN_TRANSACTION, NEW, (2, ["id", "g", 5, 6, WITH_EPOCHS])),
         (IN_TRANSACTION, OLD, (0, ["id", "g", 5, 6, WITHOUT])),
@@ -555,23 +556,10 @@ async def test_commits_carry_epochs(request_: Any, versions: Any, sent: tuple[in
     """In a transaction or not, where the broker knows such a version; others get what aiokafka sends."""
     async with reading(filled((3, 10)), 0, 3) as leader:
         await offsets(leader)
-        seen = []
-
-        async def send(_: int, request: Any) -> None:
-            seen.append(request.prepare(versions))
-
-        producer: Any = SimpleNamespace(send=send, cluster=leader.client.cluster)
-        leader.epochs.carry(producer)
-        await producer.send(0, request_)
-        (struct_,) = seen
+        client = leader.client
+        if isinstance(request_, TxnOffsetCommitRequest):
+            client = wired()
+            leader.epochs.carry(client)
+        struct_ = await committing(client, request_, versions)
         assert (struct_.API_VERSION, [getattr(struct_, name) for name in struct_.SCHEMA.names]) == sent
         assert struct_.encode()
-        assert "prepare" not in vars(request_)
-
-
-async def test_connections_are_watched_once() -> None:
-    """aiokafka gives a connection out again and again; other requests go through as they are."""
-    async with reading(filled((3, 1)), 0, 3) as leader:
-        first = (await leader.client._get_conn(0)).send
-        assert (await leader.client._get_conn(0)).send is first
-        assert (await first(SimpleNamespace(prepare=MetadataRequest([]).prepare))).API_VERSION == 5

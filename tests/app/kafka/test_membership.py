@@ -20,6 +20,7 @@ from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
 from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently, leave, leave_in_any_case
+from tests.app.kafka.wired import Wire, wired
 
 FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
 EVERYTHING = (FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS)
@@ -204,26 +205,21 @@ async def test_heartbeat_that_has_failed_is_not_logged() -> None:
     assert troubles == []
 
 
-class Joining:
+class Joining(Wire):
     """A connection to broker 1, over which a member joins; its answer comes when a test wills."""
 
-    host, port, _request_timeout = "broker", 1, 40.0
+    host, port = "broker", 1
 
     def __init__(self) -> None:
-        self.answer = asyncio.get_running_loop().create_future()
+        super().__init__(self._answer)
+        self.answered = asyncio.get_running_loop().create_future()
 
-    def connected(self) -> bool:
-        """As far as aiokafka knows."""
-        return True
+    async def _answer(self, _: Any) -> Any:
+        return await self.answered
 
-    async def send(self, _: Any, *, expect_response: bool) -> Any:
-        """As aiokafka's."""
-        assert expect_response
-        return await self.answer
-
-    def close(self, _: Any) -> None:
+    def close(self, reason: object = None, exc: BaseException | None = None) -> None:
         """Fails what waits, as aiokafka's does."""
-        self.answer.set_exception(KafkaConnectionError("closed"))
+        self.answered.set_exception(KafkaConnectionError("closed"))
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -232,12 +228,13 @@ async def test_a_join_follows_the_group_to_another_coordinator(
 ) -> None:
     """A machine that is gone ends no connection: the member would wait for as long as a rebalance may take."""
     monkeypatch.setattr(membership, "_LOOK_S", 0.001)
-    client, connection = AIOKafkaClient(), Joining()
+    connection = Joining()
+    client = wired(connection)
     found: list[Any] = [2, KafkaConnectionError("it broke"), 1, 2, 1, 7, 2, 2]  # broker 7 is not known
 
     async def look_up(*_: object) -> int:
         if answered and len(found) == 1:
-            connection.answer.set_result("joined")
+            connection.answered.set_result("joined")
         node = found.pop(0)
         if isinstance(node, Exception):
             raise node
@@ -246,10 +243,9 @@ async def test_a_join_follows_the_group_to_another_coordinator(
     monkeypatch.setattr(client, "coordinator_lookup", look_up)
     brokers = {number: SimpleNamespace(host="broker", port=number) for number in (1, 2)}
     monkeypatch.setattr(client.cluster, "broker_metadata", brokers.get)
-    client._conns[1, 1] = connection
     join_patiently(client, "g", 60)
     before = asyncio.all_tasks()
-    joining = connection.send(JoinGroupRequest.__new__(JoinGroupRequest), expect_response=True)
+    joining = client.send(1, JoinGroupRequest.__new__(JoinGroupRequest))
     if answered:
         assert await joining == "joined"
     else:
@@ -274,9 +270,9 @@ async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
 @pytest.mark.parametrize(("code", "told"), [(14, 27), (0, 0), (16, 16)])
 async def test_a_coordinator_that_loads_lets_a_member_join_again(code: int, told: int) -> None:
     """It has lost the rebalance that it is to end; aiokafka would end by its error."""
-    client, connection = AIOKafkaClient(), Joining()
-    client._conns[1, 1] = connection
+    connection = Joining()
+    client = wired(connection)
     join_patiently(client, "g", 60)
-    connection.answer.set_result(SimpleNamespace(error_code=code))
-    response = await connection.send(SyncGroupRequest.__new__(SyncGroupRequest), expect_response=True)
+    connection.answered.set_result(SimpleNamespace(error_code=code))
+    response = await client.send(1, SyncGroupRequest.__new__(SyncGroupRequest))
     assert response.error_code == told

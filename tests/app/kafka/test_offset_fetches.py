@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
 from aiokafka.protocol.fetch import FetchRequest
@@ -19,6 +18,7 @@ from aiokafka.protocol.offset import OffsetRequest, OffsetResponse_v3
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.troubles import OFFSETS, Troubles
+from tests.app.kafka.wired import Wire, wired
 
 TOPIC = "__consumer_offsets"
 FETCH = OffsetFetchRequest("g", [("t", [0, 1])])
@@ -27,32 +27,25 @@ STABLE = FetchStableOffsets("g", [TopicPartition("t", 0)])
 NEWEST = {3: (1, 12), 2: (1, 9)}
 
 
-class Connection:
+class Connection(Wire):
     """Answers what `answers` says by the type of the request, the last one for ever.
 
     Attributes:
-        asked: the types of the requests, in order.
+        kinds: the types of the requests, in order.
         structs: what went over the wire for those that are not answered by `OffsetFetch`.
     """
 
-    host, port = "broker", 9092
-
     def __init__(self, **answers: list[Any]) -> None:
+        super().__init__(self._answer)
         self.answers: Mapping[str, list[Any]] = answers
-        self.asked: list[str] = []
+        self.kinds: list[str] = []
         self.structs: list[RequestStruct] = []
 
-    def connected(self) -> bool:
-        """Always."""
-        return True
-
-    async def send(self, request: Any, *, expect_response: bool = True) -> Any:
-        """The next answer; raises it if it is an error."""
-        assert expect_response
-        name = type(request).__name__
-        self.asked.append(name)
-        if isinstance(request, (MetadataRequest, OffsetRequest)):
-            self.structs.append(request.prepare(NEWEST))
+    async def _answer(self, call: Any) -> Any:
+        name = type(call.request).__name__
+        self.kinds.append(name)
+        if isinstance(call.request, (MetadataRequest, OffsetRequest)):
+            self.structs.append(call.prepare(NEWEST))
         left = self.answers[name]
         answer = left.pop(0) if left[1:] else left[0]
         if isinstance(answer, Exception):
@@ -72,13 +65,8 @@ def latest(*codes: int) -> OffsetResponse_v3:
 
 
 async def opened(connection: Connection, troubles: Troubles | None = None) -> Any:
-    """The connection of a client that has not been started, and whose requests are held back."""
-    client = AIOKafkaClient()
-
-    async def connect(_: Any, **_options: Any) -> Any:
-        return connection
-
-    client._get_conn = connect
+    """The connection of a client whose requests are held back."""
+    client = wired(connection)
     OffsetFetches(client, 0.001, troubles)
     return await client._get_conn(1)
 
@@ -98,13 +86,13 @@ async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, 
     )
     connection = await opened(made)
     assert await connection.send(request_) is FETCHED
-    assert made.asked == ["MetadataRequest", *["OffsetRequest"] * 3, type(request_).__name__]
+    assert made.kinds == ["MetadataRequest", *["OffsetRequest"] * 3, type(request_).__name__]
     asked, offsets = made.structs[:2]
     assert (asked.topics, asked.allow_auto_topic_creation) == ([TOPIC], False)
     assert (offsets.replica_id, offsets.isolation_level) == (-1, 0)
     assert offsets.topics == [(TOPIC, [(0, -1), (1, -1), (2, -1)])]
     await connection.send(request_)  # how many there are is known by now
-    assert made.asked[5:] == ["OffsetRequest", type(request_).__name__]
+    assert made.kinds[5:] == ["OffsetRequest", type(request_).__name__]
 
 
 async def test_other_requests_are_sent_at_once() -> None:
@@ -112,7 +100,7 @@ async def test_other_requests_are_sent_at_once() -> None:
     made = Connection(FetchRequest=["found"])
     connection = await opened(made)
     assert await connection.send(FetchRequest(0, 0, 0, 0, [])) == "found"
-    assert made.asked == ["FetchRequest"]
+    assert made.kinds == ["FetchRequest"]
 
 
 @pytest.mark.parametrize(("found", "told"), [(metadata(0, 29), 1), (metadata(0, 3), 0)])
@@ -123,18 +111,8 @@ async def test_without_the_topic(found: Any, told: int, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, "wideload.kafka.offset_fetches"):
         for _ in range(2):
             assert await connection.send(FETCH) is FETCHED
-    assert made.asked == ["MetadataRequest", "OffsetFetchRequest"] * 2
+    assert made.kinds == ["MetadataRequest", "OffsetFetchRequest"] * 2
     assert caplog.text.count(f"grant Describe on topic {TOPIC}") == told
-
-
-async def test_a_client_that_has_been_started() -> None:
-    """Its connections that are open already are watched too."""
-    made = Connection(MetadataRequest=[metadata(1)], OffsetRequest=[latest(0)], OffsetFetchRequest=[FETCHED])
-    client = AIOKafkaClient()
-    client._conns[1, 1] = made
-    OffsetFetches(client, 0.001)
-    assert await made.send(FETCH) is FETCHED
-    assert made.asked == ["MetadataRequest", "OffsetRequest", "OffsetFetchRequest"]
 
 
 async def test_trouble() -> None:
@@ -147,15 +125,15 @@ async def test_trouble() -> None:
     assert troubles.text(OFFSETS) is None
     for answer, outcome in ((latest(0, 0), FETCHED), (gone, gone)):
         now_s, made.answers["OffsetRequest"][:] = 0.0, [latest(5, 5)]
-        count = len(made.asked)
+        count = len(made.kinds)
         waiting = asyncio.create_task(connection.send(FETCH))
         async with asyncio.timeout(10):
-            while len(made.asked) <= count + 2:  # noqa: ASYNC110  # nothing tells
+            while len(made.kinds) <= count + 2:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0)
         assert troubles.text(OFFSETS) is None
         now_s = 11.0
         told = str(troubles.text(OFFSETS))
-        assert told.startswith("broker broker:9092 cannot tell the committed offsets since 20")
+        assert told.startswith("broker b1:9 cannot tell the committed offsets since 20")
         assert f"topic {TOPIC}, partition 0 and 1 more, waits for its replicas" in told
         made.answers["OffsetRequest"][:] = [answer]
         await asyncio.wait([waiting])

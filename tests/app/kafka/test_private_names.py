@@ -28,7 +28,6 @@ from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulat
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.protocol.commit import OffsetFetchRequest
-from aiokafka.protocol.metadata import MetadataRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,8 +51,6 @@ class PrivateName(NamedTuple):
 
 
 NAMES = (
-    PrivateName("app.kafka.refusals", AIOKafkaAdminClient, "_client", "look at the errors in responses"),
-    PrivateName("app.kafka.refusals", AIOKafkaConsumer, "_client", "look at the errors in responses"),
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_client", "share the time of a start between addresses"),
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_send_request", "send requests that have no method"),
     PrivateName("app.kafka.batches.batch", BatchBuilder, "_buffer", "stamp a batch that is built already"),
@@ -77,9 +74,7 @@ NAMES = (
     PrivateName("app.kafka.membership", GroupCoordinator, "_heartbeat_task", "end a heartbeat before its first step"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_stop_heartbeat_task", "let a rebalance go on"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
-    PrivateName("app.kafka.membership", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
-    PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn", "leave on connections of its own"),
-    PrivateName("app.kafka.membership", AIOKafkaClient, "_get_conn_lock_value", "leave beside a client that connects"),
+    PrivateName("app.kafka.gate", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_set_error", "keep the first error of a partition"),
@@ -87,7 +82,6 @@ NAMES = (
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_coordinator", "stop in bounded time"),
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_fetcher", "stop in bounded time"),
     PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_subscription", "end calls that wait for records"),
-    PrivateName("app.kafka.topic_reader", AIOKafkaConsumer, "_client", "follow leaders, and share the time of a start"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_request_timeout_ms", "stop in bounded time"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),
@@ -101,9 +95,6 @@ NAMES = (
     PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
-    PrivateName("app.kafka.metadata_requests", AIOKafkaAdminClient, "_client", "let its requests create no topic"),
-    PrivateName("app.kafka.metadata_requests", AIOKafkaConsumer, "_client", "let its requests create no topic"),
-    PrivateName("app.kafka.metadata_requests", MetadataRequest, "_allow_auto_topic_creation", "let it create no topic"),
     PrivateName("app.kafka.offset_fetches", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_closed", "refuse a record before it is split"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_compression_type", "the producer's settings"),
@@ -143,11 +134,13 @@ NAMES = (
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
-    PrivateName("app.kafka.throttles", AIOKafkaConnection, "_closed_fut", "let no request wait once it is closed"),
-    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
-    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_get_conn", "see connections that fail"),
-    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_md_update_fut", "let nobody wait for a closed client"),
-    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_request_timeout_ms", "leave time to other addresses"),
+    PrivateName("app.kafka.gate", AIOKafkaAdminClient, "_client", "stand at it"),
+    PrivateName("app.kafka.gate", AIOKafkaConsumer, "_client", "stand at it"),
+    PrivateName("app.kafka.gate", AIOKafkaClient, "_get_conn_lock_value", "connect apart while it connects"),
+    PrivateName("app.kafka.gate", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
+    PrivateName("app.kafka.gate", AIOKafkaClient, "_get_conn", "see connections that fail"),
+    PrivateName("app.kafka.gate", AIOKafkaClient, "_md_update_fut", "let nobody wait for a closed client"),
+    PrivateName("app.kafka.gate", AIOKafkaClient, "_request_timeout_ms", "leave time to other addresses"),
 )
 
 # Names without an underscore, of objects that only a private name leads to.

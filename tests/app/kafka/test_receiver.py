@@ -27,6 +27,9 @@ class Connection:
         self.handled: list[bytes] = []
         self.closed: list[BaseException | None] = []
 
+    async def send(self, request: object) -> None:
+        """Nothing is sent here."""
+
     def _handle_frame(self, response: bytes) -> None:
         assert type(response) is bytes
         self.handled.append(response)

@@ -4,74 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
-
-from aiokafka.client import AIOKafkaClient
 
 from app.kafka.throttles import Throttles
 from app.kafka.troubles import Troubles
+from tests.app.kafka.wired import Wire, wired
 
 
-class Answer:
-    """An answer with a time to wait."""
+def throttled(*waits_ms: int) -> Wire:
+    """A connection whose broker asks for these waits, one with each answer."""
+    waits = list(waits_ms)
 
-    def __init__(self, throttle_time_ms: int) -> None:
-        self.throttle_time_ms = throttle_time_ms
+    async def answer(_: Any) -> Any:
+        return SimpleNamespace(throttle_time_ms=waits.pop(0))
 
-
-class Connection:
-    """One that notes when it is asked."""
-
-    host, port = "b1", 9
-
-    def __init__(self, *waits_ms: int) -> None:
-        self._closed_fut = asyncio.get_running_loop().create_future()
-        self.asked_s: list[float] = []
-        self.asked: list[object] = []
-        self._answers = [Answer(each) for each in waits_ms]
-
-    async def send(self, request: object, *, expect_response: bool = True) -> Any:
-        self.asked_s.append(time.monotonic())
-        self.asked.append(request)
-        return self._answers.pop(0)
+    return Wire(answer)
 
 
 async def test_requests_wait_as_long_as_the_broker_says() -> None:
     """A connection is asked nothing while its broker does not read from it; other connections are."""
-    client: Any = AIOKafkaClient()
-    held, free = Connection(200, 0), Connection(0)
-
-    async def connect(node_id: int, *, group: int = 0) -> Connection:
-        return held if node_id == 1 else free
-
-    client._get_conn = connect
-    throttles = Throttles(lambda _: None, Troubles("p"))
-    throttles.watch(client)
-    first: Any = await client._get_conn(1)
-    other: Any = await client._get_conn(2)
-    await first.send("produce")
-    again = asyncio.create_task(first.send("produce"))
-    await other.send("heartbeat")
+    held, free = throttled(200, 0), throttled(0)
+    client = wired(held, free)
+    Throttles(lambda _: None, Troubles("p")).watch(client)
+    await client.send(1, "produce")
+    began_s = time.monotonic()
+    again = asyncio.create_task(client.send(1, "produce"))
+    await client.send(2, "heartbeat")
     assert (held.asked, free.asked) == (["produce"], ["heartbeat"])
     await again
-    before_s, after_s = held.asked_s
-    assert after_s - before_s >= 0.2
+    assert time.monotonic() - began_s >= 0.19
 
 
 async def test_requests_that_wait_keep_their_order() -> None:
     """As without a wait: of two commits of offsets the later one counts."""
-    client: Any = AIOKafkaClient()
-    connection = Connection(100, *[0] * 300)
-
-    async def connect(_: int, *, group: int = 0) -> Connection:
-        return connection
-
-    client._get_conn = connect
+    wire = throttled(100, *[0] * 300)
+    client = wired(wire)
     Throttles(lambda _: None, Troubles("p")).watch(client)
-    watched: Any = await client._get_conn(1)
-    await watched.send("first")
-    await asyncio.gather(*(watched.send(number) for number in range(300)))
-    assert connection.asked == ["first", *range(300)]
+    await client.send(1, "first")
+    await asyncio.gather(*(client.send(1, number) for number in range(300)))
+    assert wire.asked == ["first", *range(300)]
 
 
 async def test_requests_do_not_wait_on_a_connection_that_is_closed() -> None:
@@ -79,19 +51,13 @@ async def test_requests_do_not_wait_on_a_connection_that_is_closed() -> None:
 
     The simulation's seeds 174 and 5101 at 71df1f1: `Sender._send_produce_req` was left.
     """
-    client: Any = AIOKafkaClient()
-    connection = Connection(600_000, 0)
-
-    async def connect(_: int, *, group: int = 0) -> Connection:
-        return connection
-
-    client._get_conn = connect
+    wire = throttled(600_000, 0)
+    client = wired(wire)
     Throttles(lambda _: None, Troubles("p")).watch(client)
-    watched: Any = await client._get_conn(1)
-    await watched.send("first")
-    waiting = asyncio.create_task(watched.send("second"))
+    await client.send(1, "first")
+    waiting = asyncio.create_task(client.send(1, "second"))
     await asyncio.sleep(0)
-    assert connection.asked == ["first"]
-    connection._closed_fut.set_result(None)
+    assert wire.asked == ["first"]
+    wire.close()
     await asyncio.wait_for(waiting, 60)
-    assert connection.asked == ["first", "second"]
+    assert wire.asked == ["first", "second"]

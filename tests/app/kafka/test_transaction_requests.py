@@ -9,9 +9,9 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import ConcurrentTransactions, CoordinatorLoadInProgressError, ProducerFenced
 
+from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.producer import ProducerControls
 from app.kafka.transaction_requests import TransactionRequests
-from app.kafka.watched_client import Send, watch_requests
 from tests.integration.way import MakeTopic
 
 _LONG_S = 60.0
@@ -60,14 +60,14 @@ async def test_the_group_is_added_beside_the_batches(broker: str, make_topic: Ma
         controls, sent, added = ProducerControls(producer), list[str](), asyncio.Event()
         TransactionRequests(producer, sink)
 
-        async def seen(_: str, request: Any, send: Send) -> Any:
-            sent.append(type(request).__name__)
+        async def seen(call: Call, send: Send) -> Any:
+            sent.append(type(call.request).__name__)
             response = await send()
-            if type(request).__name__.startswith("AddOffsets") and not response.error_code:
+            if type(call.request).__name__.startswith("AddOffsets") and not response.error_code:
                 added.set()
             return response
 
-        watch_requests(producer.client, seen)
+        Gate.of(producer).set(Place.RECORDS, {object: seen})
         for offset in range(1, 4):
             added.clear()
             controls.begin_transaction()
@@ -88,9 +88,9 @@ async def test_the_next_transaction_begins_soon(broker: str, make_topic: MakeTop
         controls = ProducerControls(producer)
         TransactionRequests(producer, sink)
 
-        async def seen(_: str, request: Any, send: Send) -> Any:
+        async def seen(call: Call, send: Send) -> Any:
             nonlocal refused, last_s
-            if not type(request).__name__.startswith("AddPartitions"):
+            if not type(call.request).__name__.startswith("AddPartitions"):
                 return await send()
             if refused:
                 waits.append(loop.time() - last_s)
@@ -99,7 +99,7 @@ async def test_the_next_transaction_begins_soon(broker: str, make_topic: MakeTop
             refused = any(code in _REFUSED for _, each in response.errors for _, code in each)
             return response
 
-        watch_requests(producer.client, seen)
+        Gate.of(producer).set(Place.RECORDS, {object: seen})
         async with asyncio.timeout(_LONG_S):
             # Until a request has come too soon, which takes a broker that is slow to end one; aiokafka waits 20 ms.
             while min(waits, default=1.0) >= _AIOKAFKAS_S:

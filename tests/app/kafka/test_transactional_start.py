@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.client import AIOKafkaClient, CoordinationType
+from aiokafka.client import CoordinationType
 from aiokafka.errors import (
     ConcurrentTransactions,
     CoordinatorLoadInProgressError,
@@ -20,23 +20,23 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from app.kafka import transactional_start
 from app.kafka.transactional_start import start_transactional
+from tests.app.kafka.wired import Wire, wired
 
 
 class Producer:
     """One that asks for its id until it gets one; each answer has the same error."""
 
     def __init__(self, code: int) -> None:
-        self.client: Any = AIOKafkaClient()
 
-        async def answer(*_: object, **__: object) -> Any:
+        async def answer(_: object) -> Any:
             await asyncio.sleep(0)
             return SimpleNamespace(error_code=code)
 
-        self.client.send = answer
+        self.client: Any = wired(Wire(answer))
 
     async def start(self) -> None:
         """Asks as aiokafka's does."""
-        while (await self.client.send(0, InitProducerIdRequest("id", 1))).error_code:
+        while (await self.client.send(1, InitProducerIdRequest("id", 1))).error_code:
             pass
 
 

@@ -23,7 +23,7 @@ AWAITED = {
     "app/kafka/consumer_controls.py": "aiokafka awaits its commits",
     "app/kafka/configured_batches.py": "each `send` awaits it",
     "app/kafka/membership.py": "`leave` reads each result; a join waits for the end of its search",
-    "app/kafka/watched_client.py": "the start of the client awaits it",
+    "app/kafka/gate.py": "the start of the client awaits it",
     "app/pipeline/background.py": "the way to begin all others",
     "app/pipeline/dispatch.py": "`measure`: the admission reads its result",
     "app/pipeline/delivery.py": "`assign` and `stop` await them",

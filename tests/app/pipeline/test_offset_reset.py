@@ -12,7 +12,6 @@ from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.clients import ClusterError
 from app.kafka.errors import GroupMovedOnError
-from app.kafka.leader_epochs import Cut
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
@@ -21,6 +20,7 @@ from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
 from tests.app.pipeline.test_lane_assembler import SETTINGS as ASSEMBLING
 from transforms.commit_metadata import note
+from transforms.epoch_history import Cut
 
 FIRST, SECOND = TopicPartition("raw", 0), TopicPartition("raw", 1)
 OUT_OF_RANGE = OffsetOutOfRangeError({FIRST: 30})

@@ -1,0 +1,200 @@
+"""The gate of a client: the order of interceptors, and what becomes of connections, starts and time-outs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError, NodeNotReadyError, RequestTimedOutError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
+from aiokafka.structs import BrokerMetadata
+
+from app.kafka.admin import AdminClient
+from app.kafka.gate import Call, Connect, Gate, Place, Send, create_no_topics
+from tests.app.kafka.wired import Wire, wired
+
+ROOT = Path(__file__).parents[3]
+# Clients that applications configure: their library's habit stays.
+OF_APPLICATIONS = ("app/serializers/", "app/chunks/", "app/kafka/configured_batches.py")
+CLIENTS = {AIOKafkaConsumer.__name__, AIOKafkaProducer.__name__, AIOKafkaAdminClient.__name__}
+VERSIONS = {MetadataRequest.API_KEY: (0, 12)}
+
+
+async def prepared(call: Call) -> Any:
+    """What goes out."""
+    return call.prepare(VERSIONS)
+
+
+async def test_interceptors_act_in_the_order_of_their_places() -> None:
+    """However they were added: each changes what those before have made, and decides what they get."""
+    seen: list[Any] = []
+    client = wired(Wire(prepared))
+    gate = Gate.of(client)
+    assert Gate.of(client) is gate
+
+    def handler(name: str) -> Any:
+        async def handle(call: Call, send: Send) -> Any:
+            def change(struct: Any, versions: Any) -> Any:
+                assert versions is VERSIONS
+                struct.topics = [*struct.topics, name]
+                return struct
+
+            seen.append((name, call.address))
+            call.change(change)
+            response = await send()
+            seen.append((name, response.topics))
+            return response
+
+        return handle
+
+    gate.set(Place.THROTTLE, {object: handler("last")})
+    gate.set(Place.EPOCHS, {MetadataRequest: handler("first")})
+    gate.set(Place.MEMBER, {FetchRequest: handler("another")})
+    request = MetadataRequest(["t"])
+    topics = ["t", "first", "last"]
+    assert (await client.send(1, request)).topics == topics
+    assert seen == [("first", "b1:9"), ("last", "b1:9"), ("last", topics), ("first", topics)]
+    assert request.prepare(VERSIONS).topics == ["t"]
+
+
+async def test_a_request_past_the_interceptors() -> None:
+    """What an interceptor asks is nobody else's."""
+
+    async def handle(call: Call, _: Send) -> Any:
+        return await call.ask(MetadataRequest(["other"]))
+
+    client = wired(Wire(prepared))
+    Gate.of(client).set(Place.EPOCHS, {object: handle})
+    assert (await client.send(1, MetadataRequest(["t"]))).topics == ["other"]
+
+
+async def test_a_connection_is_opened_once() -> None:
+    """Several requests may wait for it; one that is open is not opened again, and each has the same gate."""
+    client, opened, told = wired(), asyncio.Event(), list[object]()
+    client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
+    wire = Wire(prepared)
+
+    async def connect(node_id: int, *, group: int = 0) -> Wire:
+        await opened.wait()
+        client._conns[node_id, group] = wire
+        return wire
+
+    async def connecting(call: Call, send: Send) -> Any:
+        told.append((call.address, await send()))
+        return told[-1][1]  # type: ignore[index]
+
+    client._get_conn = connect
+    Gate.of(client).set(Place.HEALTH, {Connect: connecting})
+    waiting = [asyncio.create_task(client.send(1, MetadataRequest([]))) for _ in range(2)]
+    await asyncio.sleep(0)
+    opened.set()
+    await asyncio.gather(*waiting)
+    await client.send(1, MetadataRequest([]))
+    assert told == [("b1:9", wire)] * 2
+    assert len(wire.asked) == 3
+
+
+async def test_connection_that_comes_too_late_is_closed() -> None:
+    """A client that is closed while it connects leaves no open connection behind."""
+    client, wire = wired(), Wire(prepared)
+    began, opened = asyncio.Event(), asyncio.Event()
+
+    async def connect(_: int) -> Wire:
+        began.set()
+        await opened.wait()
+        return wire
+
+    client._get_conn = connect
+    Gate.of(client)
+    opening = asyncio.create_task(client._get_conn(1))
+    await began.wait()
+    await client.close()
+    opened.set()
+    assert await opening is None
+    assert not wire.open
+
+
+async def test_a_closed_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for its next metadata, which never comes, goes on, and what asks it for a connection gets none.
+
+    A batch that has failed waits for the next look at the cluster: its task would stay.
+    """
+    tried: list[str] = []
+    monkeypatch.setattr("aiokafka.client.create_conn", lambda host, *_, **__: tried.append(host))
+    client = AIOKafkaClient()
+    Gate.of(client)
+    monkeypatch.setattr(client.cluster, "broker_metadata", lambda _: BrokerMetadata(1, "broker", 9092, None))
+    look = client.force_metadata_update()
+    await client.close()
+    await asyncio.sleep(0)
+    assert look.done()
+    assert not await asyncio.wait_for(client.force_metadata_update(), 20)
+    with pytest.raises(NodeNotReadyError):
+        await client.send(1, MetadataRequest([]))
+    assert tried == []
+
+
+async def test_a_request_times_out_though_its_connection_is_forgotten() -> None:
+    """aiokafka would raise KeyError; a KeyError of another is raised, and the connection is closed."""
+
+    async def hang(_: Call) -> None:
+        client._conns.clear()
+        raise TimeoutError
+
+    wire = Wire(hang)
+    client = wired(wire)
+    Gate.of(client)
+    with pytest.raises(RequestTimedOutError):
+        await client.send(1, MetadataRequest([]))
+    assert not wire.open
+
+
+async def test_addresses_share_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that never answers leaves time to the others; after the start a request has its whole time."""
+    shares: list[int] = []
+
+    async def connect(_host: str, _port: int, **options: Any) -> None:
+        shares.append(options["request_timeout_ms"])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("aiokafka.client.create_conn", connect)
+    client = AIOKafkaClient(bootstrap_servers=["b1:1", "b2:2", "b3:3", "b4:4"], request_timeout_ms=9_000)
+    Gate.of(client)
+    with pytest.raises(KafkaError):
+        await client.bootstrap()
+    assert shares == [3_000] * 4
+    assert client._request_timeout_ms == 9_000
+
+
+@pytest.mark.parametrize("make", [AIOKafkaConsumer, AIOKafkaProducer, AdminClient])
+async def test_no_request_creates_a_topic(make: Any) -> None:
+    """Whatever the client asks for by name, a topic that does not exist stays so."""
+    made = create_no_topics(make())
+    client: AIOKafkaClient = made.client if make is AIOKafkaProducer else made._client
+    client._conns[1, 0] = Wire(prepared)
+    sent: Any = await client.send(1, MetadataRequest(["deleted"]))
+    assert (sent.topics, sent.allow_auto_topic_creation) == (["deleted"], False)
+    client._conns.clear()
+    await (made.close() if make is AdminClient else made.stop())
+
+
+def test_each_client_of_ours_is_made_so() -> None:
+    """Where one is made, it goes to `create_no_topics` in the same function."""
+    missing = []
+    for path in (path for folder in ("app", "jobs") for path in (ROOT / folder).rglob("*.py")):
+        place = str(path.relative_to(ROOT))
+        if place.startswith(OF_APPLICATIONS):
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                called = {getattr(each.func, "id", "") for each in ast.walk(function) if isinstance(each, ast.Call)}
+                if called & CLIENTS and create_no_topics.__name__ not in called:
+                    missing.append(f"{place}: {function.name}")
+    assert missing == []
