@@ -28,7 +28,7 @@ from transforms.text import did_you_mean
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
 CLEANUP_POLICY = "cleanup.policy"
-_MIN_IN_SYNC = "min.insync.replicas"
+MIN_IN_SYNC = "min.insync.replicas"
 _COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _EITHER_WAY = "message.timestamp.difference.max.ms"  # up to Kafka 3.9, for each of the two that is not set
@@ -125,7 +125,7 @@ async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Top
         ConfigurationError: the user may not read the configuration of one of them.
         ClusterError: the cluster did not answer.
     """
-    wanted = (MAX_MESSAGE_BYTES, CLEANUP_POLICY, "retention.ms", "segment.ms", _COMPRESSION, _MIN_IN_SYNC, *TIMESTAMPS)
+    wanted = (MAX_MESSAGE_BYTES, CLEANUP_POLICY, "retention.ms", "segment.ms", _COMPRESSION, MIN_IN_SYNC, *TIMESTAMPS)
     try:
         described = await _described(connection.send, names)
         present = [name for name, (error, _) in described.items() if error not in _UNSEEN]
@@ -156,7 +156,7 @@ async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Top
             oldest_ms=timestamp_bound_ms(config, OLDEST),
             newest_ms=timestamp_bound_ms(config, NEWEST),
             recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
-            shortage=shortage(name, identity.in_sync, int(config.get(_MIN_IN_SYNC) or 1)),
+            shortage=shortage(name, identity.in_sync, int(config.get(MIN_IN_SYNC) or 1)),
         )
     return found
 
@@ -176,7 +176,7 @@ def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
     others = f" (and {len(short) - 1} more)" if short.keys() - {number} else ""
     return (
         f"topic {topic}, partition {number}{others} accepts no records: {found} replica{'' if found == 1 else 's'} in "
-        f"sync, and {_MIN_IN_SYNC} is {least}; start the missing brokers, or lower {_MIN_IN_SYNC} of the topic"
+        f"sync, and {MIN_IN_SYNC} is {least}; start the missing brokers, or lower {MIN_IN_SYNC} of the topic"
     )
 
 
@@ -299,39 +299,4 @@ async def _described(
                 None if bits == _NOT_SAID else frozenset(each for each in Operation if bits >> each & 1),
             ),
         )
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
-    """What is looked at again and again of a topic's configuration.
-
-    Attributes:
-        max_message_bytes: the most bytes of one batch.
-        cleanup_policy: `delete`, `compact`, or both.
-        min_in_sync: how many replicas must be in sync, or the topic accepts no record with `acks=all`.
-    """
-
-    max_message_bytes: int
-    cleanup_policy: str
-    min_in_sync: int = 1
-
-    @property
-    def compacted(self) -> bool:
-        """Whether records go for later ones with their key."""
-        return "compact" in self.cleanup_policy
-
-
-async def topic_settings(send: Send, names: Iterable[str]) -> Mapping[str, TopicSettings]:
-    """The settings of the topics by name, without topics that the user may not describe.
-
-    Raises:
-        KafkaError: there was no response.
-    """
-    found = {}
-    for name, config in (await configs(send, names, [MAX_MESSAGE_BYTES, CLEANUP_POLICY, _MIN_IN_SYNC])).items():
-        if not isinstance(config, KafkaError) and config.keys() >= {MAX_MESSAGE_BYTES, CLEANUP_POLICY}:
-            found[name] = TopicSettings(
-                int(config[MAX_MESSAGE_BYTES]), config[CLEANUP_POLICY], int(config.get(_MIN_IN_SYNC) or 1)
-            )
     return found

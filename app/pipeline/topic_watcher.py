@@ -12,22 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Mapping
 
 from app.cluster.preflight import Plan
+from app.kafka.admin import Send, configs
 from app.kafka.clients import ClusterError
 from app.kafka.errors import KafkaError
-from app.kafka.topics import (
-    CLEANUP_POLICY,
-    MAX_MESSAGE_BYTES,
-    Identity,
-    Topic,
-    TopicSettings,
-    identities,
-    shortage,
-    topic_settings,
-)
+from app.kafka.topics import CLEANUP_POLICY, MAX_MESSAGE_BYTES, MIN_IN_SYNC, Identity, Topic, identities, shortage
 from app.kafka.troubles import SHORT, Troubles
 from app.pipeline.termination import Termination
 
@@ -64,7 +55,7 @@ class TopicWatcher:
         self,
         plan: Plan,
         termination: Termination,
-        send: Callable[[Any], Awaitable[Any]],
+        send: Send,
         troubles: Troubles,
         *,
         chunked: bool,
@@ -96,10 +87,13 @@ class TopicWatcher:
             for name, topic in self._topics.items():
                 if name in found and (change := differs(topic, found[name])) is not None:
                     return TopicChangedError(name, change, same_log=same_log)
-        for name, settings in (await topic_settings(self._send, self._configured)).items():
+        wanted = (MAX_MESSAGE_BYTES, CLEANUP_POLICY, MIN_IN_SYNC)
+        for name, config in (await configs(self._send, self._configured, wanted)).items():
+            if isinstance(config, KafkaError):
+                continue  # it may be gone, or the user may not see its configuration any more
             if name in self._targets:
-                self._note_shortage(name, found.get(name), settings.min_in_sync)
-            if (change := _is_configured(self._topics[name], settings, target=name in self._targets)) is not None:
+                self._note_shortage(name, found.get(name), int(config[MIN_IN_SYNC]))
+            if (change := _is_configured(self._topics[name], config, target=name in self._targets)) is not None:
                 return TopicChangedError(name, change, same_log=True)
         return None
 
@@ -124,10 +118,11 @@ def _has_grown(topic: Topic, found: Identity | None) -> str | None:
     return f"topic {topic.name} has {found.partitions} partitions, and had {topic.partitions}"
 
 
-def _is_configured(topic: Topic, found: TopicSettings, *, target: bool) -> str | None:
-    if found.compacted != ("compact" in topic.cleanup_policy):
-        return f"{CLEANUP_POLICY} of topic {topic.name} is {found.cleanup_policy}, and was {topic.cleanup_policy}"
-    limit, planned = found.max_message_bytes, topic.max_message_bytes
+def _is_configured(topic: Topic, config: Mapping[str, str], *, target: bool) -> str | None:
+    policy = config[CLEANUP_POLICY]
+    if ("compact" in policy) != ("compact" in topic.cleanup_policy):
+        return f"{CLEANUP_POLICY} of topic {topic.name} is {policy}, and was {topic.cleanup_policy}"
+    limit, planned = int(config[MAX_MESSAGE_BYTES]), topic.max_message_bytes
     if not target or limit == planned:
         return None
     return f"{MAX_MESSAGE_BYTES} of topic {topic.name} is {limit:,}, and was {planned:,}"
