@@ -17,9 +17,10 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetFetchRequest
 
 from app.config.settings import PipelineSettings, Settings
-from app.kafka.admin import AdminClient, by_topic
+from app.kafka.admin import AdminClient
 from app.kafka.clients import describe
 from app.kafka.queries import ListGroups
+from app.kafka.structs import by_topic
 from app.kafka.topics import Topic, identities
 from transforms.errors import ConfigurationError
 

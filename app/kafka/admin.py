@@ -22,6 +22,7 @@ from app.kafka.gate import create_no_topics
 from app.kafka.offset_fetches import OffsetFetches
 from app.kafka.queries import check_code
 from app.kafka.refusals import Refusals
+from app.kafka.structs import by_topic
 
 ADMIN_ARGUMENTS = frozenset(inspect.signature(AIOKafkaAdminClient).parameters)
 """The names of the arguments that an `AdminClient` takes."""
@@ -108,14 +109,6 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
                         check_code(code)
                         bounds[TopicPartition(topic, number)].append(offset)
         return {place: (first, last) for place, (first, last) in bounds.items()}
-
-
-def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    """The numbers of the partitions of each topic."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for topic, number in places:
-        found[topic].append(number)
-    return list(found.items())
 
 
 async def configs(

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka.gate import Versions
-from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
+from app.kafka.queries import METADATA_PARTITIONS, Query, knows, metadata_answer, version
 from transforms.epoch_history import Reading
 
 FETCH_WITH_EPOCH = 9
@@ -27,41 +26,26 @@ _CONSUMER = -1
 _COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
 _OFFSETS = "[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]"
 _COMMIT = version(
-    8,
-    7,
-    f"group:text generation:int32 member:text instance:text topics:{_OFFSETS}",
+    f"8.7 group:text generation:int32 member:text instance:text topics:{_OFFSETS}",
     f"throttle_time_ms:int32 topics:{_COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMIT_IN_TRANSACTION = version(
-    28,
-    2,
-    f"transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{_OFFSETS}",
+    f"28.2 transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{_OFFSETS}",
     f"throttle_time_ms:int32 errors:{_COMMIT_RESULTS}",
     flexible=False,
 )
 _COMMITTED = version(
-    9,
-    5,
-    "group:text topics:[topic:text partitions:[int32]]",
+    "9.5 group:text topics:[topic:text partitions:[int32]]",
     "throttle_time_ms:int32 topics:[topic:text "
     "partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text error_code:int16]] error_code:int16",
     flexible=False,
 )
 _METADATA = version(
-    3,
-    7,
-    "topics:[text] allow_auto_topic_creation:boolean",
+    "3.7 topics:[text] allow_auto_topic_creation:boolean",
     metadata_answer(f"error_code:int16 topic:text is_internal:boolean partitions:{METADATA_PARTITIONS}"),
     flexible=False,
 )
-
-
-def knows(versions: Versions, made: type[RequestStruct]) -> bool:
-    """Whether a broker that knows these versions knows one of a request."""
-    least, most = versions.get(made.API_KEY, (0, -1))
-    number: int = made.API_VERSION
-    return least <= number <= most
 
 
 def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPartition, int, str], int]) -> Any:
@@ -145,15 +129,11 @@ class FetchEpochEnds(Query):
         asked: of each partition what was read last, and the epoch of its leader.
     """
 
-    VERSIONS = (
-        version(
-            23,
-            3,
-            "replica_id:int32 topics:[topic:text partitions:[partition:int32 current_leader_epoch:int32 epoch:int32]]",
-            "throttle_time_ms:int32 topics:[topic:text "
-            "partitions:[error_code:int16 partition:int32 leader_epoch:int32 end_offset:int64]]",
-            flexible=False,
-        ),
+    VERSION = version(
+        "23.3 replica_id:int32 topics:[topic:text partitions:[partition:int32 current_leader_epoch:int32 epoch:int32]]",
+        "throttle_time_ms:int32 topics:[topic:text "
+        "partitions:[error_code:int16 partition:int32 leader_epoch:int32 end_offset:int64]]",
+        flexible=False,
     )
 
     def __init__(self, asked: Mapping[TopicPartition, Reading]) -> None:

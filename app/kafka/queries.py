@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -32,6 +32,8 @@ from aiokafka.protocol.types import (
     String,
     TaggedFields,
 )
+
+from app.kafka.gate import Versions
 
 _NUMBERS = {"int8": Int8, "int16": Int16, "int32": Int32, "int64": Int64, "float64": Float64, "boolean": Boolean}
 _KINDS = {**_NUMBERS, "text": String("utf-8"), "bytes": Bytes}
@@ -81,48 +83,52 @@ def _kind(words: list[str], *, flexible: bool) -> Any:
     return _Nullable(inner) if word == "{" else inner
 
 
-def version(key: int, number: int, request: str, response: str, *, flexible: bool = True) -> type[RequestStruct]:
-    """A version of a request, with its response.
+def version(request: str, response: str, *, flexible: bool = True) -> type[RequestStruct]:
+    """A version of a request: the key of its API, a dot, its number, and its fields; and the fields of its response.
 
-    Args:
-        key: of the API.
-        number: of the version.
-        request: its fields.
-        response: its fields; fields at the end that nobody reads may be left out.
-        flexible: whether the version has compact types and tagged fields.
+    Fields at the end of a response that nobody reads may be left out.
     """
-    asked, found = schema(request, flexible=flexible), schema(response, flexible=flexible)
+    numbers, _, text = request.partition(" ")
+    key, number = map(int, numbers.split("."))
+    asked, found = schema(text, flexible=flexible), schema(response, flexible=flexible)
     if flexible:
         asked = Schema(*zip(asked.names, asked.fields, strict=True), _TAGS)
-    answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": found})
-    members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number, "FLEXIBLE_VERSION": flexible}
-    members |= {"SCHEMA": asked, "RESPONSE_TYPE": answer}
+    members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number}
+    answer = type(f"Response{key}v{number}", (Response,), {**members, "SCHEMA": found})
+    members |= {"FLEXIBLE_VERSION": flexible, "SCHEMA": asked, "RESPONSE_TYPE": answer}
     made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), members)
     return made
+
+
+def knows(versions: Versions, made: type[RequestStruct]) -> bool:
+    """Whether a broker that knows these versions knows one of a request."""
+    least, most = versions.get(made.API_KEY, (0, -1))
+    number: int = made.API_VERSION
+    return least <= number <= most
 
 
 class Query:
     """A request that is sent in the newest version that the broker knows too, as requests of aiokafka are.
 
     Args:
-        values: of the fields, by name; an empty list for those that are not given. A version takes the fields that it
-            has. Tagged fields of the request are empty.
+        values: of the fields, by name; an empty list for those that are not given. A version has some of
+            them. Tagged fields of the request are empty.
     """
 
-    VERSIONS: Sequence[type[RequestStruct]] = ()  # the newest last
+    VERSION: type[RequestStruct]
+    FORMER: type[RequestStruct] | None = None  # for brokers that do not know `VERSION` yet
 
     def __init__(self, **values: object) -> None:
         self._values = defaultdict[str, object](list, tags={}, **values)
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
+    def prepare(self, versions: Versions) -> RequestStruct:
         """The request for a broker that knows these versions, by key.
 
         Raises:
             IncompatibleBrokerVersion: it knows none of ours.
         """
-        for each in reversed(self.VERSIONS):
-            least, most = versions.get(each.API_KEY, (0, -1))
-            if least <= each.API_VERSION <= most:
+        for each in (self.VERSION, self.FORMER):
+            if each is not None and knows(versions, each):
                 return each(*(self._values[name] for name in each.SCHEMA.names))
         raise IncompatibleBrokerVersion(f"the broker is too old or too new for {type(self).__name__}")
 
@@ -161,55 +167,39 @@ def metadata_answer(topic: str) -> str:
 class ListTransactions(Query):
     """The transactional ids that a broker coordinates, in every state; from Kafka 3.0 on."""
 
-    VERSIONS = (
-        version(
-            66,
-            0,
-            "states:[text] producer_ids:[int64]",
-            "throttle_time_ms:int32 error_code:int16 unknown_states:[text] "
-            "transactions:[transactional_id:text producer_id:int64 state:text]",
-        ),
+    VERSION = version(
+        "66.0 states:[text] producer_ids:[int64]",
+        "throttle_time_ms:int32 error_code:int16 unknown_states:[text] "
+        "transactions:[transactional_id:text producer_id:int64 state:text]",
     )
 
 
 class ListConfigResources(Query):
     """All resources that have configs or could have some; from Kafka 4.1 on."""
 
-    VERSIONS = (
-        version(
-            74,
-            1,
-            "resource_types:[int8]",
-            "throttle_time_ms:int32 error_code:int16 resources:[resource_name:text resource_type:int8]",
-        ),
+    VERSION = version(
+        "74.1 resource_types:[int8]",
+        "throttle_time_ms:int32 error_code:int16 resources:[resource_name:text resource_type:int8]",
     )
 
 
 class DescribeScramUsers(Query):
     """The users that have a SCRAM credential (KIP-554); from Kafka 2.7 on."""
 
-    VERSIONS = (
-        version(
-            50,
-            0,
-            "users:[name:text]",
-            "throttle_time_ms:int32 error_code:int16 error_message:text results:[user:text error_code:int16 "
-            "error_message:text credentials:[mechanism:int8 iterations:int32]]",
-        ),
+    VERSION = version(
+        "50.0 users:[name:text]",
+        "throttle_time_ms:int32 error_code:int16 error_message:text results:[user:text error_code:int16 "
+        "error_message:text credentials:[mechanism:int8 iterations:int32]]",
     )
 
 
 class DescribeCluster(Query):
     """The brokers, and with `include_authorized_operations` what the user may do; from Kafka 2.8 on."""
 
-    VERSIONS = (
-        version(
-            60,
-            0,
-            "include_authorized_operations:boolean",
-            "throttle_time_ms:int32 error_code:int16 error_message:text cluster_id:text controller_id:int32 "
-            "brokers:[node_id:int32 host:text port:int32 rack:text] authorized_operations:int32",
-        ),
+    VERSION = version(
+        "60.0 include_authorized_operations:boolean",
+        "throttle_time_ms:int32 error_code:int16 error_message:text cluster_id:text controller_id:int32 "
+        "brokers:[node_id:int32 host:text port:int32 rack:text] authorized_operations:int32",
     )
 
 
@@ -219,15 +209,11 @@ class DescribeCluster(Query):
 class ListGroups(Query):
     """The groups that a broker coordinates, with their `type` from Kafka 3.8 on; older brokers have classic groups."""
 
-    VERSIONS = (
-        ListGroupsRequest_v1,
-        version(
-            16,
-            5,
-            "states_filter:[text] types_filter:[text]",
-            "throttle_time_ms:int32 error_code:int16 groups:[group_id:text protocol_type:text state:text type:text]",
-        ),
+    VERSION = version(
+        "16.5 states_filter:[text] types_filter:[text]",
+        "throttle_time_ms:int32 error_code:int16 groups:[group_id:text protocol_type:text state:text type:text]",
     )
+    FORMER = ListGroupsRequest_v1
 
 
 _GROUPS = "groups:[text] include_authorized_operations:boolean"
@@ -241,16 +227,12 @@ class DescribeGroups(Query):
         groups: ids of groups that the broker coordinates.
     """
 
-    VERSIONS: Sequence[type[RequestStruct]] = (
-        version(
-            15,
-            4,
-            _GROUPS,
-            "throttle_time_ms:int32 groups:[error_code:int16 group_id:text state:text protocol_type:text protocol:text "
-            "members:[member_id:text instance_id:text client_id:text client_host:text metadata:bytes assignment:bytes] "
-            "authorized_operations:int32]",
-            flexible=False,
-        ),
+    VERSION = version(
+        f"15.4 {_GROUPS}",
+        "throttle_time_ms:int32 groups:[error_code:int16 group_id:text state:text protocol_type:text protocol:text "
+        "members:[member_id:text instance_id:text client_id:text client_host:text metadata:bytes assignment:bytes] "
+        "authorized_operations:int32]",
+        flexible=False,
     )
 
     def __init__(self, groups: Sequence[str]) -> None:
@@ -270,20 +252,13 @@ class DescribeGroups(Query):
         return sum(len(group["members"]) for group in groups)
 
 
-def _described(key: int, number: int, assigned: str, members: str) -> Sequence[type[RequestStruct]]:
-    """The version that describes groups of a newer protocol.
-
-    Args:
-        key: of the API.
-        number: of the version.
-        assigned: the fields behind the epoch of the assignment.
-        members: the fields of each member.
-    """
-    group = (
-        "error_code:int16 error_message:text group_id:text state:text group_epoch:int32 assignment_epoch:int32 "
-        f"{assigned} members:[{members}] authorized_operations:int32"
+def _described(numbers: str, assigned: str, members: str) -> type[RequestStruct]:
+    """The version that describes groups of a newer protocol: the fields behind the epochs, and those of members."""
+    return version(
+        f"{numbers} {_GROUPS}",
+        "throttle_time_ms:int32 groups:[error_code:int16 error_message:text group_id:text state:text group_epoch:int32 "
+        f"assignment_epoch:int32 {assigned} members:[{members}] authorized_operations:int32]",
     )
-    return (version(key, number, _GROUPS, f"throttle_time_ms:int32 groups:[{group}]"),)
 
 
 _ASSIGNMENT = "(partitions:[id_high:int64 id_low:int64 topic:text partitions:[int32]])"
@@ -292,9 +267,8 @@ _ASSIGNMENT = "(partitions:[id_high:int64 id_low:int64 topic:text partitions:[in
 class DescribeConsumerGroups(DescribeGroups):
     """The members of consumer groups (KIP-848); from Kafka 4.0 on."""
 
-    VERSIONS = _described(
-        69,
-        0,
+    VERSION = _described(
+        "69.0",
         "assignor:text",
         "member_id:text instance_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
         f"topic_regex:text assignment:{_ASSIGNMENT} target_assignment:{_ASSIGNMENT}",
@@ -304,9 +278,8 @@ class DescribeConsumerGroups(DescribeGroups):
 class DescribeShareGroups(DescribeGroups):
     """The members of share groups (KIP-932); from Kafka 4.1 on."""
 
-    VERSIONS = _described(
-        77,
-        1,
+    VERSION = _described(
+        "77.1",
         "assignor:text",
         "member_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
         f"assignment:{_ASSIGNMENT}",
@@ -323,9 +296,8 @@ _STREAMS_ASSIGNMENT = f"(active:{_TASKS} standby:{_TASKS} warmup:{_TASKS})"
 class DescribeStreamsGroups(DescribeGroups):
     """The members of streams groups (KIP-1071); from Kafka 4.2 on, and 4.1 where it is switched on."""
 
-    VERSIONS = _described(
-        89,
-        0,
+    VERSION = _described(
+        "89.0",
         "topology:{epoch:int32 subtopologies:[subtopology:text source_topics:[text] repartition_sinks:[text] "
         f"changelogs:{_TOPICS} repartition_sources:{_TOPICS}]}}",
         "member_id:text member_epoch:int32 instance_id:text rack_id:text client_id:text client_host:text "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,8 +10,7 @@ from aiokafka.errors import GroupIdNotFound
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.queries import Query, check_code, version
-
-__all__ = ["FetchStableOffsets"]
+from app.kafka.structs import by_topic
 
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
 
@@ -25,22 +23,14 @@ class FetchStableOffsets(Query):
         partitions: whose offsets.
     """
 
-    VERSIONS = (
-        version(
-            9,
-            7,
-            "group_id:text topics:[topic:text partitions:[int32]] require_stable:boolean",
-            "throttle_time_ms:int32 topics:[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 "
-            "metadata:text error_code:int16]] error_code:int16",
-        ),
+    VERSION = version(
+        "9.7 group_id:text topics:[topic:text partitions:[int32]] require_stable:boolean",
+        "throttle_time_ms:int32 topics:[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 "
+        "metadata:text error_code:int16]] error_code:int16",
     )
 
     def __init__(self, group: str, partitions: Collection[TopicPartition]) -> None:
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for partition in partitions:
-            by_topic[partition.topic].append(partition.partition)
-        no_tags: Mapping[int, bytes] = {}
-        topics = [(topic, numbers, no_tags) for topic, numbers in by_topic.items()]
+        topics: list[Any] = [(topic, numbers, {}) for topic, numbers in by_topic(partitions)]
         super().__init__(group_id=group, topics=topics, require_stable=True)
 
     @staticmethod

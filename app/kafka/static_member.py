@@ -18,17 +18,14 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 
-from app.kafka.epoch_requests import knows
 from app.kafka.gate import Call, Gate, Place, Send, Versions
-from app.kafka.queries import version
+from app.kafka.queries import knows, version
 
 _FENCED_INSTANCE_ID = 82
 _ASK_S = 2.0
 
 _HEARTBEAT = version(
-    12,
-    3,
-    "group:text generation:int32 member:text instance:text",
+    "12.3 group:text generation:int32 member:text instance:text",
     "throttle_time_ms:int32 error_code:int16",
     flexible=False,
 )

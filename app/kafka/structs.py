@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from aiokafka.partitioner import murmur2
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata, TopicPartition
 
-__all__ = ["OffsetAndMetadata", "RecordMetadata", "TopicPartition", "partition_of"]
+__all__ = ["OffsetAndMetadata", "RecordMetadata", "TopicPartition", "by_topic", "partition_of"]
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition, of so many, that Java's clients choose for records with this key."""
     return int(murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    """The numbers of the partitions of each topic."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for topic, number in places:
+        found[topic].append(number)
+    return list(found.items())

@@ -242,16 +242,12 @@ class Identity:
 class _TopicIds(Query):
     """Topics with their ids; from Kafka 2.8 on."""
 
-    VERSIONS = (
-        version(
-            3,
-            11,
-            "topics:[id_high:int64 id_low:int64 name:text] allow_auto_topic_creation:boolean "
-            "include_topic_authorized_operations:boolean",
-            metadata_answer(
-                "error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
-                f"partitions:{METADATA_PARTITIONS} authorized_operations:int32"
-            ),
+    VERSION = version(
+        "3.11 topics:[id_high:int64 id_low:int64 name:text] allow_auto_topic_creation:boolean "
+        "include_topic_authorized_operations:boolean",
+        metadata_answer(
+            "error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
+            f"partitions:{METADATA_PARTITIONS} authorized_operations:int32"
         ),
     )
 

@@ -45,15 +45,11 @@ _ACL = "type:int8 resource:text pattern:int8 principal:text host:text operation:
 
 
 class _DeleteAcls(Query):
-    VERSIONS = (
-        version(
-            31,
-            1,
-            f"filters:[{_ACL}]",
-            "throttle_time_ms:int32 results:[error_code:int16 error_message:text "
-            f"matching:[error_code:int16 error_message:text {_ACL}]]",
-            flexible=False,
-        ),
+    VERSION = version(
+        f"31.1 filters:[{_ACL}]",
+        "throttle_time_ms:int32 results:[error_code:int16 error_message:text "
+        f"matching:[error_code:int16 error_message:text {_ACL}]]",
+        flexible=False,
     )
 
 

@@ -22,19 +22,15 @@ _HEARD = "throttle_time_ms:int32 error_code:int16 error_message:text member_id:t
 
 
 class _ConsumerHeartbeat(Query):
-    VERSIONS = (
-        version(
-            68,
-            1,
-            "group:text member_id:text epoch:int32 instance_id:text rack_id:text timeout_ms:int32 topics:[text] "
-            "regex:text assignor:text partitions:[int32]",
-            _HEARD,
-        ),
+    VERSION = version(
+        "68.1 group:text member_id:text epoch:int32 instance_id:text rack_id:text timeout_ms:int32 topics:[text] "
+        "regex:text assignor:text partitions:[int32]",
+        _HEARD,
     )
 
 
 class _ShareHeartbeat(Query):
-    VERSIONS = (version(76, 1, "group:text member_id:text epoch:int32 rack_id:text topics:[text]", _HEARD),)
+    VERSION = version("76.1 group:text member_id:text epoch:int32 rack_id:text topics:[text]", _HEARD)
 
 
 _TEXTS = "[key:text value:text]"
@@ -48,29 +44,21 @@ _SUBTOPOLOGY = (
 
 
 class _StreamsHeartbeat(Query):
-    VERSIONS = (
-        version(
-            88,
-            0,
-            "group:text member_id:text epoch:int32 endpoint_epoch:int32 instance_id:text rack_id:text timeout_ms:int32 "
-            f"topology:{{epoch:int32 subtopologies:[{_SUBTOPOLOGY}]}} active:{_TASKS} standby:{_TASKS} warmup:{_TASKS} "
-            f"process_id:text endpoint:{{host:text port:int16}} client_tags:{_TEXTS} task_offsets:{_TASK_OFFSETS} "
-            f"task_end_offsets:{_TASK_OFFSETS} shutdown:boolean",
-            _HEARD,
-        ),
+    VERSION = version(
+        "88.0 group:text member_id:text epoch:int32 endpoint_epoch:int32 instance_id:text rack_id:text "
+        f"timeout_ms:int32 topology:{{epoch:int32 subtopologies:[{_SUBTOPOLOGY}]}} active:{_TASKS} standby:{_TASKS} "
+        f"warmup:{_TASKS} process_id:text endpoint:{{host:text port:int16}} client_tags:{_TEXTS} task_offsets:{_TASK_OFFSETS} "
+        f"task_end_offsets:{_TASK_OFFSETS} shutdown:boolean",
+        _HEARD,
     )
 
 
 class _CreateAcls(Query):
-    VERSIONS = (
-        version(
-            30,
-            1,
-            "acls:[resource_type:int8 resource_name:text pattern_type:int8 principal:text host:text operation:int8 "
-            "permission_type:int8]",
-            "throttle_time_ms:int32 results:[error_code:int16 error_message:text]",
-            flexible=False,
-        ),
+    VERSION = version(
+        "30.1 acls:[resource_type:int8 resource_name:text pattern_type:int8 principal:text host:text operation:int8 "
+        "permission_type:int8]",
+        "throttle_time_ms:int32 results:[error_code:int16 error_message:text]",
+        flexible=False,
     )
 
 
@@ -78,53 +66,36 @@ _ENTITY = "[entity_type:text entity_name:text]"
 
 
 class _AlterQuotas(Query):
-    VERSIONS = (
-        version(
-            49,
-            0,
-            f"entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
-            f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
-            flexible=False,
-        ),
+    VERSION = version(
+        f"49.0 entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
+        f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
+        flexible=False,
     )
 
 
 class _AlterConfigs(Query):
-    VERSIONS = (
-        version(
-            44,
-            0,
-            "resources:[resource_type:int8 resource_name:text configs:[name:text operation:int8 value:text]] "
-            "validate_only:boolean",
-            "throttle_time_ms:int32 "
-            "responses:[error_code:int16 error_message:text resource_type:int8 resource_name:text]",
-            flexible=False,
-        ),
+    VERSION = version(
+        "44.0 resources:[resource_type:int8 resource_name:text configs:[name:text operation:int8 value:text]] "
+        "validate_only:boolean",
+        "throttle_time_ms:int32 responses:[error_code:int16 error_message:text resource_type:int8 resource_name:text]",
+        flexible=False,
     )
 
 
 class _AlterScramUsers(Query):
-    VERSIONS = (
-        version(
-            51,
-            0,
-            "deletions:[name:text mechanism:int8] "
-            "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
-            "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
-        ),
+    VERSION = version(
+        "51.0 deletions:[name:text mechanism:int8] "
+        "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
+        "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
     )
 
 
 class _CommitOffsets(Query):
-    VERSIONS = (
-        version(
-            8,
-            2,
-            "group:text generation:int32 member_id:text retention_ms:int64 "
-            "topics:[topic:text partitions:[partition:int32 offset:int64 metadata:text]]",
-            "topics:[topic:text partitions:[partition:int32 error_code:int16]]",
-            flexible=False,
-        ),
+    VERSION = version(
+        "8.2 group:text generation:int32 member_id:text retention_ms:int64 "
+        "topics:[topic:text partitions:[partition:int32 offset:int64 metadata:text]]",
+        "topics:[topic:text partitions:[partition:int32 error_code:int16]]",
+        flexible=False,
     )
 
 

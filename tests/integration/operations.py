@@ -29,14 +29,10 @@ _T = TypeVar("_T")
 
 
 class _AlterPasswords(Query):
-    VERSIONS = (
-        version(
-            51,
-            0,
-            "deletions:[name:text mechanism:int8] "
-            "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
-            "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
-        ),
+    VERSION = version(
+        "51.0 deletions:[name:text mechanism:int8] "
+        "upsertions:[name:text mechanism:int8 iterations:int32 salt:bytes salted_password:bytes]",
+        "throttle_time_ms:int32 results:[user:text error_code:int16 error_message:text]",
     )
 
 

@@ -14,14 +14,10 @@ _ENTITY = "[entity_type:text entity_name:text]"
 
 
 class _AlterClientQuotas(Query):
-    VERSIONS = (
-        version(
-            49,
-            0,
-            f"entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
-            f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
-            flexible=False,
-        ),
+    VERSION = version(
+        f"49.0 entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
+        f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
+        flexible=False,
     )
 
 
