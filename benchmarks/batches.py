@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from aiokafka import AIOKafkaProducer
 
-from app.kafka.batches import BatchingProducer, BatchSettings
+from app.kafka.batches.client import BatchingProducer
+from app.kafka.batches.outbox import BatchSettings
 from benchmarks.bench import Bench
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result

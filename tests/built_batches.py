@@ -11,11 +11,10 @@ from typing import Any
 import cramjam
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from app.kafka.batches.batch import Batch
 from transforms.frames import compress_frame
 from transforms.record import Record, RecordLike
-from transforms.record_batch import CODECS, Stamp, restamp
-
-__all__ = ["NUMBERS", "PACKERS", "built", "changed", "message", "record", "repacked", "rows_of", "wrapped"]
+from transforms.record_batch import CODECS, RecordBatch, Stamp, pack, restamp
 
 HEADER_BYTES = 61
 NUMBERS: Mapping[str, int] = {codec or "none": number for number, codec in enumerate(CODECS)}
@@ -49,6 +48,16 @@ def built(
     struct.pack_into(">q", data, 0, base)
     struct.pack_into(">i", data, 12, 7)
     return bytes(data)
+
+
+def whole_batch(batch: RecordBatch, *, transactional: bool = False) -> Batch[Any]:
+    """A batch as it is, for `send_batch`."""
+    return Batch(None, 0.0, batch.codec, transactional=transactional, whole=batch)
+
+
+def raw_batch(records: Sequence[RecordLike]) -> Batch[Any]:
+    """An uncompressed batch for `send_batch`; header names have bytes that are not UTF-8 by `surrogateescape`."""
+    return whole_batch(RecordBatch.read(memoryview(pack(records))))
 
 
 def changed(data: bytes, field: str, at: int, *numbers: int) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from app.kafka.batches import Batches, BatchingProducer, BatchNumbers, BatchSettings, RecordRefusedError
+from app.kafka.batches.client import BatchingProducer
+from app.kafka.batches.numbers import BatchNumbers
+from app.kafka.batches.outbox import Batches, BatchSettings, RecordRefusedError
 from app.kafka.configured_batches import ConfiguredBatchingProducer
 from transforms.record import Header, Record
 

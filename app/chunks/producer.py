@@ -11,12 +11,8 @@ from itertools import chain
 from typing import Any, cast
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import (
-    IllegalOperation,
-    KafkaError,
-    KafkaTimeoutError,
-    ProducerClosed,
-)
+from aiokafka.errors import KafkaError, KafkaTimeoutError, ProducerClosed
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart
@@ -27,16 +23,13 @@ from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
-from app.kafka.producer import ProducerControls
-from app.kafka.refused_batches import RefusedBatches
+from app.kafka.producer import ProducerControls, RefusedBatches
 from app.kafka.shielded import heard
 from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
-
-__all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
 
 _ARGUMENTS = Arguments.of(AIOKafkaProducer)
 _ADMIN = ADMIN_ARGUMENTS & frozenset(_ARGUMENTS.defaults)
@@ -98,11 +91,14 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates = defaultdict[str, Average](Average)
         self._gap = False
+        self._stopped = False
+        self._batch_bytes = cast("int", arguments["max_batch_size"])
+        self._request_bytes = cast("int", arguments["max_request_size"])
         self._idempotent = bool(arguments["enable_idempotence"])
         self._timeout_s = cast("int", arguments["request_timeout_ms"]) / 1000
         super().__init__(**arguments)
         self._controls = ProducerControls(self)
-        RefusedBatches(self, self._forget_limit, self._settled)
+        RefusedBatches(self, self._timeout_s, self._forget_limit, self._settled)
 
     def _read(
         self, config: Mapping[str, object], options: Mapping[str, object]
@@ -130,7 +126,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ConfigurationError: the topic's limit is not known, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
-        if self._controls.closed:
+        if self._stopped:
             raise ProducerClosed
         check_name("topic", topic, "topic")
         own = list(headers or ())
@@ -172,8 +168,12 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
     def create_batch(self) -> Any:
         """As `AIOKafkaProducer.create_batch`; the records of a batch are never split."""
-        return self._controls.builder(
-            key_serializer=self._own_key_serializer, value_serializer=self._own_value_serializer
+        return BatchBuilder(
+            self._batch_bytes,
+            self._controls.codec,
+            is_transactional=self._controls.transactional,
+            key_serializer=self._own_key_serializer,
+            value_serializer=self._own_value_serializer,
         )
 
     async def commit_transaction(self) -> None:
@@ -194,6 +194,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
     async def stop(self) -> None:
         """As `AIOKafkaProducer.stop`."""
+        self._stopped = True
         try:
             await super().stop()
         finally:
@@ -211,14 +212,12 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         }
 
     async def _sent(self, place: TopicPartition, pieces: Iterator[Record]) -> list[asyncio.Future[Any]]:
-        if self._controls.transactional and not self._controls.in_transaction:
-            raise IllegalOperation("Can't send messages while not in transaction")
         sent: list[asyncio.Future[Any]] = []
         try:
             for piece in pieces:
                 if any(future.done() and future.exception() is not None for future in sent):
                     break
-                batch = self._controls.builder()
+                batch = super().create_batch()
                 batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
                 batch.close()
                 sent.append(await self._queued(place, batch))
@@ -237,10 +236,14 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                return await self._controls.queue(batch, place, deadline - time.monotonic())
-            except KafkaTimeoutError:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    queued: asyncio.Future[Any] = await super().send_batch(
+                        batch, place.topic, partition=place.partition
+                    )
+                    return queued
+            except (KafkaTimeoutError, TimeoutError) as exc:
                 if time.monotonic() >= deadline:
-                    raise
+                    raise KafkaTimeoutError from exc
 
     async def _result(
         self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
@@ -270,15 +273,15 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         if self._controls.transactional:
             self._gap = True
         elif self._idempotent:
-            self._controls.forget_producer_id()
+            self._controls.renew_id()
 
     def _close_gap(self) -> None:
         if self._gap:
             self._gap = False
-            self._controls.renew_epoch()
+            self._controls.renew_id()
 
     def _limit_bytes(self, topic: Topic | None) -> int:
-        own = self._controls.max_request_bytes - _ESTIMATE_BYTES
+        own = self._request_bytes - _ESTIMATE_BYTES
         limits = (own, self._chunk_bytes, None if topic is None else topic.max_message_bytes)
         return min(limit for limit in limits if limit is not None)
 

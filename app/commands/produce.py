@@ -17,8 +17,8 @@ from app.commands.packer import Packing, packing_of
 from app.commands.source import KeyFrom, Refill, Source, file_sources, key_bytes, line_sources, tombstone
 from app.config.chunking import Strategy
 from app.config.settings import ClientSettings
+from app.kafka.batches.batch import UNLIMITED_BYTES
 from app.kafka.clients import ClusterError
-from app.kafka.producer import UNLIMITED_BYTES
 from app.kafka.sender import BATCH_BYTES, CHUNK, Message, SendError, Sent, find_topic, open_sender
 from app.kafka.topics import Topic
 from transforms.batch_size import batch_of_one_bytes

@@ -9,48 +9,53 @@ writes it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import (
-    IllegalOperation,
-    InvalidProducerEpoch,
-    KafkaError,
-    ProducerFenced,
-    TransactionalIdAuthorizationFailed,
-)
+from aiokafka.errors import TransactionalIdAuthorizationFailed
 
 from app.cluster.coordinator import check_transactional_ids
 from app.config.guarantee import TIMEOUT
 from app.config.settings import ClientSettings
 from app.deadletters.log import Commit, LetterLog, ReplayTakenOverError
-from app.kafka.batches.raw import raw_batch
-from app.kafka.clients import ClusterError, admin, describe, translated, writing_producer
-from app.kafka.producer import ProducerControls
-from app.kafka.sender import BATCH_BYTES
-from app.kafka.shielded import heard
+from app.kafka.batches.outbox import RecordRefusedError
+from app.kafka.clients import admin, describe, idempotent_producer, translated
+from app.kafka.errors import FENCED, IllegalOperation, KafkaError
 from app.kafka.topics import Topic
-from app.kafka.transaction_requests import TransactionRequests
+from app.kafka.writer import Writer
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, RecordUnfitError
 from transforms.identifiers import transactional_id
 from transforms.record import Record, RecordLike
 from transforms.record_format import is_writable, serialize
 
-__all__ = ["GUARANTEE", "OpenWriter", "RecordWriter", "check_exactly_once", "open_writer", "size_alone"]
-
 GUARANTEE = "--processing-guarantee"
 """The option that chooses the writer."""
 
-_ABORT_S = 3.0
 _OTHERWISE = f"; or give {GUARANTEE} at_least_once, with which letters may be replayed twice"
 
 
-class RecordWriter(Protocol):
-    """Writes the records of the letters of one partition."""
+class RecordWriter:
+    """Writes the records of the letters of one partition. After an error it is not used again.
+
+    Args:
+        writer: with the `transactional.id` of the partition, or without one.
+        log: of the letters.
+        partition: of the letters.
+        timeout_ms: of a transaction; None for none. Then the offsets are committed after the records: a replay that is
+            killed between them writes the same again when it is run again.
+    """
+
+    def __init__(self, writer: Writer, log: LetterLog, partition: int, timeout_ms: int | None) -> None:
+        self._writer = writer
+        self._log = log
+        self._doing = "writing"
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        if timeout_ms is not None:
+            self._doing = f"topic {log.topic.name}, partition {partition}: writing in a transaction"
+        self._partition = partition
 
     async def write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
         """Writes all in order, waits until they are durable, and commits.
@@ -63,95 +68,37 @@ class RecordWriter(Protocol):
             ClusterError: some may not be durable, and the offsets may not be committed.
             ReplayTakenOverError: another replay has begun; nothing was written.
         """
-
-
-OpenWriter = Callable[[int], AbstractAsyncContextManager[RecordWriter]]
-"""Opens the writer for the letters of a partition."""
-
-
-class _AtLeastOnce:
-    """Commits after the write: a replay that is killed between them writes the same again when it is run again."""
-
-    def __init__(self, producer: AIOKafkaProducer, log: LetterLog) -> None:
-        self._producer = producer
-        self._log = log
-
-    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
-        try:
-            await _send(self._producer, records, transactional=False)
-        except KafkaError as exc:
-            raise translated(exc, "writing") from exc
-        await self._log.commit(commit)
-
-
-class _ExactlyOnce:
-    """Writes and commits in one transaction; for one partition of letters. After an error it is not used again."""
-
-    def __init__(self, producer: AIOKafkaProducer, log: LetterLog, partition: int, timeout_ms: int) -> None:
-        self._producer = producer
-        self._controls = ProducerControls(producer)
-        self._controls.hear_failures()  # one error is told; the event loop would log the others
-        self._log = log
-        self._partition = partition
-        self._timeout_s = timeout_ms / 1000
-
-    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
-        topic = self._log.topic.name
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
-                self._controls.begin_transaction()
-                await _send(self._producer, records, transactional=True)
-                await self._producer.send_offsets_to_transaction(commit, self._log.group)
-                await self._producer.commit_transaction()
-        except (ProducerFenced, InvalidProducerEpoch) as exc:
-            raise ReplayTakenOverError(topic, self._partition, self._log.group) from exc
-        except (KafkaError, IllegalOperation, OSError, TimeoutError) as exc:
+                await self._write(records, commit)
+        except FENCED as exc:
+            raise ReplayTakenOverError(self._log.topic.name, self._partition, self._log.group) from exc
+        except (KafkaError, IllegalOperation, OSError, TimeoutError, RecordRefusedError, RecordUnfitError) as exc:
             error: Exception = exc
             if isinstance(exc, TimeoutError) and timeout.expired():
                 error = TimeoutError(
                     f"it has not ended in the {self._timeout_s:g} s of {TIMEOUT}; whether it is committed, the next "
                     "replay finds out"
                 )
-            raise translated(error, f"topic {topic}, partition {self._partition}: writing in a transaction") from exc
+            raise translated(error, self._doing) from exc
+        if self._timeout_s is None:
+            await self._log.commit(commit)
 
-    async def stop(self) -> None:
-        """Stops the producer at once, and aborts what it has left open, so that readers need not wait for it."""
-        await self._controls.release_transaction(_ABORT_S, abort=True)
-        await self._controls.abandon()
-
-
-async def _send(
-    producer: AIOKafkaProducer, records: Sequence[tuple[Topic, int, RecordLike]], *, transactional: bool
-) -> None:
-    futures: list[asyncio.Future[object]] = []
-    try:
-        for topic, partition, batch in _batches(records):
-            raw = raw_batch(batch, transactional=transactional)
-            futures.append(await producer.send_batch(raw, topic.name, partition=partition))
-        if futures:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-        for each in futures:
-            if each.done():
-                each.result()
-    finally:
-        for each in futures:  # one error is told; the event loop would log the others
-            each.add_done_callback(heard)
+    async def _write(self, records: Sequence[tuple[Topic, int, RecordLike]], commit: Commit) -> None:
+        if self._timeout_s is not None:
+            self._writer.begin()
+        by_place: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
+        for topic, partition, record in records:
+            by_place[topic, partition].append(record)
+        for (topic, partition), found in by_place.items():
+            await self._writer.write(topic.name, partition, found, topic.max_message_bytes)
+        await self._writer.deliver()
+        if self._timeout_s is not None:
+            await self._writer.commit(commit)
 
 
-def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:
-    """The records in batches that their topics take; the records of a partition stay in order."""
-    batches: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
-    sizes: Counter[tuple[Topic, int]] = Counter()
-    for topic, partition, record in records:
-        key = topic, partition
-        size = size_alone(record)
-        if sizes[key] + size > min(BATCH_BYTES, topic.max_message_bytes) and batches[key]:
-            yield *key, batches.pop(key)
-            sizes[key] = 0
-        batches[key].append(record)
-        sizes[key] += size
-    for key, batch in batches.items():
-        yield *key, batch
+OpenWriter = Callable[[int], AbstractAsyncContextManager[RecordWriter]]
+"""Opens the writer for the letters of a partition."""
 
 
 def size_alone(record: RecordLike) -> int:
@@ -189,24 +136,20 @@ async def open_writer(
         ConfigurationError: the user may not have the transactions.
         ClusterError: the producer cannot start.
     """
-    if timeout_ms is None:
-        async with writing_producer(client) as producer:
-            yield _AtLeastOnce(producer, log)
-        return
-    name = transactional_id(log.group, log.topic.name, partition)
-    async with AsyncExitStack() as stack:
+    options: dict[str, Any] = {}
+    if timeout_ms is not None:
+        name = transactional_id(log.group, log.topic.name, partition)
+        options = {"transactional_id": name, "transaction_timeout_ms": timeout_ms}
+    producer = idempotent_producer(client, client.client_id, **options)
+    writer = Writer(producer, transactional_id=options.get("transactional_id"), group_id=log.group)
+    try:
         try:
-            producer = await stack.enter_async_context(
-                writing_producer(client, transactional_id=name, transaction_timeout_ms=timeout_ms)
-            )
-        except ClusterError as exc:
-            if not isinstance(exc.__cause__, TransactionalIdAuthorizationFailed):
-                raise
-            told = describe(TransactionalIdAuthorizationFailed())
-            raise ConfigurationError(
-                GUARANTEE, f'found "exactly_once", and the brokers refuse transactional.id {name}: {told}{_OTHERWISE}'
-            ) from exc
-        TransactionRequests(producer, log.group)
-        writer = _ExactlyOnce(producer, log, partition, timeout_ms)
-        stack.push_async_callback(writer.stop)
-        yield writer
+            await writer.start()
+        except TransactionalIdAuthorizationFailed as exc:
+            reason = f"the brokers refuse transactional.id {name}: {describe(TransactionalIdAuthorizationFailed())}"
+            raise ConfigurationError(GUARANTEE, f'found "exactly_once", and {reason}{_OTHERWISE}') from exc
+        except (KafkaError, OSError) as exc:
+            raise translated(exc, "the producer cannot start") from exc
+        yield RecordWriter(writer, log, partition, timeout_ms)
+    finally:
+        await writer.stop()

@@ -21,12 +21,11 @@ from app.config.naming import client_id
 from app.config.secret import renewed
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
-from app.kafka.batches.producer import BatchSettings
+from app.kafka.batches.batch import UNLIMITED_BYTES
+from app.kafka.batches.outbox import BatchSettings
 from app.kafka.gate import create_no_topics
-from app.kafka.producer import UNLIMITED_BYTES
 from app.kafka.refusals import newer_text
 from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
-from app.kafka.transactional_start import start_transactional
 from transforms.commit_metadata import MOST_BYTES
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
@@ -249,7 +248,7 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
     return create_no_topics(made)
 
 
-def _idempotent(settings: ClientSettings, name: str, **arguments: Any) -> AIOKafkaProducer:
+def idempotent_producer(settings: ClientSettings, name: str, **arguments: Any) -> AIOKafkaProducer:
     """A producer, not started, of which no batch overtakes one that has failed."""
     made = AIOKafkaProducer(
         **security_arguments(settings),
@@ -268,7 +267,7 @@ def producer(
     """The producer of a pipeline, not started."""
     values: Mapping[str, Any] = pipeline.producer
     codec = values["producer.compression.type"]
-    return _idempotent(
+    return idempotent_producer(
         settings,
         client_id(settings, pipeline.name),
         compression_type=None if codec in ("none", _OF_SOURCE) else codec,
@@ -298,21 +297,16 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
 
 
 @asynccontextmanager
-async def writing_producer(
-    settings: ClientSettings, *, transactional_id: str | None = None, **more: Any
-) -> AsyncIterator[AIOKafkaProducer]:
-    """An idempotent producer of a command, started, for the length of a block.
+async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """The producer of a command, started, for the length of a block.
 
     Raises:
         ClusterError: it cannot start.
     """
-    producer = _idempotent(settings, settings.client_id, transactional_id=transactional_id, **more)
+    producer = idempotent_producer(settings, settings.client_id, **more)
     try:
         try:
-            if transactional_id is None:
-                await producer.start()
-            else:
-                await start_transactional(producer, transactional_id)
+            await producer.start()
         except (kafka_errors.KafkaError, OSError) as exc:
             raise translated(exc, "the producer cannot start") from exc
         yield producer

@@ -14,15 +14,14 @@ from app.config.client import LIMIT, coerced, limits_names
 from app.config.idempotence import idempotent
 from app.config.naming import check_config
 from app.kafka.arguments import Arguments
-from app.kafka.batches import BatchingProducer, BatchSettings
+from app.kafka.batches.client import BatchingProducer
+from app.kafka.batches.outbox import BatchSettings
 from app.kafka.clients import ClusterError, describe
 from app.kafka.shielded import shielded
 from app.kafka.topics import topic_of
 from stores.keys import Key, read, unknown
 from transforms.errors import ConfigurationError
 from transforms.logger_name import logger_name
-
-__all__ = ["KEYS", "ConfiguredBatchingProducer"]
 
 _logger = logging.getLogger(logger_name(__name__))
 
@@ -100,7 +99,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
             max_block_s=values[_BLOCK.name] / 1000,
         )
         self._config = whole
-        self._asked: dict[str, asyncio.Task[int | None]] = {}
+        self._limits: dict[str, asyncio.Task[int | None]] = {}
 
     async def __aenter__(self) -> Self:
         """Starts the aiokafka producer."""
@@ -115,21 +114,16 @@ class ConfiguredBatchingProducer(BatchingProducer):
             await self._producer.stop()
 
     async def _limit(self, topic: str) -> int | None:
-        if topic not in self._asked:
-            self._asked[topic] = asyncio.create_task(self._ask(topic))
+        if topic not in self._limits:
+            self._limits[topic] = asyncio.create_task(_limit_bytes(self._config, topic))
         # A send that is cancelled does not cancel the question of others.
-        return await shielded(self._asked[topic])
-
-    async def _ask(self, topic: str) -> int | None:
-        limit = await _limit_bytes(self._config, topic)
-        if limit is not None:
-            self._limits[topic] = limit
-        return limit
+        return await shielded(self._limits[topic])
 
     def _too_large(self, topic: str, size: int) -> None:
-        # A batch over the limit was estimated wrongly. One within it says that the topic takes less by now.
-        if size <= self._limits.get(topic, 0):
-            self._asked.pop(topic, None)
+        # A batch over the limit was estimated wrongly. One within it says that the topic takes less now.
+        found = self._limits.get(topic)
+        if found is not None and found.done() and size <= (found.result() or 0):
+            del self._limits[topic]
 
 
 async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.config.settings import ClientSettings, PipelineSettings
+from app.kafka import clients
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.fetched import ReadAhead
-from app.kafka.flow_producer import FlowProducer
-
-__all__ = ["FlowClients"]
+from app.kafka.produce_requests import join_once
+from app.kafka.writer import Writer
 
 
 class FlowClients:
@@ -41,17 +41,23 @@ class FlowClients:
         failed: Callable[[BaseException, str], None],
         bounds: Bounds | None = None,
         transactional_id: str | None = None,
-    ) -> FlowProducer:
-        """See `FlowProducer`."""
-        made = FlowProducer(
-            self._client,
-            self._settings,
-            brokers,
+    ) -> Writer:
+        """See `Writer`.
+
+        Raises:
+            ConfigurationError: a certificate or key cannot be used, or a package is missing.
+        """
+        made = Writer(
+            clients.producer(self._client, self._settings, transactional_id),
+            clients.batch_settings(self._settings),
             numbers=numbers,
             failed=failed,
             bounds=bounds,
             transactional_id=transactional_id,
+            group_id=self._settings.group_id,
+            brokers=brokers,
         )
+        join_once(made.client)
         if transactional_id is not None:
             assert self._source is not None
             self._source.carry_epochs(made.client)

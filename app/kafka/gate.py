@@ -41,6 +41,7 @@ class Place(IntEnum):
     """
 
     RECORDS = auto()  # keeps what the fetcher gets of a response, so all others have changed it before
+    TRANSACTIONS = auto()  # sends a request again, past all of those behind
     EPOCHS = auto()  # gives the fetcher errors that it knows in the place of those that ERRORS reports
     ERRORS = auto()  # while it holds a response back, no broker is silent for HEALTH
     MEMBER = auto()  # adds its id to the versions that EPOCHS has chosen
@@ -51,7 +52,6 @@ class Place(IntEnum):
     JOIN = auto()  # those from here on have nothing to do with each other
     TOPICS = auto()
     PRODUCE = auto()
-    START = auto()
     RECEIVE = auto()
 
 

@@ -1,27 +1,26 @@
-"""The controls of an aiokafka producer: batches, sequence numbers and transactions beyond its public methods."""
+"""aiokafka's producer beyond its public methods: the only module that touches its private names."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
-from aiokafka.producer.message_accumulator import BatchBuilder
-from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 
+from app.kafka.batches.batch import Batch
 from app.kafka.gate import Gate
 from app.kafka.shielded import heard
-from transforms.record_batch import Stamp
+from transforms.record_batch import RecordBatch, Stamp
 
-__all__ = ["UNLIMITED_BYTES", "ProducerControls"]
-
-UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 _STOP_SENDER_S = 1.0
-_OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
 
 class ProducerControls:
@@ -31,29 +30,19 @@ class ProducerControls:
         producer: started or not.
 
     Attributes:
-        codec: the name of the compression; None for none.
-        codec_number: the same, as record batches have it.
+        codec: the number of the compression, as record batches have it.
         acknowledged: False with `acks=0`.
-        max_request_bytes: `max.request.size`.
         transactional: True if the producer has a `transactional.id`.
     """
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
         Gate.of(producer)  # a client that was closed connects no more
+        self._held: Any = producer._message_accumulator
         self._transactions: Any = producer._txn_manager
-        self.codec: str | None = producer._compression_type
-        self.codec_number: int = producer._message_accumulator._compression_type
+        self.codec: int = self._held._compression_type
         self.acknowledged: bool = producer._sender._acks != 0
-        self.max_request_bytes: int = producer._max_request_size
         self.transactional = self._transactions is not None and self._transactions.transactional_id is not None
-
-    @property
-    def closed(self) -> bool:
-        """True once the producer has been stopped."""
-        return bool(self._producer._closed)
-
-    # --- batches -----------------------------------------------------------------------------------------------------
 
     async def partition(self, topic: str, partition: int | None, key: bytes | None) -> int:
         """The partition of a record: the given one, or the choice of the producer's partitioner.
@@ -65,76 +54,29 @@ class ProducerControls:
         number: int = self._producer._partition(topic, partition, None, None, key, None)
         return number
 
-    def builder(self, **serializers: Callable[[Any], bytes] | None) -> BatchBuilder:
-        """An empty batch; `key_serializer` and `value_serializer` are None for none."""
-        return self._producer._message_accumulator.create_builder(**serializers)
-
-    def hear_failures(self) -> None:
-        """Lets the event loop not log what fails in the producer, where each failed batch is told by who sent it."""
-        held = self._producer._message_accumulator
-        fail_all = held.fail_all
+    def keep_failures_quiet(self) -> None:
+        """Keeps asyncio from logging what fails in the producer: who has sent a batch, or commits, reports it."""
+        fail_all = self._held.fail_all
 
         def failing(error: BaseException) -> None:
-            self._end_commit()
-            self._hear_batches()
+            self._quieten_batches()
             fail_all(error)
+            asyncio.get_running_loop().call_soon(self._quieten_transaction)  # aiokafka lets that fail next
 
-        held.fail_all = failing
+        self._held.fail_all = failing
 
-    async def queue(self, batch: BatchBuilder, place: TopicPartition, timeout_s: float) -> asyncio.Future[Any]:
-        """Queues a batch as `send_batch` does, for a partition that is known, within a time of the caller's.
+    def _quieten_batches(self) -> None:
+        for batch in [*self._held._pending_batches, *self._queued]:
+            batch.future.add_done_callback(heard)
+            batch._drain_waiter.add_done_callback(heard)
 
-        Raises:
-            KafkaTimeoutError: the batches before it have not left in time.
-        """
-        queued: asyncio.Future[Any] = await self._producer._message_accumulator.add_batch(batch, place, timeout_s)
-        return queued
+    def _quieten_transaction(self) -> None:
+        if ends := self.transactional and self._transactions.wait_for_transaction_end():
+            ends.add_done_callback(heard)
 
-    # --- sequence numbers --------------------------------------------------------------------------------------------
-
-    def next_stamp(self, place: TopicPartition) -> Stamp | None:
-        """The stamp that the next batch of a partition gets; None if the producer is not idempotent."""
-        manager = self._transactions
-        if manager is None:
-            return None
-        return Stamp(manager.producer_id, manager.producer_epoch, manager.sequence_number(place))
-
-    def wrap(self, place: TopicPartition) -> None:
-        """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
-        if self._transactions is not None and self._transactions.sequence_number(place) < 0:
-            self._transactions._sequence_numbers[place] += 2**31
-
-    def rewind(self, place: TopicPartition, stamp: Stamp, records: int) -> None:
-        """Takes back the sequence numbers of the last batch of a partition, which is not in the log.
-
-        The next batch has to take them; aiokafka itself never goes back.
-
-        Args:
-            place: the partition.
-            stamp: of the batch.
-            records: of the batch.
-        """
-        numbers = self._transactions._sequence_numbers
-        if numbers[place] != stamp.sequence:
-            expected = stamp.sequence + records
-            assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
-            numbers[place] = stamp.sequence
-
-    def take_back(self, place: TopicPartition, stamp: Stamp, records: int) -> None:
-        """As `rewind`, unless the producer has got another id or epoch since, or has none."""
-        manager = self._transactions
-        if manager is not None and (stamp.producer_id, stamp.epoch) == (manager.producer_id, manager.producer_epoch):
-            self.rewind(place, stamp, records)
-
-    def forget_producer_id(self) -> None:
-        """Lets aiokafka ask for a new producer id, or epoch, before the next batch; batches on their way keep theirs.
-
-        Each partition begins again with sequence number 0.
-        """
-        manager = self._transactions
-        manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        manager._pid_waiter = asyncio.get_running_loop().create_future()
-        manager._sequence_numbers.clear()
+    @property
+    def _queued(self) -> list[Any]:
+        return [batch for batches in self._held._batches.values() for batch in batches]
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -144,28 +86,27 @@ class ProducerControls:
         return self._transactions is not None and self._transactions.is_in_transaction()
 
     def begin_transaction(self) -> None:
-        """Begins a transaction at once; `begin_transaction` of aiokafka lets other tasks run first."""
+        """Begins a transaction immediately; `begin_transaction` of aiokafka lets other tasks run first."""
         self._transactions.begin_transaction()
+        self._quieten_transaction()
 
-    async def release_transaction(self, timeout_s: float, *, abort: bool) -> None:
-        """Takes leave of the open transaction, if there is one.
+    async def abort_transaction(self, timeout_s: float) -> None:
+        """Aborts the open transaction, if there is one, so that readers need not wait until it times out."""
+        self._quieten_batches()  # nobody waits for them any more; they may still fail
+        # aiokafka asserts that one is open. It looks without a turn of the loop before, in which the sender may find
+        # out that it is fenced.
+        with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
+            async with asyncio.timeout(timeout_s):
+                await self._producer.abort_transaction()
 
-        Args:
-            timeout_s: how long to wait for the end of an abort.
-            abort: whether to abort the transaction, so that readers need not wait until it times out.
+    def renew_id(self) -> None:
+        """Lets aiokafka ask for a new producer id, or epoch, before the next batch; batches on their way keep theirs.
+
+        The sequence numbers begin at 0 again. A transactional producer may do so between two transactions only.
         """
-        self._hear_batches()  # nobody waits for them any more; they may still fail
-        if abort and self._transactions.state in _OPEN:
-            # Without a turn of the loop before it begins: the sender may find out then that it is fenced.
-            with contextlib.suppress(KafkaError, TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._producer.abort_transaction()
-
-    def renew_epoch(self) -> None:
-        """Lets aiokafka ask for a new epoch before the next transaction; only between two transactions."""
-        self.forget_producer_id()
-        self._transactions.state = TransactionState.UNINITIALIZED
-        self._transactions.notify_task_waiter()
+        manager = self._transactions
+        manager.notify_task_waiter()
+        type(manager).__init__(manager, manager.transactional_id, manager.transaction_timeout_ms)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -174,34 +115,92 @@ class ProducerControls:
 
         `stop` of aiokafka would flush first, and would never end with a broker that is down.
         """
-        self._end_commit()
-        self._hear_batches()
+        self._quieten_batches()
         await self._producer.client.close()
         # What searches for a coordinator goes on searching.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
-        self._drop_batches()
+        # Or a task of `stop` would wait for them for ever. Each takes itself off there when it is done, one that was to
+        # be sent again too.
+        self._held._pending_batches.update(self._queued)
+        for batch in list(self._held._pending_batches):
+            batch.future.cancel()
         await self._producer.stop()
 
-    def _drop_batches(self) -> None:
-        """Lets nothing wait for the batches that the producer holds: a task of its `stop` would, for ever."""
-        held = self._producer._message_accumulator
-        # Each takes itself off there when it is done, one that was to be sent again too.
-        held._pending_batches.update(batch for batches in held._batches.values() for batch in batches)
-        for batch in list(held._pending_batches):
-            batch.future.cancel()
 
-    def _end_commit(self) -> None:
-        """Lets a commit that waits for batches end with them, without a request: they are not in the log."""
-        if self.transactional:
-            self._transactions.is_empty_transaction = _cancel  # aiokafka asks that next
+class RefusedBatches:
+    """Splits what aiokafka's `send` has collected and its topic refuses, until a record is refused alone.
 
-    def _hear_batches(self) -> None:
-        held = self._producer._message_accumulator
-        for batch in [*held._pending_batches, *(batch for batches in held._batches.values() for batch in batches)]:
-            batch.future.add_done_callback(heard)
-            batch._drain_waiter.add_done_callback(heard)
+    aiokafka fails all records of such a batch, which has used up their sequence numbers, too. Here order and sequence
+    numbers are as if the parts had been sent at first. aiokafka has one batch of a partition at a time on its way, so
+    nothing overtakes them. What was sent before without an answer may be in the log: that is not split, nor is a batch
+    of `send_batch`, which has one future for all its records. Source: seed 004, KIP-126.
+
+    Args:
+        producer: started or not.
+        timeout_s: its `request.timeout.ms`.
+        refused: called with the topic of each batch that was too large.
+        settled: called with the future of each other batch, once that is done.
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        timeout_s: float,
+        refused: Callable[[str], None],
+        settled: Callable[[asyncio.Future[Any]], None],
+    ) -> None:
+        self._controls = ProducerControls(producer)
+        self._held: Any = producer._message_accumulator
+        self._transactions: Any = producer._txn_manager
+        self._timeout_s = timeout_s
+        self._refused = refused
+        self._settled = settled
+        self._append: Callable[[BatchBuilder, TopicPartition], MessageBatch] = self._held._append_batch
+        self._held._append_batch = lambda builder, place: self._watched(self._append(builder, place))
+
+    def _watched(self, batch: MessageBatch) -> MessageBatch:
+        batch.failure = partial(self._failed, batch, batch.failure)
+        batch.future.add_done_callback(self._settled)
+        return batch
+
+    def _failed(self, batch: MessageBatch, fail: Callable[[BaseException], None], exception: BaseException) -> None:
+        """Takes the place of `MessageBatch.failure`."""
+        if not isinstance(exception, TOO_LARGE):
+            fail(exception)
+            return
+        self._refused(batch.tp.topic)
+        if batch.retry_count > 1:
+            fail(exception)
+            return
+        data = RecordBatch.read(memoryview(bytes(batch.get_data_buffer())))
+        self._take_back(batch.tp, data.stamp)
+        batch.future.remove_done_callback(self._settled)
+        if not len(batch._msg_futures) == batch.record_count > 1:
+            fail(exception)
+            return
+        whole = Batch[Any](None, 0.0, data.codec, transactional=self._controls.transactional, whole=data)
+        futures = iter(batch._msg_futures)
+        parts = []
+        for records in whole.divided():
+            part = MessageBatch(batch.tp, records, self._timeout_s, 0)
+            part._msg_futures += [
+                (future, SimpleNamespace(offset=offset, timestamp=metadata.timestamp))
+                for offset, (future, metadata) in zip(range(records.records), futures, strict=False)
+            ]
+            parts.append(self._watched(part))
+        self._held._batches[batch.tp].extendleft(reversed(parts))
+        for part in parts:
+            # Whoever waits for the batch, as `flush` does, waits for all of them.
+            part.future.add_done_callback(lambda _: _settle(batch, parts))
+
+    def _take_back(self, place: TopicPartition, stamp: Stamp) -> None:
+        """Lets the next batch of a partition have the sequence number of one that is not in the log."""
+        manager = self._transactions
+        if manager is not None and (stamp.producer_id, stamp.epoch) == (manager.producer_id, manager.producer_epoch):
+            manager.increment_sequence_number(place, stamp.sequence - manager.sequence_number(place))
 
 
-def _cancel() -> bool:
-    raise asyncio.CancelledError
+def _settle(batch: MessageBatch, parts: list[MessageBatch]) -> None:
+    if all(part.future.done() for part in parts) and not batch.future.done():
+        batch.future.set_result(None)

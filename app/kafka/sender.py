@@ -15,16 +15,13 @@ from aiokafka.structs import RecordMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
-from app.kafka.batches import Batches, BatchSettings
 from app.kafka.batches.bounds import ByteLimit
+from app.kafka.batches.outbox import Batches, BatchSettings
 from app.kafka.clients import admin, translated, writing_producer
-from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic, missing_topic, topics
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record, RecordLike
-
-__all__ = ["BATCH_BYTES", "CHUNK", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
 DELIVERY_TIMEOUT_S = 120.0  # as Kafka's delivery.timeout.ms
 _WINDOW_BYTES = 32 * 1024 * 1024  # as Kafka's buffer.memory
@@ -147,7 +144,6 @@ class Sender:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
     ) -> None:
         self.sent = Sent()
-        self._controls = ProducerControls(producer)
         settings = BatchSettings(batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s)
         self._batches = Batches(producer, settings)
         self._topic = topic
@@ -174,7 +170,7 @@ class Sender:
         now_ms = int(time.time() * 1000)
         last = len(sizes) - 1
         try:
-            number = await self._controls.partition(self._topic, partition, message.records[0].key)
+            number = await self._batches.controls.partition(self._topic, partition, message.records[0].key)
         except KafkaError as exc:
             raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
         for position, (record, size) in enumerate(zip(message.records, sizes, strict=True)):
@@ -190,7 +186,7 @@ class Sender:
                 self._flying.give(held)
                 raise
             flying.add(held, name, message if position == last else None)
-            outbox.send(outbox)
+            outbox.send()
             await self._breathe(size)
 
     async def drain(self) -> None:
@@ -207,7 +203,7 @@ class Sender:
         await self._batches.flush()
         if self._batches.failure is not None:
             # The producer still has the batch that nobody knows of, and its `stop` would wait for a broker for ever.
-            await self._controls.abandon()
+            await self._batches.controls.abandon()
 
     def acknowledged(self, held: int, message: Message | None) -> None:
         """A record that holds so many bytes is in the log; `message` ends with it."""

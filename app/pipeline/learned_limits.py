@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Collection
 
 from app.cluster.preflight import Plan
-from app.kafka.batches.producer import RecordRefusedError
+from app.kafka.batches.outbox import RecordRefusedError
 from app.kafka.clients import ClusterError
 from app.kafka.structs import TopicPartition
 from app.kafka.topics import Topic

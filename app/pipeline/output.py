@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
 from app.kafka.batches.bounds import Bounds
-from app.kafka.batches.outbox import Outbox
-from app.kafka.batches.producer import RecordRefusedError
+from app.kafka.batches.outbox import Outbox, RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, codec_number, translated
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
-from app.kafka.flow_producer import FlowProducer
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import partition_of
 from app.kafka.topics import Topic
+from app.kafka.writer import Writer
 from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
 from app.pipeline.lanes import Lanes
@@ -78,7 +77,7 @@ class Output:
         self._give = give
         self._due = due
         self._codec = codec_number(parts.settings)
-        self.writer: FlowProducer = parts.clients.writer(
+        self.writer: Writer = parts.clients.writer(
             parts.brokers,
             numbers=parts.stats.batches,
             failed=self._failed,
@@ -197,7 +196,7 @@ class Output:
     def flush(self) -> None:
         """Sends what has been written, as soon as the client takes it; does not wait."""
         for outbox in self._unsent:
-            outbox.send(outbox)
+            outbox.send()
         self._unsent.clear()
 
     def _durable(self, held: int, records: int, size: int) -> None:

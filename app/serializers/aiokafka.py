@@ -116,7 +116,7 @@ class SerializingProducer(ChunkingProducer):
             ChunkError: the record cannot be split, or its topic is compacted.
             ConfigurationError: the topic's name is over its limit.
         """
-        if self._controls.closed:
+        if self._stopped:
             raise ProducerClosed
         described = self._described.get(topic)
         if described is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -19,21 +20,21 @@ import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from app.kafka.admin import configs
+from app.kafka.batches.outbox import BatchSettings, RecordRefusedError
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.errors import FENCED
 from app.kafka.gate import create_no_topics
-from app.kafka.shielded import shielded
 from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
+from app.kafka.writer import Writer
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import UNDESCRIBED, Client
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, RecordUnfitError
 from transforms.record import RecordLike
 
-__all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
-
 _BATCH_BYTES = 2**20
+_RECORD_BYTES = 64  # of memory, in addition to what is sent
 _ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
-_CLOSE_S = 10.0
 _NO_TIMESTAMP = -1
 _CLOCKS_MS = 60_000  # by so much the clocks of brokers and tasks may differ
 
@@ -126,8 +127,8 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
 class SinkWriter:
     """Writes records in order and in one transaction, acknowledged by all replicas. Not for several threads at once.
 
-    A batch of a partition is sent when the batch before it is on its way, so a task holds two or three batches of each
-    partition. A batch has a megabyte, or one record that is larger.
+    The records of a partition are handed over by the megabyte, once those before them are acknowledged: a task holds
+    two or three megabytes of each partition, or as many records that are larger.
 
     A new writer ends the older writer with the same id, wherever that runs: the brokers abort its open transaction, and
     take nothing more from it. So two tasks never write the same range side by side, not even when Spark has given up
@@ -140,35 +141,25 @@ class SinkWriter:
             of the last transaction.
         timeout_ms: how long the transaction may be open before the brokers abort it.
 
-    Attributes:
-        ends: by partition that was written to, the offset behind the last acknowledged record.
-
     Raises:
         ConfigurationError: no broker answers, or the transactional id may not be used.
     """
 
     def __init__(self, client: Client, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
-        self.ends: dict[int, int] = {}
         self._client = client
-        self._topic = topic.name
-        self._partitions = frozenset(topic.ends)
+        self._topic = topic
         self._id = transactional_id
         self._timeout_ms = timeout_ms
-        self._open = False
-        self._builders: dict[int, Any] = {}
-        # Partitions whose batch begins with a record without a timestamp. aiokafka takes the next record with one for
-        # the first of that batch, and gives its timestamp to those before it.
-        self._untimed: set[int] = set()
-        self._sent: list[tuple[int, int, asyncio.Future[Any]]] = []
+        self._records: dict[int, list[RecordLike]] = defaultdict(list)
+        self._bytes: dict[int, int] = defaultdict(int)
         # The loop has a thread of its own: it must go on while the task waits for the store.
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="wideload-backfill", daemon=True)
         self._thread.start()
-        self._producer: AIOKafkaProducer | None = None
+        self._writer: Writer | None = None
         try:
-            batch_bytes = min(_BATCH_BYTES, topic.max_message_bytes)
-            self._producer = self._run(self._start(client, batch_bytes, transactional_id))
-            self._open = True
+            self._writer = self._run(self._made())
+            self._run(self._begun())
         except kafka_errors.TransactionalIdAuthorizationFailed as exc:
             self.close()
             raise ConfigurationError(
@@ -178,27 +169,20 @@ class SinkWriter:
             self.close()
             raise ConfigurationError("--bootstrap-servers", f"no producer can start: {_told(exc)}") from exc
 
+    @property
+    def ends(self) -> dict[int, int]:
+        """By partition that was written to, the offset behind the last acknowledged record."""
+        return {} if self._writer is None else {place.partition: end for place, end in self._writer.ends.items()}
+
     def write(self, partition: int, record: RecordLike) -> None:
         """Takes a record; it is in the topic when `commit` has returned.
 
         Raises:
             JobFailedError: the topic did not take the records before it.
         """
-        assert self._producer is not None
-        untimed = record.timestamp == _NO_TIMESTAMP
-        if partition in self._untimed and not untimed:
-            self._send(partition)
-        while True:
-            builder = self._builders.get(partition)
-            if builder is None:
-                builder = self._builders[partition] = self._producer.create_batch()
-                if untimed:
-                    self._untimed.add(partition)
-            added = builder.append(
-                timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
-            )
-            if added is not None:
-                return
+        self._records[partition].append(record)
+        self._bytes[partition] += len(record.key or b"") + len(record.value or b"") + _RECORD_BYTES
+        if self._bytes[partition] >= _BATCH_BYTES:
             self._send(partition)
 
     def receipt(self, topic: str, partition: int) -> Receipt | None:
@@ -224,10 +208,10 @@ class SinkWriter:
         Raises:
             JobFailedError: the topic did not take them.
         """
-        for partition in list(self._builders):
+        for partition in list(self._records):
             self._send(partition)
-        self._acknowledge(self._sent)
-        self._sent = []
+        assert self._writer is not None
+        self._answered(self._writer.deliver())
 
     def commit(self, topic: str, partition: int, receipt: Receipt) -> None:
         """Commits all records together with their receipt. Nothing may be written afterwards.
@@ -241,63 +225,48 @@ class SinkWriter:
             ConfigurationError: the group may not be used.
             JobFailedError: the topic did not take the records.
         """
-        assert self._producer is not None
+        assert self._writer is not None
         self.flush()
         offsets = {TopicPartition(topic, partition): (receipt.next, receipt.text())}
         try:
-            self._run(asyncio.wait_for(self._producer.send_offsets_to_transaction(offsets, self._id), _ANSWER_S))
-            self._run(asyncio.wait_for(self._producer.commit_transaction(), _ANSWER_S))
+            self._answered(asyncio.wait_for(self._writer.commit(offsets), _ANSWER_S))
         except kafka_errors.GroupAuthorizationFailedError as exc:
             raise self._forbidden() from exc
-        except (kafka_errors.KafkaError, TimeoutError) as exc:
-            raise self._refused("", exc) from exc
-        self._open = False
 
     def close(self) -> None:
         """Ends the connections. An open transaction is aborted, now or by the brokers."""
-        if self._producer is not None:
-            self._run(self._stop(self._producer))
-        for _, _, future in self._sent:  # the first failure was raised already
-            if future.done() and not future.cancelled():
-                future.exception()
+        if self._writer is not None:
+            with suppress(kafka_errors.KafkaError):
+                self._run(self._writer.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _send(self, partition: int) -> None:
-        assert self._producer is not None
-        builder = self._builders.pop(partition)
-        self._untimed.discard(partition)
-        builder.close()
-        try:
-            future = self._run(self._producer.send_batch(builder, self._topic, partition=partition))
-        except kafka_errors.KafkaError as exc:
-            raise self._refused(f" partition {partition}", exc) from exc
-        self._sent.append((partition, builder.record_count(), future))
-        done = next((at for at, (_, _, each) in enumerate(self._sent) if not each.done()), len(self._sent))
-        self._acknowledge(self._sent[:done])
-        self._sent = self._sent[done:]
+        assert self._writer is not None
+        self._bytes[partition] = 0
+        records, limit = self._records.pop(partition), self._topic.max_message_bytes
+        self._answered(self._writer.write(self._topic.name, partition, records, limit), f" partition {partition}")
 
-    def _acknowledge(self, sent: list[tuple[int, int, asyncio.Future[Any]]]) -> None:
-        for partition, records, future in sent:
-            try:
-                metadata = self._run(shielded(future, _ANSWER_S))
-            except (kafka_errors.KafkaError, TimeoutError) as exc:
-                raise self._refused(f" partition {partition}", exc) from exc
-            if metadata.offset >= 0:  # for a batch that it has already, a broker need not know the offset
-                self.ends[partition] = metadata.offset + records
+    def _answered(self, work: Coroutine[Any, Any, None], where: str = "") -> None:
+        try:
+            self._run(work)
+        except kafka_errors.GroupAuthorizationFailedError:
+            raise
+        except (kafka_errors.KafkaError, RecordRefusedError, RecordUnfitError, TimeoutError) as exc:
+            raise self._refused(where, exc) from exc
 
     def _refused(self, where: str, error: Exception) -> JobFailedError:
-        if isinstance(error, kafka_errors.ProducerFenced | kafka_errors.InvalidProducerEpoch):
+        if isinstance(error, FENCED):
             reason = (
                 "another run or task of the same backfill has ended this one, or its transaction was open for "
                 f"more than {self._timeout_ms // 1000:,} s"
             )
-        elif isinstance(error, TimeoutError):
+        elif isinstance(error, TimeoutError | kafka_errors.KafkaTimeoutError):
             reason = f"no answer in {_ANSWER_S:g} s"
         else:
             reason = _told(error)
-        return JobFailedError(f"topic {self._topic}{where} did not take records: {reason}")
+        return JobFailedError(f"topic {self._topic.name}{where} did not take records: {reason}")
 
     def _forbidden(self) -> ConfigurationError:
         return ConfigurationError(
@@ -307,13 +276,13 @@ class SinkWriter:
         )
 
     async def _receipt(self, place: TopicPartition) -> Receipt | None:
-        assert self._producer is not None
-        found = await committed(self._producer.client, self._id, place)
+        assert self._writer is not None
+        found = await committed(self._writer.client, self._id, place)
         if found is None or found.end is None:
             return found
-        if found.end[0] not in self._partitions:
+        if found.end[0] not in self._topic.ends:
             return None  # the sink was made anew
-        sink = TopicPartition(self._topic, found.end[0])
+        sink = TopicPartition(self._topic.name, found.end[0])
         async with self._client.open() as consumer:
             ends = await consumer.end_offsets([sink])
         return found if ends[sink] >= found.end[1] else None  # else the sink was made anew
@@ -321,33 +290,20 @@ class SinkWriter:
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _start(self, client: Client, batch_bytes: int, transactional_id: str) -> AIOKafkaProducer:
-        producer = create_no_topics(
-            AIOKafkaProducer(
-                **client.connection(),
-                acks="all",
-                transactional_id=transactional_id,
-                transaction_timeout_ms=self._timeout_ms,
-                max_batch_size=batch_bytes,
-            )
+    async def _made(self) -> Writer:
+        producer = AIOKafkaProducer(
+            **self._client.connection(),
+            acks="all",
+            transactional_id=self._id,
+            transaction_timeout_ms=self._timeout_ms,
         )
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                await producer.start()
-                await producer.begin_transaction()
-        except BaseException:
-            await self._stop(producer)
-            raise
-        return producer
+        settings = BatchSettings(batch_bytes=_BATCH_BYTES, delivery_timeout_s=_ANSWER_S)
+        return Writer(create_no_topics(producer), settings, transactional_id=self._id, group_id=self._id)
 
-    async def _stop(self, producer: AIOKafkaProducer) -> None:
-        # An error here was raised before, or the brokers clean up: they abort a transaction that nobody commits.
-        with suppress(kafka_errors.KafkaError, TimeoutError, AssertionError):
-            if self._open:
-                await asyncio.wait_for(producer.abort_transaction(), _CLOSE_S)
-        with suppress(kafka_errors.KafkaError, TimeoutError):
-            await asyncio.wait_for(producer.stop(), _CLOSE_S)
-        await producer.client.close()
+    async def _begun(self) -> None:
+        assert self._writer is not None
+        await self._writer.start()
+        self._writer.begin()
 
 
 def _told(error: Exception) -> str:

@@ -13,9 +13,8 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.kafka.batches.batch import WholeBuilder
 from app.kafka.source_batch import decoded
-from tests.built_batches import PACKERS, repacked
+from tests.built_batches import PACKERS, repacked, whole_batch
 from tests.integration.offsets import end_offsets
 from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch, pack, split
@@ -113,7 +112,7 @@ class Feed:
         self, producer: AIOKafkaProducer, partition: int, packer: str, records: Sequence[Record], *, transactional: bool
     ) -> None:
         batch = RecordBatch.read(memoryview(repacked(bytes(pack(records)), packer)))
-        builder = WholeBuilder(batch, transactional=transactional, codec=batch.codec)
+        builder = whole_batch(batch, transactional=transactional)
         await (await producer.send_batch(builder, self.topic, partition=partition))
 
 

@@ -19,7 +19,8 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.batches import BatchingProducer, BatchSettings, RecordRefusedError
+from app.kafka.batches.client import BatchingProducer
+from app.kafka.batches.outbox import BatchSettings, RecordRefusedError
 from app.kafka.configured_batches import ConfiguredBatchingProducer
 from tests.integration.limits import set_limit
 from tests.integration.topics import Found, read_all
@@ -28,6 +29,7 @@ from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.ratio import INITIAL_ESTIMATE
 from transforms.record import Record
+from transforms.record_batch import CODECS as NUMBERED
 
 MEGABYTE = 1_000_000
 STAMP = 1_700_000_000_000
@@ -67,7 +69,7 @@ async def batching(
 def estimate(producer: BatchingProducer, topic: str) -> float:
     """The compression ratio that the producer expects of the next batch of a topic."""
     batches = producer._batches
-    return batches._estimates.of(topic, batches._controls.codec or "none")
+    return batches.numbers.estimates.of(topic, NUMBERED[batches.controls.codec] or "none")
 
 
 async def send_all(
@@ -113,7 +115,7 @@ async def test_batches_too_large_are_split(broker: str, make_topic: MakeTopic, c
     async with batching(broker, 100_000, codec) as producer:
         futures = await send_all(producer, topic, records)
         assert producer.numbers.batch_split_total >= 25
-        assert producer._pending.used == 0
+        assert producer.buffer.used == 0
     await check_whole(broker, topic, records, futures)
 
 
@@ -192,9 +194,9 @@ async def test_limit_lowered_is_asked_for_again(broker: str, make_topic: MakeTop
         assert splits > 0
         futures += await send_all(producer, topic, records[80:])
         assert producer.numbers.batch_split_total == splits
-        answer = producer._asked[topic]
+        answer = producer._limits[topic]
         producer._too_large(topic, 10_001)  # the estimate was wrong, and not the limit
-        assert producer._asked[topic] is answer
+        assert producer._limits[topic] is answer
     await check_whole(broker, topic, records, futures)
 
 
@@ -344,12 +346,12 @@ async def test_buffer_memory_is_bounded(broker: str, make_topic: MakeTopic) -> N
         highest = 0
         for record in numbered([bytes(3_000)] * 100):
             _ = await producer.send(topic, record, partition=0)
-            highest = max(highest, producer._pending.used)
+            highest = max(highest, producer.buffer.used)
         await (await producer.send(topic, Record(b"k", bytes(50_000)), partition=0))
         assert 15_000 < highest <= 20_000
         blocked = BatchingProducer(inner, BatchSettings(linger_s=60.0), buffer_bytes=20_000, max_block_s=0.2)
         blocked._batches.press = lambda: None  # type: ignore[method-assign]
-        blocked._pending._press = lambda: None
+        blocked.buffer._press = lambda: None
         _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)
         with pytest.raises(KafkaTimeoutError, match=r"buffer\.memory stayed full for the 0\.2 s of max\.block\.ms"):
             _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import confluent_kafka
 import pytest
@@ -335,7 +335,7 @@ def interrupted(writers: OpenWriter, act: Callable[[], Awaitable[object]]) -> Op
     @asynccontextmanager
     async def opened(partition: int) -> AsyncIterator[RecordWriter]:
         async with writers(partition) as writer:
-            yield Writer(writer)
+            yield cast(Any, Writer(writer))
 
     return opened
 
@@ -424,7 +424,7 @@ def test_replay_without_new_letters_lets_the_group_live_on(
             @asynccontextmanager
             async def opened(partition: int) -> AsyncIterator[RecordWriter]:
                 async with writers(partition) as writer:
-                    yield Writer(writer)
+                    yield cast(Any, Writer(writer))
 
             await replay.run(opened)
 

@@ -20,7 +20,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from app.cli import main
 from app.cluster import coordinator
 from app.cluster.preflight import plan_pipeline
-from app.kafka import transactional_start
+from app.kafka import transactions
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin
 from app.kafka.consumer import GroupConsumer
@@ -300,7 +300,7 @@ async def test_no_coordinator_for_a_producer(
     make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, watched: list[AIOKafkaClient]
 ) -> None:
     """A producer that no coordinator lets begin ends the flow in its time, with a reason, and leaves nothing behind."""
-    monkeypatch.setattr(transactional_start, "_START_S", 0.5)
+    monkeypatch.setattr(transactions, "_START_S", 0.5)
     monkeypatch.setattr(Sender, "_do_init_pid", lambda *_: asyncio.Event().wait())
     line = make_line()
     async with line.life() as life:

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 
-from app.kafka.refused_batches import RefusedBatches
+from app.kafka.producer import RefusedBatches
 from tests.integration.topics import Found, read_all
 from tests.integration.way import MakeTopic
 
@@ -46,7 +46,7 @@ async def test_halves_until_each_fits(broker: str, make_topic: MakeTopic, settin
     topic = make_topic(**SMALL_TOPIC)
     refused: list[str] = []
     producer = AIOKafkaProducer(bootstrap_servers=broker, linger_ms=50, **settings)
-    RefusedBatches(producer, refused.append, lambda _: None)
+    RefusedBatches(producer, 40.0, refused.append, lambda _: None)
     async with producer:
         futures = []
         for turn in range(3):
@@ -77,7 +77,7 @@ async def test_one_that_is_too_large_alone(broker: str, make_topic: MakeTopic, i
     sizes = [1_500, 1_500, 6_000, 1_500, 1_500]
     producer = AIOKafkaProducer(bootstrap_servers=broker, linger_ms=50, enable_idempotence=idempotent)
     settled: list[asyncio.Future[Any]] = []
-    RefusedBatches(producer, lambda _: None, settled.append)
+    RefusedBatches(producer, 40.0, lambda _: None, settled.append)
     async with producer:
         await producer.send_and_wait(topic, b"begin")  # a broker takes any number from who has sent it nothing
         futures = [await producer.send(topic, value_of(n, size)) for n, size in enumerate(sizes)]
@@ -100,7 +100,7 @@ async def test_a_batch_of_the_application_is_not_split(broker: str, make_topic: 
     """`send_batch` has one future for all its records; it fails, and the partition takes the next batch."""
     topic = make_topic(**SMALL_TOPIC)
     producer = AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True)
-    RefusedBatches(producer, lambda _: None, lambda _: None)
+    RefusedBatches(producer, 40.0, lambda _: None, lambda _: None)
     async with producer:
         await producer.send_and_wait(topic, b"begin")
         batch = producer.create_batch()

@@ -22,7 +22,7 @@ async def test_a_broker_that_does_not_answer_ends_the_sender(broker: str, make_t
         async with open_sender(client, topic, delivery_timeout_s=2.0) as sender:
             await sender.send(Record(b"k", b"before"), "before")
             await sender.drain()
-            sender._controls._producer._sender._muted_partitions.add(TopicPartition(name, 0))  # as while it is silent
+            sender._batches.producer._sender._muted_partitions.add(TopicPartition(name, 0))  # as while it is silent
             await sender.send(Record(b"k", b"lost"), "lost")
             await sender.send(Record(b"k", b"behind"), "behind")
             with pytest.raises(SendError, match=r"^lost: .*not acknowledged within the 2 s of delivery\.timeout\.ms"):

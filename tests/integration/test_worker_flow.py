@@ -18,8 +18,7 @@ from aiokafka.structs import RecordMetadata
 from app.cluster.preflight import plan_pipeline
 from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
-from app.kafka.batches import Batches
-from app.kafka.batches.raw import raw_batch
+from app.kafka.batches.outbox import Batches
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
@@ -34,6 +33,7 @@ from app.pipeline.termination import RecordError
 from app.pipeline.work import Now, Step
 from tests.app.pipeline.outputs import output_over
 from tests.app.pipeline.runtimes import running_on
+from tests.built_batches import raw_batch
 from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.quotas import set_quotas
 from tests.integration.test_dlq import run as command
@@ -206,15 +206,15 @@ async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, m
     What waits behind that is the next owner's to write, which may have written it, and more.
     """
     line = make_line("offload", 2, **{"processing.guarantee": "at_least_once", "producer.batch.size": 1_000})
-    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches._deliver
+    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches.send
 
-    async def slow(batches: Batches, outbox: Any, batch: Any) -> RecordMetadata:
+    async def slow(batches: Batches, *sent: Any) -> RecordMetadata:
         begun.append(batches)
         if batches is begun[0]:
             await gate.wait()
-        return await deliver(batches, outbox, batch)
+        return await deliver(batches, *sent)
 
-    monkeypatch.setattr(Batches, "_deliver", slow)
+    monkeypatch.setattr(Batches, "send", slow)
     await line.send([each for number in range(6) for each in of_both(number, 900)])
     async with line.life() as former:
         former.flow._graceful_timeout_s = 0.1

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.kafka.batches.batch import Builder, WholeBuilder
-from tests.built_batches import repacked, rows_of
+from app.kafka.batches.batch import Batch
+from tests.built_batches import repacked, rows_of, whole_batch
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -194,14 +195,14 @@ def sent(record: Record) -> Sent:
     return 0, record.key, record.value, record.headers, record.timestamp
 
 
-def odd_batch(first_ms: int, body: bytes) -> Builder:
+def odd_batch(first_ms: int, body: bytes) -> Batch[Any]:
     """A batch of one record, of these bytes behind its length."""
     data = bytes([2 * len(body)]) + body
     head = struct.pack(">qiibIhiqqqhii", 0, 49 + len(data), -1, 2, 0, 0, 0, first_ms, STAMP, -1, -1, -1, 1)
-    return WholeBuilder(RecordBatch.read(memoryview(head + data)), transactional=False, codec=0)
+    return whole_batch(RecordBatch.read(memoryview(head + data)))
 
 
-async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:
+async def send_odd(broker: str, topic: str, batches: Sequence[Batch[Any]]) -> None:
     """Writes batches as they are."""
     async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True) as producer:
         for batch in batches:
@@ -231,7 +232,7 @@ def test_worker_buries_what_would_fill_its_memory(make_way: Callable[..., Way], 
         assert worker.process is not None
         pid = worker.process.pid
         began = peak_bytes(pid)
-        sent = [WholeBuilder(each, transactional=False, codec=each.codec) for each in read]
+        sent = [whole_batch(each) for each in read]
         asyncio.run(send_odd(way.broker, way.raw, sent))
         until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 6}, "all are committed")
         page = worker.get("/pipelines")[1][0]

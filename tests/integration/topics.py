@@ -11,7 +11,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.batches.raw import raw_batch
+from tests.built_batches import raw_batch
 from tests.integration.offsets import committed, end_offsets, marks
 from transforms.record import Header, Record
 

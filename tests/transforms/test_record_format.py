@@ -7,7 +7,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.batches.raw import raw_batch
+from tests.built_batches import raw_batch
 from tests.transforms.peak import allocated_at_most
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Record

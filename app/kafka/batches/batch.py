@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.structs import RecordMetadata
 
 from app.kafka.source_batch import decoded
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.batch_split import split
-from transforms.record import Header, RecordLike
+from transforms.record import RecordLike
 from transforms.record_batch import NO_STAMP, RecordBatch, Stamp, restamp
 
-__all__ = ["Batch", "Builder", "Load", "WholeBuilder", "sent_bytes"]
+UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 
 _NO_TIMESTAMP = -1
 _COMPRESSING = threading.Lock()
@@ -35,152 +34,203 @@ class Load(Protocol):
         """The batch is not delivered, or it is not known whether it is."""
 
 
-class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's builder; it remembers its stamp, and can build the batch before the client does.
+L = TypeVar("L", bound=Load)
 
-    Building compresses the records; on a thread it does not hold up the event loop.
+
+class Batch(Generic[L]):
+    """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
+
+    `send_batch` of aiokafka's producer takes it in place of a builder of its own.
+
+    Args:
+        load: the data for the records.
+        began_s: when its first record was appended, on the loop's clock.
+        codec: the number of the codec with which it leaves; 0 for none.
+        transactional: whether it becomes part of a transaction.
+        room_bytes: the most bytes; the first record may exceed them.
+        whole: an `appendable` batch that goes on as it was read, or was merged; no records are added to it. It has
+            `codec`, or is uncompressed.
 
     Attributes:
-        codec: the number of the codec; 0 for none.
+        load, began_s, codec: see above.
         compresses: whether building it takes time.
+        records: how many there are.
+        uncompressed_bytes: of its records, once it is closed; those that are sent, of a whole batch.
+        sequence: the sequence number of the first record; None for the one that the client gives it.
+        client_sequence: the one that the client gives it; None before, or if its producer is not idempotent.
         stamp: the last one; None before the first.
         tries: how often the client has taken the batch to send it.
     """
 
-    def __init__(self, room_bytes: int, codec: int, *, transactional: bool) -> None:
-        super().__init__(room_bytes, codec, is_transactional=transactional)
-        self._buffer: bytearray | None = None
+    def __init__(
+        self,
+        load: L,
+        began_s: float,
+        codec: int,
+        *,
+        transactional: bool,
+        room_bytes: int = UNLIMITED_BYTES,
+        whole: RecordBatch | None = None,
+    ) -> None:
+        self.load = load
+        self.began_s = began_s
         self.codec = codec
-        self.compresses = codec != 0
+        self.compresses = codec != (0 if whole is None else whole.codec)
+        self.records = 0 if whole is None else whole.count
+        self.uncompressed_bytes = 0
+        self.sequence: int | None = None
+        self.client_sequence: int | None = None
         self.stamp: Stamp | None = None
         self.tries = 0
+        self._transactional = transactional
         self._room_bytes = room_bytes
+        self._whole = whole
+        self._builder: Any = None if whole is not None else _builder(codec, room_bytes, transactional=transactional)
         self._untimed = False
+        self._data: bytearray | None = None
+        self._closed = False
+        if whole is not None:
+            self.close()
 
-    # Called for each record, so it leaves out what aiokafka does for serializers.
-    def append(
-        self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()
-    ) -> object | None:
-        """None if the batch has no room for the record, or is closed."""
-        if self._closed or (self._untimed and not self._takes_untimed(timestamp, key, value, headers)):
-            self.close()
-            return None
-        appended: object | None = self._builder.append(self._relative_offset, timestamp, key, value, headers)
-        if appended is None:
-            self.close()
-        else:
-            self._relative_offset += 1
-            if timestamp == _NO_TIMESTAMP and self._relative_offset == 1:
-                self._untimed = True
-        return appended
+    # Called for each record, so it leaves out what aiokafka's own does for serializers.
+    def append(self, record: RecordLike) -> bool:
+        """False if the batch has no room, or is closed; it takes its first record whatever the size.
+
+        Raises:
+            TypeError: a part of the record has the wrong type.
+        """
+        if self._closed or (self._untimed and not self._takes_untimed(record)):
+            return False
+        headers = list(record.headers) if record.headers else []
+        if self._builder.append(self.records, record.timestamp, record.key, record.value, headers) is None:
+            return False
+        if self.records == 0:
+            self._untimed = record.timestamp == _NO_TIMESTAMP
+        self.records += 1
+        return True
 
     def extend(self, records: Sequence[RecordLike], start: int) -> int:
         """Appends records from `start` on, and returns how many; 0 if `append` has to try, or there is no room."""
         if self._closed or self._untimed:
             return 0
-        append, first = self._builder.append, self.record_count()
+        append, first = self._builder.append, self.records
         at = first
         for record in records[start:] if start else records:
             # Without a timestamp, aiokafka would take it for the first.
             if record.timestamp < 0 or append(at, record.timestamp, record.key, record.value, record.headers) is None:
                 break
             at += 1
-        taken: int = at - first
-        self._relative_offset = at
-        return taken
+        self.records = at
+        return at - first
 
-    def _takes_untimed(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> bool:
+    def _takes_untimed(self, record: RecordLike) -> bool:
         # aiokafka takes each record behind one without a timestamp for the first: it would change the timestamps of
         # those before, and would append without limit.
-        more: int = self._builder.size_in_bytes(self._relative_offset, timestamp, key, value, headers)
-        return timestamp == _NO_TIMESTAMP and self._builder.size() + more <= self._room_bytes
+        if record.timestamp != _NO_TIMESTAMP:
+            return False
+        parts = record.timestamp, record.key, record.value, list(record.headers)
+        more: int = self._builder.size_in_bytes(self.records, *parts)
+        return bool(self._builder.size() + more <= self._room_bytes)
 
-    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        stamp = Stamp(producer_id, producer_epoch, base_sequence)
-        if self._buffer is None:
-            super()._set_producer_state(*stamp)
-        elif stamp != self.stamp:
-            restamp(self._buffer, stamp)
-        self.stamp = stamp
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of the records as they are sent; uncompressed before the batch is built."""
+        if self._data is not None:
+            return len(self._data) - BATCH_OVERHEAD_BYTES
+        size = self._builder.size() if self._whole is None else len(self._whole.data)
+        return int(size) - BATCH_OVERHEAD_BYTES
+
+    @property
+    def timestamp(self) -> int:
+        """The greatest timestamp of the records; of a batch that is built."""
+        return RecordBatch.read(memoryview(self.built())).latest_timestamp
 
     def stamped(self, stamp: Stamp) -> None:
-        """Takes the stamp that the client will give it, so that the batch is built once."""
-        self._set_producer_state(*stamp)
-
-    def _build(self) -> bytearray:  # the client calls it
-        self.tries += 1
-        return self.built()
+        """Gives it the producer's id and epoch, and the sequence number of its first record."""
+        if self._data is not None and stamp != self.stamp:
+            restamp(self._data, stamp)
+        self.stamp = stamp
 
     def built(self) -> bytearray:
-        """The bytes of the batch; the first call compresses it.
+        """The bytes of the batch; the first call compresses it. On a thread that does not hold up the event loop.
 
         If it does not become shorter, it stays as it is: a chunk that just fits its topic would no longer do so.
         """
-        if self._buffer is None:
-            plain_bytes = self.size()
-            buffer: bytearray = super()._build()
-            if self.codec and len(buffer) >= plain_bytes:
-                buffer = bytearray(RecordBatch.read(memoryview(buffer)).uncompressed())
-                restamp(buffer, self.stamp or NO_STAMP)
-            self._buffer = buffer
-        return self._buffer
+        if self._data is None:
+            self.close()
+            stamp = self.stamp or NO_STAMP
+            if self._whole is not None:
+                batch = self._whole.compressed(self.codec) if self.compresses else self._whole
+                self._data = batch.forwarded(stamp, transactional=self._transactional)
+                self._whole = None  # the bytes that were fetched may be let go
+            else:
+                self._builder.set_producer_state(*stamp)
+                plain_bytes = self._builder.size()
+                data: bytearray = self._builder.build()
+                if self.codec and len(data) >= plain_bytes:
+                    data = bytearray(RecordBatch.read(memoryview(data)).uncompressed())
+                    restamp(data, stamp)
+                self._data, self._builder = data, None
+        return self._data
 
-    def built_bytes(self) -> int:
-        """The length of what `built` would return; the batch cannot be sent any more."""
-        plain_bytes: int = self.size()
-        packed_bytes: int = len(super()._build())
-        return min(plain_bytes, packed_bytes)
+    # --- in place of a refused batch ---------------------------------------------------------------------------------
 
+    def divided(self) -> list[Self]:
+        """The records, of which there must be several, in two batches with about as many bytes each.
 
-class WholeBuilder(Builder):
-    """A batch that goes on as it was read, or was merged; it takes no records.
+        There are more batches if a record has no timestamp, because the next record may need a batch of its own.
+        The built batch is decoded, so that normal batches keep nothing for this. It takes time; a thread may call it.
+        All have the load of this one until `split_load`.
+        """
+        parts = []
+        for half in split([record for _, record in decoded(RecordBatch.read(memoryview(self.built())))]):
+            parts.append(self._part())
+            for record in half:
+                if not parts[-1].append(record):
+                    parts.append(self._part())
+                    parts[-1].append(record)
+        for part in parts:
+            part.close()
+        return parts
 
-    Args:
-        batch: `appendable`.
-        transactional: whether it becomes part of a transaction.
-        codec: the number of the codec with which it leaves: that of the batch, or any if the batch is uncompressed.
-    """
+    def _part(self) -> Self:
+        return type(self)(self.load, self.began_s, self.codec, transactional=self._transactional)
 
-    def __init__(self, batch: RecordBatch, *, transactional: bool, codec: int) -> None:
-        super().__init__(0, codec, transactional=transactional)
-        self.compresses = codec != batch.codec
-        self._batch: RecordBatch | None = batch
-        self._transactional = transactional
-        self._plain_bytes = len(batch.data)
-        self._relative_offset = batch.count
-        self._closed = True
+    def split_load(self, parts: Sequence[Self]) -> None:
+        """Gives each of the batches into which this one is `divided` its part of the load."""
+        left = self.records
+        # From the end: a load has a hundred thousand parts, and is cheap to shorten.
+        for part in reversed(parts[1:]):
+            left -= part.records
+            part.load = self.load.split(left)
+
+    # --- what aiokafka asks of a builder -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Takes no more records."""
+        if not self._closed:
+            self._closed = True
+            self.uncompressed_bytes = self.wire_bytes
+
+    def closed(self) -> bool:
+        """Whether it takes no more records."""
+        return self._closed
+
+    def record_count(self) -> int:
+        """How many records there are."""
+        return self.records
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        stamp = Stamp(producer_id, producer_epoch, base_sequence)
-        if self._buffer is not None:
-            super()._set_producer_state(*stamp)
-        elif self.compresses:
-            self.stamp = stamp  # building it comes next, perhaps on a thread
-        else:
-            self._forward(stamp)
+        self.client_sequence = base_sequence
+        self.stamped(Stamp(producer_id, producer_epoch, base_sequence if self.sequence is None else self.sequence))
 
-    def _forward(self, stamp: Stamp) -> None:
-        assert self._batch is not None
-        batch = self._batch.compressed(self.codec) if self.compresses else self._batch
-        self.stamp = stamp
-        self._buffer = batch.forwarded(stamp, transactional=self._transactional)
-        self._batch = None  # the bytes that were fetched may be let go
-
-    def built(self) -> bytearray:
-        """The bytes of the batch; the first call compresses it, if need be."""
-        if self._buffer is None:
-            self._forward(self.stamp or NO_STAMP)
-        assert self._buffer is not None
-        return self._buffer
-
-    def size(self) -> int:
-        """Bytes of the batch: as they are sent once it has been built."""
-        return self._plain_bytes if self._buffer is None else len(self._buffer)
+    def _build(self) -> bytearray:
+        self.tries += 1
+        return self.built()
 
 
-def _append(builder: Builder, record: RecordLike) -> object | None:
-    headers = list(record.headers) if record.headers else []
-    return builder.append(timestamp=record.timestamp, key=record.key, value=record.value, headers=headers)
+def _builder(codec: int, room_bytes: int, *, transactional: bool) -> Any:
+    return DefaultRecordBatchBuilder(2, codec, transactional, *NO_STAMP, batch_size=room_bytes)
 
 
 def sent_bytes(record: RecordLike, codec: int) -> int:
@@ -190,90 +240,6 @@ def sent_bytes(record: RecordLike, codec: int) -> int:
     work, as it takes three times the bytes of the record, which a budget may not have counted.
     """
     with _COMPRESSING:
-        builder = Builder(0, codec, transactional=False)
-        appended = _append(builder, record)
-        assert appended is not None, "a batch takes its first record whatever its size"
-        return builder.built_bytes()
-
-
-L = TypeVar("L", bound=Load)
-
-
-@dataclass(slots=True, eq=False)
-class Batch(Generic[L]):
-    """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
-
-    Attributes:
-        builder: of the batch; an empty one at first.
-        load: the data for the records.
-        began_s: when its first record was appended, on the loop's clock.
-        uncompressed_bytes: of its records, once the batch is closed.
-    """
-
-    builder: Builder
-    load: L
-    began_s: float
-    uncompressed_bytes: int = 0
-
-    def append(self, record: RecordLike) -> bool:
-        """False if the batch has no room; it takes its first record whatever the size.
-
-        Raises:
-            TypeError: a part of the record has the wrong type.
-        """
-        return _append(self.builder, record) is not None
-
-    @property
-    def records(self) -> int:
-        """The number of records."""
-        return int(self.builder.record_count())
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes of the records as they are sent; uncompressed before the batch is built."""
-        return int(self.builder.size()) - BATCH_OVERHEAD_BYTES
-
-    @property
-    def timestamp(self) -> int:
-        """The greatest timestamp of the records, once the batch has been built."""
-        return RecordBatch.read(memoryview(self.builder.built())).latest_timestamp
-
-    def close(self) -> None:
-        """Takes no more records."""
-        if not self.uncompressed_bytes:
-            self.uncompressed_bytes = self.wire_bytes
-            self.builder.close()
-
-    def divided(self, make: Callable[[], Builder]) -> list[Builder]:
-        """The records, of which there must be several, in two builders with about as many bytes each.
-
-        There are more builders if a record has no timestamp, because the next record may need a batch of its own.
-        The built batch is decoded, so that normal batches keep nothing for this. It takes time; a thread may call it.
-
-        Args:
-            make: an empty builder that takes any number of records.
-        """
-        records = [record for _, record in decoded(RecordBatch.read(memoryview(self.builder.built())))]
-        builders = []
-        for part in split(records):
-            builders.append(make())
-            for record in part:
-                if _append(builders[-1], record) is None:
-                    builders.append(make())
-                    appended = _append(builders[-1], record)
-                    assert appended is not None, "a batch takes its first record whatever its size"
-        return builders
-
-    def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
-        """The batches into which this one has been `divided`; they replace it."""
-        loads = []
-        left = sum(builder.record_count() for builder in builders)
-        # From the end: a load has a hundred thousand parts, and is cheap to shorten.
-        for builder in reversed(builders[1:]):
-            left -= builder.record_count()
-            loads.append(self.load.split(left))
-        loads.append(self.load)
-        parts = [Batch(builder, load, self.began_s) for builder, load in zip(builders, reversed(loads), strict=True)]
-        for part in parts:
-            part.close()
-        return parts
+        builder = _builder(codec, 0, transactional=False)
+        builder.append(0, record.timestamp, record.key, record.value, list(record.headers))
+        return int(min(builder.size(), len(builder.build())))

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
 from typing import Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
-from aiokafka.structs import RecordMetadata, TopicPartition
+from aiokafka.structs import RecordMetadata
 
 from app.kafka.batches.bounds import ByteLimit
 from app.kafka.batches.numbers import BatchNumbers
-from app.kafka.batches.producer import Batches, BatchSettings
-from app.kafka.producer import ProducerControls
+from app.kafka.batches.outbox import Batches, BatchSettings
 from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record, RecordLike
-
-__all__ = ["DEFAULT_BUFFER_BYTES", "DEFAULT_MAX_BLOCK_S", "BatchingProducer"]
 
 DEFAULT_BUFFER_BYTES = 33_554_432
 DEFAULT_MAX_BLOCK_S = 60.0
@@ -29,19 +26,20 @@ DEFAULT_MAX_BLOCK_S = 60.0
 class _Receipts:
     """The futures of the records of a batch, and the bytes of the buffer that the records hold."""
 
-    __slots__ = ("_futures", "_pending", "_place")
+    __slots__ = ("_futures", "_sender")
 
-    def __init__(self, pending: _Pending, place: TopicPartition) -> None:
-        self._pending = pending
-        self._place = place
+    def __init__(self, sender: BatchingProducer) -> None:
+        self._sender = sender
         self._futures: list[tuple[asyncio.Future[RecordMetadata], int, int]] = []
 
-    def add(self, future: asyncio.Future[RecordMetadata], timestamp: int, size: int) -> None:
+    def add(self, timestamp: int, size: int) -> asyncio.Future[RecordMetadata]:
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         self._futures.append((future, timestamp, size))
+        return future
 
     def split(self, count: int) -> _Receipts:
         """See `Load.split`."""
-        rest = _Receipts(self._pending, self._place)
+        rest = _Receipts(self._sender)
         rest._futures, self._futures = self._futures[count:], self._futures[:count]
         return rest
 
@@ -50,7 +48,7 @@ class _Receipts:
         # As with aiokafka: type 1 is the broker's time of the batch (LogAppendTime); else each record has its own.
         by_broker = metadata.timestamp_type == 1
         for index, (future, timestamp, held) in enumerate(self._futures):
-            self._pending.give(held)
+            self._sender.buffer.give(held)
             if not future.done():
                 future.set_result(
                     metadata._replace(
@@ -62,20 +60,12 @@ class _Receipts:
 
     def failed(self, error: BaseException) -> None:
         """See `Load.failed`."""
-        self._pending.failures += len(self._futures)
+        self._sender.failures += len(self._futures)
         for future, _, held in self._futures:
-            self._pending.give(held)
+            self._sender.buffer.give(held)
             if not future.done():
                 future.set_exception(copy(error))  # or each `await` would add to one traceback
                 future.exception()  # or the event loop would log that nobody has looked at it
-
-
-class _Pending(ByteLimit):
-    """The bytes of records that are not delivered yet, within `buffer.memory`, and the number that failed."""
-
-    def __init__(self, limit: int, press: Callable[[], None]) -> None:
-        super().__init__(limit, press)
-        self.failures = 0
 
 
 class BatchingProducer:
@@ -92,6 +82,10 @@ class BatchingProducer:
             exceed it.
         max_block_s: `max.block.ms`: how long `send` waits.
         numbers: count batches and records.
+
+    Attributes:
+        buffer: the bytes of the records that are not delivered.
+        failures: how many records have failed.
     """
 
     def __init__(
@@ -104,10 +98,9 @@ class BatchingProducer:
         numbers: BatchNumbers | None = None,
     ) -> None:
         self._producer = producer
-        self._controls = ProducerControls(producer)
-        self._limits: dict[str, int] = {}  # of topics, as far as they are known
-        self._batches = Batches(producer, settings, numbers=numbers, limits=self._limits, too_large=self._too_large)
-        self._pending = _Pending(buffer_bytes, self._batches.press)
+        self._batches = Batches(producer, settings, numbers=numbers, too_large=self._too_large)
+        self.buffer = ByteLimit(buffer_bytes, self._batches.press)
+        self.failures = 0
         self._max_block_s = max_block_s
         self._closed = False
 
@@ -141,26 +134,25 @@ class BatchingProducer:
         self._check()
         timestamp = record.timestamp if record.timestamp >= 0 else int(time.time() * 1000)
         size = batch_of_one_bytes(record)
-        number = await self._controls.partition(topic, partition, record.key)
+        number = await self._batches.controls.partition(topic, partition, record.key)
         limit = await self._limit(topic)
         try:
             async with asyncio.timeout(self._max_block_s):
-                await self._pending.take(size)
+                await self.buffer.take(size)
         except TimeoutError as exc:
-            told = f"buffer.memory stayed full for the {self._max_block_s:g} s of max.block.ms"
-            raise KafkaTimeoutError(told) from exc
+            raise KafkaTimeoutError(
+                f"buffer.memory stayed full for the {self._max_block_s:g} s of max.block.ms"
+            ) from exc
         try:
             self._check()
-            place = TopicPartition(topic, number)
-            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self._pending, place), limit_bytes=limit)
+            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self))
+            outbox.limit_bytes = limit
             receipts = outbox.append(Record(record.key, record.value, record.headers, timestamp))
         except BaseException:
-            self._pending.give(size)
+            self.buffer.give(size)
             raise
-        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-        receipts.add(future, timestamp, size)
-        outbox.send(outbox)
-        return future
+        outbox.send()
+        return receipts.add(timestamp, size)
 
     async def flush(self) -> None:
         """Waits until each record is delivered or has failed; batches do not linger meanwhile."""
@@ -174,11 +166,11 @@ class BatchingProducer:
             KafkaError: the transaction could not be committed, or a record could not be delivered.
         """
         await self._producer.begin_transaction()
-        failures = self._pending.failures
+        failures = self.failures
         try:
             yield self
             await self.flush()
-            self._check_whole(failures)
+            self._check(failures)
         except BaseException:
             await self.flush()
             await self._producer.abort_transaction()
@@ -195,17 +187,15 @@ class BatchingProducer:
         return None
 
     def _too_large(self, topic: str, size: int) -> None:
-        """Takes in that a topic has refused a batch of several records, of `size` bytes, for its size."""
+        """Notes that a topic has refused a batch of several records, of `size` bytes, for its size."""
 
-    def _check_whole(self, failures: int) -> None:
-        self._check()
-        if self._pending.failures != failures:
-            raise IllegalOperation(f"{self._pending.failures - failures} records of the transaction were refused")
-
-    def _check(self) -> None:
+    def _check(self, failures: int | None = None) -> None:
         if self._batches.failure is not None:
             raise self._batches.failure
+        if failures not in (None, self.failures):
+            raise IllegalOperation(f"{self.failures - failures} records of the transaction were refused")
         if self._closed:
             raise ProducerClosed
-        if self._controls.transactional and not self._controls.in_transaction:
+        controls = self._batches.controls
+        if controls.transactional and not controls.in_transaction:
             raise IllegalOperation("there is no transaction; send within `transaction()`")

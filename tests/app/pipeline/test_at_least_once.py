@@ -113,5 +113,5 @@ async def test_an_error_of_another_partition_makes_no_gap(bench: Bench) -> None:
     bench.delivery.forward(bench.lane, batch(7, lambda: [first]), 10)
     bench.delivery.append(bench.lane, second, 8, 10, 0)
     (outbox,) = bench.delivery._outboxes.values()
-    assert outbox.filling is not None
-    assert outbox.filling.load.offsets == [7, 8]
+    assert outbox._filling is not None
+    assert outbox._filling.load.offsets == [7, 8]

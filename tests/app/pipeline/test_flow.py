@@ -14,9 +14,9 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.consumer import GroupConsumer
 from app.kafka.flow_clients import FlowClients
-from app.kafka.flow_producer import FlowProducer
 from app.kafka.topics import Topic
 from app.kafka.troubles import STORE, Troubles
+from app.kafka.writer import Writer
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import AtLeastOnce
@@ -54,7 +54,7 @@ class Begun:
 @pytest.fixture
 async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     """Its clients have begun, and have no cluster. A refusal taught it that its sink takes less than is configured."""
-    for owner in (FlowProducer, GroupConsumer):
+    for owner in (Writer, GroupConsumer):
         monkeypatch.setattr(owner, "start", Begun())
     monkeypatch.setattr(TopicWatcher, "watch", Waiting())
     monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)

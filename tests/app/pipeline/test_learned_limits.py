@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.cluster.preflight import Plan
-from app.kafka.batches import RecordRefusedError
+from app.kafka.batches.outbox import RecordRefusedError
 from app.kafka.topics import Topic
 from app.pipeline.learned_limits import LearnedLimits, LimitError
 

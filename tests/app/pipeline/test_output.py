@@ -11,8 +11,9 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder
-from app.kafka.batches.outbox import Outbox
+from app.kafka.batches.batch import Batch
+from app.kafka.batches.numbers import BatchNumbers
+from app.kafka.batches.outbox import BatchSettings, Outbox
 from app.kafka.source_batch import ReadRecord, SourceBatch, decoded
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane
@@ -39,14 +40,12 @@ class Sent:
         self.output = output_over(self._make, self.share.give)
 
     def _make(self, topic: str, partition: int, make_load: Any, *, limit_bytes: int | None) -> Outbox[Any]:
-        self.outbox = Outbox(
-            TopicPartition(topic, partition),
-            lambda codec: Builder(self._room, codec, transactional=False),
-            make_load,
-            lambda outbox: None,
-            codec=0,
-            transactional=False,
+        batches: Any = SimpleNamespace(
+            settings=BatchSettings(batch_bytes=self._room),
+            controls=SimpleNamespace(codec=0, transactional=False),
+            numbers=BatchNumbers(),
         )
+        self.outbox = Outbox(batches, TopicPartition(topic, partition), make_load, limit_bytes)
         return self.outbox
 
 
@@ -57,8 +56,8 @@ def apart(offset: int, codec: int, rows: list[ReadRecord]) -> Any:
 
 def records_of(batch: Batch[Any]) -> list[tuple[bytes | None, int]]:
     """Key and codec of each record that a broker gets."""
-    read = RecordBatch.read(memoryview(batch.builder.built()))
-    return [(record.key, batch.builder.codec) for _, record in decoded(read)]
+    read = RecordBatch.read(memoryview(batch.built()))
+    return [(record.key, batch.codec) for _, record in decoded(read)]
 
 
 @settings(max_examples=150)
@@ -131,20 +130,18 @@ async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> 
     """Of many at once too: else two runs of a simulation with one seed would differ."""
     sent: list[int] = []
 
-    def outbox(topic: str, partition: int, make_load: Callable[[], Origins], **_: object) -> Outbox[Origins]:
-        def builder(codec: int) -> Builder:
-            return Builder(1_000, codec, transactional=False)
+    class Outboxes:
+        def __init__(self, _: str, partition: int, make_load: Callable[[], Origins], **__: object) -> None:
+            self._partition = partition
+            self._make_load = make_load
 
-        return Outbox(
-            TopicPartition(topic, partition),
-            builder,
-            make_load,
-            lambda made: sent.append(made.partition.partition),
-            codec=0,
-            transactional=False,
-        )
+        def append(self, *_: object) -> Origins:
+            return self._make_load()
 
-    output = output_over(outbox, lambda _: None)
+        def send(self) -> None:
+            sent.append(self._partition)
+
+    output = output_over(Outboxes, lambda _: None)
     lane = Lane(TopicPartition("raw", 0), 0)
     wanted = [number * 7 % 100 for number in range(100)]
     for _ in range(2):

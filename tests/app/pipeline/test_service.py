@@ -14,7 +14,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.cluster.preflight import Plan
-from app.kafka.batches import RecordRefusedError
+from app.kafka.batches.outbox import RecordRefusedError
 from app.kafka.clients import ClusterError, security_arguments
 from app.kafka.flow_clients import FlowClients
 from app.kafka.source_batch import ReadRecord

@@ -20,10 +20,10 @@ from app.config.parsing import parse
 from app.kafka.batches.bounds import Bounds
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.flow_clients import FlowClients
-from app.kafka.flow_producer import FlowProducer
 from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
+from app.kafka.writer import Writer
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
@@ -194,16 +194,16 @@ async def test_a_fenced_producer_aborts_nothing(
     aborted: list[bool] = []
     forgotten: list[AIOKafkaClient] = []
 
-    async def release(*_: object, abort: bool) -> None:
-        aborted.append(abort)
+    async def abort(*_: object) -> None:
+        aborted.append(True)
 
-    monkeypatch.setattr(ProducerControls, "release_transaction", release)
+    monkeypatch.setattr(ProducerControls, "abort_transaction", abort)
     monkeypatch.setattr(BrokerHealth, "forget", lambda _, client: forgotten.append(client))
     async with made() as (transaction, _):
         writer = transaction.output.writer
         writer.failure = failure
         await transaction.stop()
-        assert (aborted, forgotten) == ([aborts], [writer.client])
+        assert (aborted, forgotten) == ([True] * aborts, [writer.client])
 
 
 async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,11 +211,11 @@ async def test_offsets_in_transactions_carry_epochs(monkeypatch: pytest.MonkeyPa
     carried: list[object] = []
     started: list[object] = []
 
-    async def start(producer: FlowProducer) -> None:
+    async def start(producer: Writer) -> None:
         assert producer.client in carried
         started.append(producer.client)
 
-    monkeypatch.setattr(FlowProducer, "start", start)
+    monkeypatch.setattr(Writer, "start", start)
     parts = parts_of(carry_epochs=carried.append)
     for number in range(2):
         parts.lanes.open(TopicPartition("raw", number), 0)

@@ -9,7 +9,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder, WholeBuilder, sent_bytes
+from app.kafka.batches.batch import UNLIMITED_BYTES, Batch, sent_bytes
 from tests.built_batches import PACKERS, built, record, repacked
 from tests.strategies import records
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes, record_bytes
@@ -38,12 +38,17 @@ class Count:
         """See `Load`."""
 
 
-def builder_of(codec: str, room: int = 2**31 - 1) -> Builder:
-    """An empty builder."""
-    return Builder(room, CODECS[codec], transactional=False)
+def batch_of(codec: str, room: int = UNLIMITED_BYTES) -> Batch[Count]:
+    """An empty batch."""
+    return Batch(Count(0), 3.0, CODECS[codec], transactional=False, room_bytes=room)
 
 
-def parsed(builder: Builder) -> tuple[Stamp, list[Record]]:
+def whole_of(data: bytes | bytearray, codec: int, count: int = 0) -> Batch[Count]:
+    """A batch that goes whole."""
+    return Batch(Count(count), 0.0, codec, transactional=False, whole=RecordBatch.read(memoryview(data)))
+
+
+def parsed(builder: Batch[Count]) -> tuple[Stamp, list[Record]]:
     """What a broker finds in the batch, whose checksum must be right."""
     batch = MemoryRecords(bytes(builder.built())).next_batch()
     assert batch is not None
@@ -57,13 +62,13 @@ def test_batch_does_not_grow(codec: str) -> None:
     """What does not compress is sent as it is, with its stamp: chunks are as long as their topic allows."""
     noise = Record(b"k", random.Random(1).randbytes(100_000), (("h", b"1"),), 7)
     plain = batch_of_one_bytes(noise)
-    builder = builder_of(codec)
-    assert Batch(builder, Count(0), 0.0).append(noise)
+    builder = batch_of(codec)
+    assert builder.append(noise)
     builder.stamped(Stamp(5, 1, 10))
-    whole = WholeBuilder(RecordBatch.read(memoryview(pack([noise]))), transactional=False, codec=CODECS[codec])
+    whole = whole_of(pack([noise]), CODECS[codec])
     whole.stamped(Stamp(5, 1, 10))
     for each in (builder, whole):
-        assert len(each.built()) == each.size() == plain
+        assert len(each.built()) == each.wire_bytes + BATCH_OVERHEAD_BYTES == plain
         assert parsed(each) == (Stamp(5, 1, 10), [Record(b"k", noise.value, [("h", b"1")], 7)])
         each.stamped(Stamp(6, 2, 11))
         assert parsed(each)[0] == Stamp(6, 2, 11)
@@ -74,8 +79,8 @@ def test_batch_does_not_grow(codec: str) -> None:
 def test_sent_bytes_are_those_of_the_outbox(codec: str) -> None:
     """A record that is judged alone is as long when it is sent."""
     text = Record(b"k", b"a text that repeats itself, " * 9_000, (("h", b"1"),), 7)
-    builder = builder_of(codec, 100)
-    assert Batch(builder, Count(0), 0.0).append(text)
+    builder = batch_of(codec, 100)
+    assert builder.append(text)
     builder.stamped(Stamp(5, 1, 10))
     assert sent_bytes(text, CODECS[codec]) == len(builder.built())
 
@@ -83,9 +88,9 @@ def test_sent_bytes_are_those_of_the_outbox(codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_builder_takes_another_stamp_when_built(codec: str) -> None:
     """A batch that was compressed beforehand still goes with the sequence number that is right when it goes."""
-    builder = builder_of(codec)
+    builder = batch_of(codec)
     record = Record(b"k", bytes(5_000), [("h", None)], 7)
-    assert Batch(builder, Count(0), 0.0).append(record)
+    assert builder.append(record)
     builder.stamped(Stamp(5, 1, 10))
     assert parsed(builder) == (Stamp(5, 1, 10), [record])
     builder._set_producer_state(2**40, 9, 2**31 - 1)  # as aiokafka does
@@ -96,19 +101,19 @@ def test_builder_takes_another_stamp_when_built(codec: str) -> None:
 @given(st.lists(records(), min_size=2, max_size=7), st.sampled_from(sorted(CODECS)))
 def test_halves_are_the_batch(batch: list[Record], codec: str) -> None:
     """Whatever the records: the two halves have all of them in order, and their loads as many."""
-    builder = builder_of(codec)
-    whole = Batch(builder, Count(len(batch)), 3.0)
+    whole = batch_of(codec)
     batch = [record for record in batch if whole.append(record)]  # not all: see the test of those without timestamps
     assume(len(batch) > 1)
     whole.load.count = len(batch)
     whole.close()
     assert not whole.append(batch[0])
-    builder.stamped(Stamp(1, 0, 0))
-    builder.built()
-    parts = whole.parts(whole.divided(lambda: builder_of(codec)))
+    whole.stamped(Stamp(1, 0, 0))
+    whole.built()
+    parts = whole.divided()
+    whole.split_load(parts)
     assert len(parts) >= 2
     assert [part.records for part in parts] == [part.load.count for part in parts]
-    assert [record for part in parts for record in parsed(part.builder)[1]] == [
+    assert [record for part in parts for record in parsed(part)[1]] == [
         Record(record.key, record.value, list(record.headers), record.timestamp) for record in batch
     ]
     assert {part.began_s for part in parts} == {3.0}
@@ -116,19 +121,19 @@ def test_halves_are_the_batch(batch: list[Record], codec: str) -> None:
 
 def test_size_before_and_after_it_is_built() -> None:
     """`uncompressed_bytes` is that of the records; `wire_bytes` is what they compress to, once that is known."""
-    batch = Batch(builder_of("gzip"), Count(0), 0.0)
+    batch = batch_of("gzip")
     record = Record(b"k", bytes(50_000), (), 7)
     batch.append(record)
     batch.close()
     assert batch.uncompressed_bytes == batch.wire_bytes == record_bytes(record)
-    assert len(batch.builder.built()) == batch.wire_bytes + BATCH_OVERHEAD_BYTES
+    assert len(batch.built()) == batch.wire_bytes + BATCH_OVERHEAD_BYTES
     assert batch.wire_bytes < 1_000
     assert batch.uncompressed_bytes == record_bytes(record)
 
 
 def test_room_of_a_batch() -> None:
     """A batch takes its first record whatever its size, and none that goes over its room after that."""
-    batch = Batch(builder_of("none", 200), Count(0), 0.0)
+    batch = batch_of("none", 200)
     assert batch.append(Record(None, bytes(1_000), (), 0))
     assert not batch.append(Record(None, b"", (), 0))
     assert batch.records == 1
@@ -136,16 +141,16 @@ def test_room_of_a_batch() -> None:
 
 def test_records_without_timestamps_keep_that() -> None:
     """A record without a timestamp has none in the batch either, and a batch of such is no larger than any other."""
-    batch = Batch(builder_of("none", 500), Count(0), 0.0)
+    batch = batch_of("none", 500)
     untimed, timed = Record(b"k", bytes(50), (), -1), Record(b"k", bytes(50), (), 1_700_000_000_000)
     assert batch.append(untimed)
     assert not batch.append(timed)
-    assert parsed(batch.builder)[1] == [Record(b"k", bytes(50), [], -1)]
-    batch = Batch(builder_of("none", 500), Count(0), 0.0)
+    assert parsed(batch)[1] == [Record(b"k", bytes(50), [], -1)]
+    batch = batch_of("none", 500)
     while batch.append(untimed):
         pass
-    assert 400 < len(batch.builder.built()) <= 500
-    assert {record.timestamp for record in parsed(batch.builder)[1]} == {-1}
+    assert 400 < len(batch.built()) <= 500
+    assert {record.timestamp for record in parsed(batch)[1]} == {-1}
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -153,9 +158,9 @@ def test_whole_batch_takes_any_stamp(packer: str) -> None:
     """It goes with the stamp that is given last, its records as they came, and takes none beside them."""
     sent = [record(number) for number in range(10)]
     data = repacked(built(0, sent, base=70, transactional=True, stamp=Stamp(9, 9, 9)), packer)
-    builder = WholeBuilder(RecordBatch.read(memoryview(data)), transactional=False, codec=PACKERS[packer][0])
-    assert (builder.record_count(), builder.size(), builder.codec) == (10, len(data), PACKERS[packer][0])
-    assert builder.append(timestamp=1, key=b"k", value=b"v") is None
+    builder = whole_of(data, PACKERS[packer][0])
+    assert (builder.record_count(), builder.wire_bytes, builder.codec) == (10, len(data) - 61, PACKERS[packer][0])
+    assert not builder.append(sent[0])
     assert builder.extend(sent, 0) == 0
     for stamp in (Stamp(5, 1, 10), Stamp(5, 1, 10), Stamp(2**40, 9, 2**31 - 1)):
         builder._set_producer_state(*stamp)  # as aiokafka does
@@ -172,24 +177,24 @@ def test_whole_batch_is_divided_as_others(packer: str) -> None:
     sent = [record(number, 200) for number in range(9)]
     data = repacked(built(0, sent, base=70), packer)
     codec = PACKERS[packer][0]
-    batch = Batch(WholeBuilder(RecordBatch.read(memoryview(data)), transactional=True, codec=codec), Count(9), 0.0)
-    batch.close()
-    parts = batch.parts(batch.divided(lambda: Builder(2**31 - 1, codec, transactional=True)))
+    batch = whole_of(data, codec, 9)
+    parts = batch.divided()
+    batch.split_load(parts)
     assert [part.load.count for part in parts] == [part.records for part in parts]
     assert len(parts) == 2
-    found = [each for part in parts for each in parsed(part.builder)[1]]
+    found = [each for part in parts for each in parsed(part)[1]]
     assert found == [Record(r.key, r.value, list(r.headers), r.timestamp) for r in sent]
-    assert {RecordBatch.read(memoryview(part.builder.built())).codec for part in parts} == {codec}
+    assert {RecordBatch.read(memoryview(part.built())).codec for part in parts} == {codec}
 
 
 @given(st.lists(records(), max_size=12), st.integers(100, 3_000), st.integers(0, 3))
 def test_extend_is_append_for_many(added: list[Record], room: int, start: int) -> None:
     """The same records get in as one by one, up to the first that has no room or no timestamp."""
     listed = [Record(each.key, each.value, list(each.headers), each.timestamp) for each in added]
-    many, single = builder_of("none", room), builder_of("none", room)
+    many, single = batch_of("none", room), batch_of("none", room)
     taken = many.extend(listed, min(start, len(listed)))
     for number, each in enumerate(listed[start:]):
-        if each.timestamp < 0 or not Batch(single, Count(0), 0.0).append(each):
+        if each.timestamp < 0 or not single.append(each):
             assert taken == number
             break
     else:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -20,10 +21,9 @@ from aiokafka.structs import RecordMetadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kafka.batches import BatchSettings
-from app.kafka.batches.batch import Builder
+from app.kafka.batches.batch import Batch
 from app.kafka.batches.numbers import BatchNumbers
-from app.kafka.batches.producer import Batches, RecordRefusedError
+from app.kafka.batches.outbox import Batches, BatchSettings, RecordRefusedError
 from tests.strategies import batches
 from transforms.record import Record
 
@@ -62,7 +62,7 @@ class Log:
         self._bytes_on_their_way = 0
         self.peak_bytes = 0
 
-    async def send_batch(self, builder: Builder, topic: str, *, partition: int) -> asyncio.Future[RecordMetadata]:
+    async def send_batch(self, builder: Batch[Any], topic: str, *, partition: int) -> asyncio.Future[RecordMetadata]:
         """As aiokafka's, with the broker's answer."""
         assert partition not in self._on_its_way, "two batches of a partition on their way"
         self._on_its_way.add(partition)
@@ -150,7 +150,7 @@ async def sent_to(
     for number, (partition, record) in enumerate(sent):
         outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
         outbox.append(record).numbers.append(number)
-        outbox.send(outbox)
+        outbox.send()
         if number % 7 == 0:
             await asyncio.sleep(0)
     async with asyncio.timeout(10):
@@ -244,7 +244,7 @@ async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
     for number in range(8):
         outbox.append(Record(b"old" if number == 5 else b"k", b"v" * 100, (), 1)).numbers.append(number)
-    outbox.send(outbox)
+    outbox.send()
     async with asyncio.timeout(10):
         await batches.flush()
     assert outcomes == {number: number for number in range(8)}
@@ -266,7 +266,7 @@ async def first_batch(numbers: BatchNumbers, sent: int) -> int:
     outbox = batches.outbox("t", 0, lambda: Tally({}))
     for number in range(sent):
         outbox.append(Record(b"k", b"v" * 100, (), 1)).numbers.append(number)
-    outbox.send(outbox)
+    outbox.send()
     async with asyncio.timeout(10):
         await batches.flush()
     return counts[0]
@@ -297,7 +297,7 @@ def put(batches: Batches, outcomes: dict[int, object], partition: int, number: i
     """Sends one record."""
     outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
     outbox.append(Record(key, b"v", (), 5)).numbers.append(number)
-    outbox.send(outbox)
+    outbox.send()
 
 
 async def test_nothing_that_lingers_passes_a_failure() -> None:
@@ -351,7 +351,7 @@ async def test_what_is_on_its_way_fits_in_a_request() -> None:
     for partition in range(120):
         outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
         outbox.append(Record(None, bytes(1_000_000), (), 5)).numbers.append(partition)
-        outbox.send(outbox)
+        outbox.send()
     async with asyncio.timeout(60):
         await batches.flush()
     assert outcomes == dict.fromkeys(range(120), 0)

@@ -1,0 +1,154 @@
+"""The requests of an aiokafka producer's transactions, and its start.
+
+A transaction takes five requests: AddPartitionsToTxn, Produce, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. aiokafka sends
+one after the other, AddOffsetsToTxn once there are offsets. But the coordinator adds the group as soon as it knows the
+transaction, so here that is asked while the batches are on their way, and aiokafka gets the response later.
+
+The response to EndTxn comes before the marks of the transaction are in the logs. Until they are, a request of the next
+transaction is refused with CONCURRENT_TRANSACTIONS: for a few milliseconds, where brokers are near. aiokafka waits
+20 ms before it asks again, or 100 for AddOffsetsToTxn. Here it waits a millisecond at first, and twice as long each
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ConcurrentTransactions, CoordinatorNotAvailableError, KafkaError, KafkaTimeoutError
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+
+from app.kafka.gate import Call, Gate, Place, Send, Versions
+from app.kafka.shielded import heard
+
+_START_S = 60.0  # aiokafka would try for ever
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.02
+
+
+class TransactionRequests:
+    """Starts a producer, and sends the requests that begin its transactions.
+
+    Args:
+        producer: transactional, not started.
+        name: its `transactional.id`.
+        group_id: the group whose offsets are in the transactions.
+    """
+
+    # State that changes: `_refusal`, with each InitProducerId; `_group`, from the first AddPartitionsToTxn of a
+    # transaction to its EndTxn.
+
+    def __init__(self, producer: AIOKafkaProducer, name: str, group_id: str) -> None:
+        self._producer = producer
+        self._name = name
+        self._group_id = group_id
+        self._refusal = 0
+        self._group: asyncio.Task[Any] | None = None
+        self._ids: tuple[str, int, int] = "", -1, -1
+        handlers = {
+            InitProducerIdRequest: self._init,
+            AddPartitionsToTxnRequest: self._add_partitions,
+            AddOffsetsToTxnRequest: self._add_group,
+            EndTxnRequest: self._end,
+        }
+        Gate.of(producer).set(Place.TRANSACTIONS, handlers)
+        _look_up_again(producer.client)
+
+    async def start(self) -> None:
+        """Starts the producer within a minute. What the last one with its id has left open is aborted or committed.
+
+        Raises:
+            KafkaTimeoutError: it was not started in time; the error depends on what the coordinator has answered.
+            KafkaError: the cluster does not let it.
+        """
+        try:
+            async with asyncio.timeout(_START_S) as timeout:
+                await self._producer.start()
+        except TimeoutError as exc:
+            if not timeout.expired():
+                raise
+            reason = f"transactional.id {self._name}: "
+            if self._refusal == ConcurrentTransactions.errno:
+                reason += (
+                    f"the brokers have not ended its last transaction in {_START_S:g} s. They write the end of a "
+                    "transaction to each of its partitions, and cannot while one of them has no leader, or fewer "
+                    "replicas in sync than min.insync.replicas"
+                )
+            else:
+                reason += (
+                    f"no coordinator in {_START_S:g} s; its log requires as many brokers in sync as "
+                    "transaction.state.log.min.isr"
+                )
+            raise KafkaTimeoutError(reason) from exc
+
+    async def _init(self, _: Call, send: Send) -> Any:
+        response = await send()
+        self._refusal = response.error_code
+        return response
+
+    async def _add_partitions(self, call: Call, send: Send) -> Any:
+        call.change(self._note_ids)
+        response = await _begun(send, _codes_of_partitions)
+        if self._group is None and not any(_codes_of_partitions(response)):
+            adding = AddOffsetsToTxnRequest(*self._ids, self._group_id)
+            self._group = asyncio.get_running_loop().create_task(call.ask(adding))
+            self._group.add_done_callback(heard)
+        return response
+
+    def _note_ids(self, struct: Any, _: Versions) -> Any:
+        self._ids = struct.transactional_id, struct.producer_id, struct.producer_epoch
+        return struct
+
+    async def _add_group(self, _: Call, send: Send) -> Any:
+        # After an error, the request of aiokafka itself tells it, once all batches are acknowledged: an early one would
+        # end the transaction, and aiokafka would send batches of partitions that are not added yet.
+        if self._group is not None:
+            await asyncio.wait([self._group])
+            if self._group.exception() is None and not self._group.result().error_code:
+                return self._group.result()
+        return await _begun(send, lambda response: [response.error_code])
+
+    async def _end(self, _: Call, send: Send) -> Any:
+        if self._group is not None:
+            await asyncio.wait([self._group])  # behind the end it would begin another transaction
+            self._group = None
+        return await send()
+
+
+def _codes_of_partitions(response: Any) -> list[int]:
+    return [code for _, partitions in response.errors for _, code in partitions]
+
+
+async def _begun(send: Send, codes: Callable[[Any], list[int]]) -> Any:
+    """The response to a request that begins a transaction, once the last one is over."""
+    wait_s = _FIRST_WAIT_S
+    while ConcurrentTransactions.errno in codes(response := await send()):
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return response
+
+
+def _look_up_again(client: Any) -> None:
+    """Lets a client search for coordinators until it finds them.
+
+    aiokafka's sender asks again after some errors, and ends with a traceback by all others, though most of these pass
+    as well: a connection that breaks, a coordinator that loads.
+    """
+    look_up = client.coordinator_lookup
+
+    async def looked_up(kind: Any, name: str) -> Any:
+        try:
+            return await look_up(kind, name)
+        except KafkaError as exc:
+            if not exc.retriable:
+                raise
+            raise CoordinatorNotAvailableError from exc
+
+    client.coordinator_lookup = looked_up

@@ -1,0 +1,172 @@
+"""The writer: batches, and in transactions the offsets of a group with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
+from aiokafka.structs import RecordMetadata
+
+from app.kafka.batches.bounds import Bounds
+from app.kafka.batches.numbers import BatchNumbers
+from app.kafka.batches.outbox import Batches, BatchSettings
+from app.kafka.broker_health import BrokerHealth
+from app.kafka.errors import FENCED
+from app.kafka.shielded import shielded
+from app.kafka.structs import OffsetAndMetadata, TopicPartition
+from app.kafka.transactions import TransactionRequests
+from transforms.record import RecordLike
+from transforms.record_batch import RecordBatch, pack
+from transforms.record_format import is_writable
+
+_ABORT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Notes how far a partition is written. A `Load`."""
+
+    ends: dict[TopicPartition, int]
+    place: TopicPartition
+
+    def split(self, count: int) -> _End:  # noqa: ARG002
+        return self
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        if metadata.offset >= 0:  # for a batch that it has already, a broker need not know the offset
+            self.ends[self.place] = metadata.offset + records
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+class Writer(Batches):
+    """Sends batches, none past one that has failed. Belongs to one event loop.
+
+    With a `transactional.id` each record is written in a transaction, in which offsets of a group are committed.
+
+    Args:
+        producer: not started; it is stopped here.
+        settings, numbers, failed, bounds: see `Batches`.
+        transactional_id: that of the producer.
+        group_id: the group whose offsets are committed.
+        brokers: watches the client of the producer; with transactions until it stops.
+
+    Attributes:
+        ends: by partition that `write` has written to, the offset behind the last acknowledged record.
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        settings: BatchSettings | None = None,
+        *,
+        numbers: BatchNumbers | None = None,
+        failed: Callable[[BaseException, str], None] | None = None,
+        bounds: Bounds | None = None,
+        transactional_id: str | None = None,
+        group_id: str = "",
+        brokers: BrokerHealth | None = None,
+    ) -> None:
+        super().__init__(producer, settings, numbers=numbers, halts=True, failed=failed, bounds=bounds)
+        self.ends: dict[TopicPartition, int] = {}
+        self._group_id = group_id
+        self._committing: asyncio.Task[None] | None = None
+        self._brokers = brokers
+        if brokers is not None:
+            brokers.watch(self.client, self.hold)
+        self.controls.keep_failures_quiet()
+        self._requests = None if transactional_id is None else TransactionRequests(producer, transactional_id, group_id)
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client that sends the requests of the producer."""
+        return self.producer.client
+
+    async def start(self) -> None:
+        """Reaches the cluster. What another writer with the `transactional.id` has left open is aborted, or committed.
+
+        From then on the other one writes and commits nothing more. After an error `stop` is still to be called.
+
+        Raises:
+            KafkaError: the cluster does not let it.
+        """
+        await (self.producer if self._requests is None else self._requests).start()
+
+    def begin(self) -> None:
+        """Begins a transaction immediately; none is open."""
+        self.controls.begin_transaction()
+
+    async def write(self, topic: str, partition: int, records: Sequence[RecordLike], limit_bytes: int) -> None:
+        """Begins to send records, of any header names, once those before them in their partition are acknowledged.
+
+        For who keeps no data of their own with the records; `deliver` waits for them.
+
+        Args:
+            topic: where to write.
+            partition: of the topic.
+            records: in order.
+            limit_bytes: the topic's `max.message.bytes`.
+
+        Raises:
+            KafkaError, WideloadError: what ended all sending.
+        """
+        place = TopicPartition(topic, partition)
+        outbox = self.outbox(topic, partition, lambda: _End(self.ends, place), limit_bytes=limit_bytes)
+        if outbox.sender is not None:
+            await asyncio.wait([outbox.sender])
+        for record in records:
+            if is_writable(record):
+                outbox.append(record)
+            else:
+                outbox.forward(RecordBatch.read(memoryview(pack([record]))), 0)
+        outbox.send()
+        self._check()
+
+    async def deliver(self) -> None:
+        """Waits until each record is acknowledged.
+
+        Raises:
+            KafkaError, WideloadError: what ended all sending.
+        """
+        await self.flush()
+        self._check()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Commits the open transaction, of which all records are acknowledged, and in it offsets with their metadata.
+
+        Raises:
+            KafkaError, IllegalOperation: the cluster did not take it, or something in it has failed.
+        """
+        if offsets:
+            commits = {place: OffsetAndMetadata(*commit) for place, commit in offsets.items()}
+            sent = self.producer.send_offsets_to_transaction(commits, self._group_id)
+            # Until the writer stops: asyncio would log an error of aiokafka for which nobody waits any more.
+            self._committing = asyncio.get_running_loop().create_task(sent)
+            await shielded(self._committing)
+        await self.producer.commit_transaction()
+
+    async def stop(self) -> None:
+        """Stops without waiting for batches that the producer still holds; aborts what is open, so that readers go on.
+
+        Raises:
+            KafkaError: a request of the end has failed.
+        """
+        self.discard()
+        try:
+            if self._requests is not None:
+                if self._brokers is not None:
+                    self._brokers.forget(self.client)  # others take its place while the flow lasts
+                if not isinstance(self.failure, FENCED):
+                    await self.controls.abort_transaction(_ABORT_S)
+        finally:
+            await self.controls.abandon()
+            if self._committing is not None:
+                self._committing.cancel()
