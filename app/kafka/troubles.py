@@ -1,7 +1,6 @@
 """The register of troubles: what is wrong with the brokers, the group or the store of a pipeline, and since when.
 
-aiokafka waits for what fails and tries again, and only its log says so. Whoever sees a trouble notes it here, and ends
-it; `/health`, the metrics, REST and the log read it from here.
+Whoever sees a trouble notes it here, and ends it. `/health`, the metrics, REST and the log read it from here.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ log = logging.getLogger(logger_name(__name__))
 UNANSWERED_S = 10.0
 """A broker or group that takes longer to answer is reported."""
 
+_JOINS_S = 3.0  # joining a group without other members takes less
 _CLUSTER_AGAIN_S = 300.0
 _STORE_AGAIN_S = 30.0
 _MINUTE_S = 60
@@ -75,6 +75,11 @@ UNREADABLE = Kind(
     "topic {}, partition {} cannot be read: {} since {since}, the log of the broker that leads it has the reason{more}",
     others=" and {} more partitions",
 )
+JOINS_LONG = Kind(
+    "waits since {since} for other members of group {}: for one that was killed until {} at the latest "
+    "(consumer.session.timeout.ms), for one that finishes its records until {} (consumer.max.poll.interval.ms)"
+)
+JOINS = Kind("joins group {}", unless=(JOINS_LONG,))
 
 OF_STORE = (STORE, WITHOUT_STORE)
 OF_BROKERS = (UNANSWERED, THROTTLED, LEADERLESS)
@@ -96,13 +101,7 @@ class _Trouble:
 class Episode:
     """When a trouble that lasts has lines in the log: at its beginning, and each `again_s` until it is over.
 
-    Args:
-        clock: seconds that do not go back.
-        again_s: the time between two lines.
-        quiet: whether one that begins within that time of the last line has to wait for its first line.
-
-    Attributes:
-        since_s: when it began; None if there is none.
+    A `quiet` one that begins within that time of the last line waits for its first line. `since_s` is when it began.
     """
 
     def __init__(self, clock: Callable[[], float], again_s: float, *, quiet: bool = False) -> None:
@@ -131,16 +130,11 @@ class Episode:
 
 
 class Troubles:
-    """The troubles of one pipeline. Belongs to one event loop.
-
-    Args:
-        pipeline: its name.
-        clock: seconds that do not go back.
+    """The troubles of one pipeline, by a clock that does not go back. Belongs to one event loop.
 
     Attributes:
-        clock: as given.
         refresh: notes what only shows when somebody looks.
-        only: whether a trouble of a kind is reported, by its name; all are if there is nothing for their kind.
+        only: whether a trouble is reported, by its name, for kinds of which some are not.
         waiting: the record that waits longest for the store, and how many wait.
     """
 
@@ -152,6 +146,7 @@ class Troubles:
         self._pipeline = pipeline
         self._noted: defaultdict[Kind, dict[Hashable, _Trouble]] = defaultdict(dict)
         self._cluster = Episode(clock, _CLUSTER_AGAIN_S)
+        self._joining = Episode(clock, math.inf)
         self._store = Episode(clock, _STORE_AGAIN_S, quiet=True)
         self._failures = 0
         self._failure = ""
@@ -200,6 +195,17 @@ class Troubles:
         finally:
             noted.pop(name, None)
 
+    @contextmanager
+    def joining(self, group_id: str, session_s: float, poll_s: float) -> Iterator[None]:
+        """The body joins a group, whose coordinator lets it wait for members that it knows.
+
+        A worker that was killed has not left the group: it is missed when its session ends. A worker that is at work
+        may finish that first. Other members are taken to have the same time-outs.
+        """
+        until = group_id, ago(-session_s), ago(-poll_s)
+        with self.lasting(JOINS, group_id, patience_s=0.0), self.lasting(JOINS_LONG, *until, patience_s=_JOINS_S):
+            yield
+
     def has(self, kind: Kind) -> bool:
         """Whether a trouble of a kind is noted, reported or not."""
         return bool(self._noted[kind])
@@ -245,24 +251,23 @@ class Troubles:
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
-    def text(self, *kinds: Kind, timed: bool = True) -> str | None:
-        """The sentences of troubles of these kinds, in this order; None if there are none.
+    @property
+    def awaited(self) -> str | None:
+        """What a flow that joins its group waits for, and until when at the latest; None if none joins."""
+        return self.text(*OF_BROKERS, JOINS_LONG, JOINS) if self.has(JOINS) else None
 
-        Args:
-            kinds: of the troubles.
-            timed: whether the sentences say since when.
-        """
+    def text(self, *kinds: Kind) -> str | None:
+        """The sentences of troubles of these kinds, in this order; None if there are none."""
         self.refresh()
-        return "; ".join(said for kind in kinds for said in self._sentences(kind, timed=timed)) or None
+        return "; ".join(said for kind in kinds for said in self._sentences(kind)) or None
 
-    def _sentences(self, kind: Kind, *, timed: bool) -> Iterator[str]:
+    def _sentences(self, kind: Kind) -> Iterator[str]:
         reported = self._reported(kind)
         if any(self._reported(each) for each in kind.unless):
             return
         more = kind.others.format(len(reported) - 1) if kind.others and reported[1:] else ""
-        sentence = kind.sentence if timed else kind.sentence.removesuffix(" (since {since})")
         for each in reported if kind.others is None else reported[:1]:
-            yield sentence.format(*each.args, since=ago(self.clock() - each.since_s), more=more)
+            yield kind.sentence.format(*each.args, since=ago(self.clock() - each.since_s), more=more)
 
     def _reported(self, kind: Kind) -> Sequence[_Trouble]:
         """The troubles of a kind that are reported, the oldest first."""
@@ -284,6 +289,10 @@ class Troubles:
             self._log_end(self._cluster, "brokers and group answer")
         elif self._cluster.due():
             log.warning("pipeline %s waits: %s", self._pipeline, text, extra=_NEVER_LEFT_OUT)
+        if not self._reported(JOINS_LONG):
+            self._joining.end()
+        elif self._joining.due():
+            log.info("pipeline %s %s", self._pipeline, self.awaited)
         if not any(self._noted[each] for each in OF_STORE):
             self._store.end()  # no record waits any more, for whatever reason
         elif self._store.due():

@@ -25,8 +25,7 @@ from app.kafka.clients import ClusterError, batch_settings, codec_number, descri
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
-from app.kafka.troubles import OF_BROKERS, OF_STORE, OF_TOPICS, Troubles
-from app.pipeline import joining
+from app.kafka.troubles import OF_STORE, OF_TOPICS, Troubles
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
@@ -106,8 +105,6 @@ class Flow:
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._clock = clock = runtime.monotonic
-        self._time = runtime.time
-        self._join_began_s: float | None = None
         self._termination = termination = Termination(settings.name, self._wake)
         self._share = share = Share(budget)
         self._assembler = None
@@ -183,16 +180,6 @@ class Flow:
         return self.brokers.refused
 
     @property
-    def awaited(self) -> str | None:
-        """What the flow waits for before it is given partitions, and until when; None if it does not wait."""
-        began_s = self._join_began_s
-        return None if began_s is None else self._awaited(began_s, self._time() - began_s)
-
-    def _awaited(self, began_s: float, lasted_s: float) -> str:
-        joins = joining.awaited(self.settings, began_s, lasted_s)
-        return "; ".join(filter(None, (self._troubles.text(*OF_BROKERS), joins)))
-
-    @property
     def report(self) -> FlowReport:
         """How far it has come, and what it holds."""
         share, assembler = self._share, self._assembler
@@ -255,7 +242,7 @@ class Flow:
             await self._raise_if_replaced(exc)
             if changed is not None and changed.topic in self.settings.topics:
                 self._source.give_up_place()
-            lacking = self._troubles.text(*OF_TOPICS, timed=False)
+            lacking = self._troubles.text(*OF_TOPICS)
             if type(exc) is ClusterError and lacking is not None:
                 raise ClusterError(f"{exc}; {lacking}", retriable=exc.retriable, forbidden=exc.forbidden) from exc
             raise
@@ -306,16 +293,9 @@ class Flow:
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member, but no longer than until the termination."""
-        began_s = self._join_began_s = self._time()
-        telling = asyncio.get_running_loop().call_later(joining.SOON_S, self._tell_of_join, began_s)
-        try:
+        session_s = cast("int", self.settings.consumer["consumer.session.timeout.ms"]) / 1000
+        with self._troubles.joining(self.settings.group_id, session_s, self._rebalance_s):
             await self._termination.unless_ended(self._source.start(self))
-        finally:
-            telling.cancel()
-            self._join_began_s = None
-
-    def _tell_of_join(self, began_s: float) -> None:
-        log.info("pipeline %s %s", self.settings.name, self._awaited(began_s, joining.SOON_S))
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class Pipeline(Service):
     @property
     def awaited(self) -> str | None:
         """What the pipeline waits for before it runs, and until when at the latest; None if that is not known."""
-        return self.flow.awaited if self.flow is not None and self.status != "RUNNING" else None
+        return self._troubles.awaited if self.status != "RUNNING" else None
 
     async def on_start(self) -> None:
         """Begins; returns before the first record."""

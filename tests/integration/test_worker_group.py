@@ -100,7 +100,7 @@ def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> Non
     settings = {**way.settings(), "consumer.session.timeout.ms": 15_000}  # two workers start meanwhile
     pipelines = way.offload(**{"consumer.request.timeout.ms": 1_000})
     killed, ended, last = (WorkerProcess(way.folder, settings, pipelines) for _ in range(3))
-    ended.constants["app.pipeline.flow:_TOLD_AFTER_S"] = 1.5
+    ended.constants["app.kafka.troubles:_JOINS_S"] = 1.5
     with killed:
         killed.wait_ready()
     with ended:

@@ -59,7 +59,7 @@ def test_worker_says_what_it_waits_for_after_a_kill(make_way: Callable[..., Way]
     """After `kill -9` a new worker says once, in the log and on /health, for whom it waits and until when."""
     way = make_way(partitions=2)
     with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
-        worker.constants = {"app.pipeline.flow:_TOLD_AFTER_S": 0.2}
+        worker.constants = {"app.kafka.troubles:_JOINS_S": 0.2, "app.pipeline.state_log:_LOOK_S": 0.1}
         worker.wait_ready()
         worker.kill()
         worker.start()
