@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import aiokafka.errors as kafka_errors
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
-from aiokafka.protocol.api import RequestStruct, Response
-from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
+from app.kafka.offset_fetches import OffsetFetches
+from app.kafka.stable_offsets import FetchStableOffsets
 from jobs.copying.forms import FORMS, Mark, Tally
 
 __all__ = ["Receipt", "committed"]
 
 _RETRY_S = 0.1
-_UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
-_OFFSETS = "__consumer_offsets"
-_LATEST = -1
-_BEHIND = (5, 78)  # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,96 +88,15 @@ async def committed(client: AIOKafkaClient, group: str, place: TopicPartition) -
     Raises:
         aiokafka.errors.KafkaError: the coordinator refuses.
     """
+    OffsetFetches(client, _RETRY_S)
+    request = FetchStableOffsets(group, [place])
     while True:
         try:
             node = await client.coordinator_lookup(CoordinationType.GROUP, group)
-            if await _is_behind(client, node):
-                await asyncio.sleep(_RETRY_S)
-                continue
-            response = await client.send(node, _FetchOffset(group, place), group=ConnectionGroup.COORDINATION)
-            _raise(response.error_code)
-            ((_, ((_, _, _, metadata, code, _),), _),) = response.topics
-            if code != _UNSTABLE:
-                _raise(code)
-                return Receipt.read(metadata or "")
+            found = request.commits(await client.send(node, request, group=ConnectionGroup.COORDINATION))
+            if found is not None:
+                return Receipt.read(found[place].metadata) if place in found else None
         except kafka_errors.KafkaError as exc:
             if not exc.retriable:
                 raise
         await asyncio.sleep(_RETRY_S)
-
-
-async def _is_behind(client: AIOKafkaClient, node: object) -> bool:
-    """Whether a coordinator refuses to tell the latest offset of a partition of `__consumer_offsets` (KIP-207).
-
-    Its high watermark is then older than what was committed. False if the user may not describe that topic.
-    """
-    request = MetadataRequest([_OFFSETS], allow_auto_topic_creation=False)
-    ((*_, partitions),) = (await client.send(node, request, group=ConnectionGroup.COORDINATION)).topics
-    wanted = [(_OFFSETS, [(number, _LATEST) for number in range(len(partitions))])]
-    if not partitions:
-        return False
-    answer = await client.send(node, OffsetRequest(-1, 0, wanted), group=ConnectionGroup.COORDINATION)
-    return any(code in _BEHIND for _, found in answer.topics for _, code, *_ in found)
-
-
-def _raise(code: int) -> None:
-    if code:
-        raise kafka_errors.for_code(code)
-
-
-def _rows(*fields: tuple[str, Any]) -> CompactArray:
-    return CompactArray(*fields, ("tags", TaggedFields))
-
-
-class _Answer(Response):  # type: ignore[misc]  # aiokafka tells no types
-    """OffsetFetch, version 7, as in Apache Kafka's `clients/src/main/resources/common/message`."""
-
-    API_KEY = 9
-    API_VERSION = 7
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            _rows(
-                ("topic", CompactString("utf-8")),
-                (
-                    "partitions",
-                    _rows(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", CompactString("utf-8")),
-                        ("error_code", Int16),
-                    ),
-                ),
-            ),
-        ),
-        ("error_code", Int16),
-    )
-
-
-class _Request(RequestStruct):  # type: ignore[misc]
-    API_KEY = 9
-    API_VERSION = 7
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _Answer
-    SCHEMA = Schema(
-        ("group_id", CompactString("utf-8")),
-        ("topics", _rows(("topic", CompactString("utf-8")), ("partitions", CompactArray(Int32)))),
-        ("require_stable", Boolean),
-        ("tags", TaggedFields),
-    )
-
-
-class _FetchOffset:
-    """The request for the committed offset of one partition, as `AIOKafkaClient.send` takes requests."""
-
-    def __init__(self, group: str, place: TopicPartition) -> None:
-        self._group = group
-        self._place = place
-
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
-        least, most = versions.get(_Request.API_KEY, (0, -1))
-        if not least <= _Request.API_VERSION <= most:
-            raise kafka_errors.IncompatibleBrokerVersion("backfill needs brokers of Kafka 2.5 or newer")
-        return _Request(self._group, [(self._place.topic, [self._place.partition], {})], True, {})

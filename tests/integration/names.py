@@ -47,8 +47,8 @@ class _StreamsHeartbeat(Query):
     VERSION = version(
         "88.0 group:text member_id:text epoch:int32 endpoint_epoch:int32 instance_id:text rack_id:text "
         f"timeout_ms:int32 topology:{{epoch:int32 subtopologies:[{_SUBTOPOLOGY}]}} active:{_TASKS} standby:{_TASKS} "
-        f"warmup:{_TASKS} process_id:text endpoint:{{host:text port:int16}} client_tags:{_TEXTS} task_offsets:{_TASK_OFFSETS} "
-        f"task_end_offsets:{_TASK_OFFSETS} shutdown:boolean",
+        f"warmup:{_TASKS} process_id:text endpoint:{{host:text port:int16}} client_tags:{_TEXTS} "
+        f"task_offsets:{_TASK_OFFSETS} task_end_offsets:{_TASK_OFFSETS} shutdown:boolean",
         _HEARD,
     )
 
