@@ -114,7 +114,7 @@ async def test_a_restart_waits_for_no_store_that_fails(flow: Flow, monkeypatch: 
 
 async def test_a_flow_asks_its_store_whether_it_is_up(flow: Flow) -> None:
     """Only so can a record be told for which the store fails alone."""
-    assert await flow._retries._asked_whether_up()
+    assert await flow._retries._state.is_up()
     flow.stop()
     await asyncio.wait_for(flow.run(), 20)
 

@@ -23,7 +23,7 @@ from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
 from app.pipeline.stats import PipelineStats
-from app.pipeline.work import Step, Store, Thread
+from app.pipeline.work import Step, Store, Thread, Work
 from app.web.metrics import COUNTERS
 from stores.store import PayloadStore
 from tests.app.pipeline.chains import begun, sink
@@ -120,7 +120,8 @@ async def applied(retries: Retries, lane: Lane, record: Read) -> Sequence[Record
 async def test_each_transform_is_counted(name: str, runtime: Runtime) -> None:
     """What a stage has made of a record counts in a metric of its own; `lane_assembler` counts for `assemble`."""
     stats, record = PipelineStats(), Read()
-    made(Storing([]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None).count((name,), record, (record,))
+    work = Work(record, 0, (record,), applied=(name,))
+    made(Storing([]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None).finish(record, work)
     assert [attribute for _, attribute, _ in COUNTERS if getattr(stats, attribute) and name[:4] in attribute]
 
 
@@ -166,7 +167,7 @@ async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     for _ in range(9):
         with pytest.raises(type(error)):
             await asyncio.wait_for(applied(retries, lane, Read()), 10)
-    assert (stats.store_errors, stats.retries, retries._breaker.open) == (0, 0, False)
+    assert (stats.store_errors, stats.retries, retries._state.down) == (0, 0, False)
 
 
 async def test_retries_wait_for_what_was_withdrawn(runtime: Runtime) -> None:
@@ -540,11 +541,11 @@ async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
         )
         waiting = [asyncio.create_task(applied(retries, lane, copied(300_000))) for _ in range(5)]
         async with asyncio.timeout(10):
-            while not retries._breaker.open:  # noqa: ASYNC110  # it is no event
+            while not retries._state.down:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
             (result,) = await applied(retries, lane, copied(100_000))
         assert result.value is not None
-        assert retries._breaker.open
+        assert retries._state.down
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

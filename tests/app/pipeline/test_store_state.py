@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from app.pipeline.circuit_breaker import CircuitBreaker, pause
+from app.pipeline.stats import PipelineStats
+from app.pipeline.store_state import StoreState
+from tests.app.pipeline.chains import settings_of
 from tests.app.pipeline.hurried import hurried
+from tests.app.pipeline.runtimes import SHARED
 
 
-def down(breaker: CircuitBreaker, failures: int = 5) -> None:
+def state(delay_max_ms: int) -> StoreState:
+    """With this longest delay."""
+    settings = replace(settings_of(["offload"]), retry_delay_max_ms=delay_max_ms)
+    return StoreState(settings, None, PipelineStats(), SHARED.threads)
+
+
+def down(breaker: StoreState, failures: int = 5) -> None:
     """Lets so many calls fail."""
     for _ in range(failures):
         breaker.failed(probing=False)
@@ -18,18 +28,18 @@ def down(breaker: CircuitBreaker, failures: int = 5) -> None:
 
 async def test_breaker_opens_after_failures_in_a_row() -> None:
     """A store that fails now and then is asked by all; one that fails five times running is down."""
-    breaker = CircuitBreaker(60.0)
+    breaker = state(60000)
     down(breaker, 4)
     breaker.answered()
     down(breaker, 4)
-    assert not breaker.open
+    assert not breaker.down
     down(breaker, 1)
-    assert breaker.open
+    assert breaker.down
 
 
 async def test_breaker_lets_one_ask_and_all_go_on_when_it_ends() -> None:
     """While it lasts one record at a time asks, each another one; with the first answer all others may ask at once."""
-    breaker = CircuitBreaker(0.001)
+    breaker = state(1)
     down(breaker)
     asking, asked = 0, []
     answers = iter([False, False, True])
@@ -53,13 +63,13 @@ async def test_breaker_lets_one_ask_and_all_go_on_when_it_ends() -> None:
     await asyncio.wait_for(asyncio.gather(*map(ask, range(4))), 10)
     assert asked[:3] == [(0, True), (1, True), (2, True)]
     assert sorted(asked[3:]) == [(0, False), (1, False), (3, False)]
-    assert not breaker.open
+    assert not breaker.down
 
 
 @hurried
 async def test_breaker_asks_less_and_less_often() -> None:
     """The wait between two calls doubles, up to the longest that is allowed; a call that is late changes nothing."""
-    breaker, clock = CircuitBreaker(0.45), asyncio.get_running_loop().time
+    breaker, clock = state(450), asyncio.get_running_loop().time
     down(breaker)
     waits = []
     for _ in range(3):
@@ -75,7 +85,7 @@ async def test_breaker_asks_less_and_less_often() -> None:
 @hurried
 async def test_breaker_of_one_payload_holds_up_no_other_for_long() -> None:
     """Where one payload alone cannot be had, a record that comes then asks soon, not after the waits of that one."""
-    breaker = CircuitBreaker(60.0)
+    breaker = state(60000)
     down(breaker)
     for _ in range(8):
         breaker.failed(probing=True)  # it waits for most of a minute by now
@@ -99,7 +109,7 @@ async def test_breaker_of_one_payload_holds_up_no_other_for_long() -> None:
 
 async def test_breaker_turn_that_is_cancelled_is_the_next_ones() -> None:
     """A partition that is lost while its record was to ask leaves the turn to another."""
-    breaker = CircuitBreaker(0.001)
+    breaker = state(1)
     down(breaker)
     entered = asyncio.Event()
 
@@ -120,7 +130,7 @@ async def test_breaker_turn_that_is_cancelled_is_the_next_ones() -> None:
 async def test_pause_is_none_before_the_first_try() -> None:
     """Only what has failed waits, and no longer than is allowed."""
     clock = asyncio.get_running_loop().time
-    await pause(0, 60.0)
+    await state(60_000).pause(0)
     assert clock() == 0
-    await pause(50, 60.0)
+    await state(60_000).pause(50)
     assert clock() == pytest.approx(60)
