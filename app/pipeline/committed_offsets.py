@@ -9,7 +9,7 @@ from enum import Enum
 
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError, translated
-from app.kafka.errors import KafkaError
+from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
@@ -87,6 +87,8 @@ class CommittedOffsets:
         lanes = list(self._lanes)
         try:
             commits = await self._fetch(lanes)
+        except GroupMovedOnError:
+            return  # they are looked up after the next assignment
         except (KafkaError, ClusterError) as exc:
             if self._needed_for is not NeededFor.LAG:
                 self._termination.fail(self._error(exc))

@@ -44,12 +44,15 @@ class AtLeastOnce(Output):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts, parts.share.give, self.due)
         needed_for = NeededFor.ADMITTING if parts.settings.chunks.assembles else NeededFor.LAG
+        if parts.offset_reset.renewing:
+            needed_for = NeededFor.READING
         self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, needed_for, self._fetch)
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        await self._parts.offset_reset.renew(lanes)
         return await self._parts.source.commits([lane.partition for lane in lanes])
 
     async def start(self) -> None:
@@ -152,6 +155,7 @@ class ExactlyOnce:
 
     async def _take_over(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Takes the partitions over from their last owners, and lets the client read from the committed offsets."""
+        await self._parts.offset_reset.renew(lanes)
         # In this order: until a partition has a producer of this flow, another one may commit.
         try:
             await self.assign(lanes)

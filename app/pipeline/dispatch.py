@@ -115,7 +115,9 @@ class Dispatcher:
         return asked.result() if asked.done() else None
 
     def _fail(self, lane: Lane, item: Working, error: BaseException) -> None:
-        self._bury(lane, lane.fail(item), [item.source], self._error_policy.verdict(item.source, error))
+        verdict = self._error_policy.verdict(item.source, error)
+        if verdict is not None:
+            self._bury(lane, lane.fail(item), [item.source], verdict)
 
     def _bury(self, lane: Lane, letter: Letter, sources: Sequence[SourceRecord], verdict: Cause | RecordError) -> None:
         found = verdict if isinstance(verdict, RecordError) else self._error_policy.letters(sources, verdict)

@@ -70,11 +70,16 @@ class ErrorPolicy:
         self._stats = stats
         self._termination = termination
 
-    def verdict(self, source: SourceRecord, error: BaseException) -> Cause | RecordError:
-        """The cause for the dead letter of a record that has failed; or a failure, for `end`."""
+    def verdict(self, source: SourceRecord, error: BaseException) -> Cause | RecordError | None:
+        """The cause for the dead letter of a record that has failed; or a failure, for `end`.
+
+        None if no record can pass the store, which ends the flow now: later on the store may have worked.
+        """
         if not isinstance(error, _OF_THE_RECORD):
-            refuses = isinstance(error, PayloadStoreError)
-            return RecordError(source, error, "; the store refuses, so no record can pass it" if refuses else "")
+            if not isinstance(error, PayloadStoreError):
+                return RecordError(source, error, "")
+            self._termination.fail(RecordError(source, error, "; the store refuses, so no record can pass it"))
+            return None
         if self._writer is None:
             advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
             return RecordError(source, error, advice)
@@ -103,10 +108,9 @@ class ErrorPolicy:
     def end(self, failure: RecordError) -> None:
         """Ends the flow with a failure, once all before it in its lane is written."""
         error, record = failure.error, failure.record
-        if isinstance(error, _OF_THE_RECORD) and self._writer is None:
-            # Counted here: those behind it may have failed too, and are read again.
-            self._stats.count_failed(record, reason_of(error))
-        if isinstance(error, (PayloadStoreError, TransformError)):
+        if isinstance(error, _OF_THE_RECORD):
+            if self._writer is None:  # counted here: those behind it may have failed too, and are read again
+                self._stats.count_failed(record, reason_of(error))
             self._termination.fail(failure)
         else:  # a defect of ours must stop the pipeline as loudly
             self._termination.fail_by_defect(error, record)

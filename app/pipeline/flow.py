@@ -125,7 +125,10 @@ class Flow:
         self._retries = Retries(
             chain, runtime, settings, stats=stats, troubles=troubles, unstalled=budget.wake, store=store
         )
-        parts = Parts(settings, plan, clients, self._source, brokers, lanes, share, stats, termination, runtime.time)
+        self._offset_reset = reset = OffsetReset(self._source, settings, lanes, stats=stats, renewed=renewed)
+        parts = Parts(
+            settings, plan, clients, self._source, brokers, lanes, reset, share, stats, termination, runtime.time
+        )
         exactly_once = settings.guarantee.exactly_once
         make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(parts)
@@ -159,7 +162,6 @@ class Flow:
         )
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
         self.progress: Progress = Progress(lanes, self._source, before)
-        self._offset_reset = OffsetReset(self._source, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
             self._source,
             lanes,
@@ -329,9 +331,7 @@ class Flow:
             self._lanes.open(partition, 0 if self._plan.sink.partitions == 1 else sink_partition)
         self.progress.begin()
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
-        self._offset_reset.assigned(assigned)
-        if not self._offset_reset.fresh:
-            self._delivery.offsets.look_up()
+        self._delivery.offsets.look_up()
         self._joined()
         gone, self._had = self._had - assigned, set(assigned)
         given_back = f"; gave back {_named(gone)}" if gone else ""

@@ -32,7 +32,7 @@ class OffsetReset:
     `renewed` are the topics that were created anew since their offsets were committed.
     """
 
-    # State that changes: `_renewed`, `_fresh`, `_known`; on the event loop, between two awaits.
+    # State that changes: `_renewed`, `_known`; on the event loop, between two awaits.
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class OffsetReset:
         self._lanes = lanes
         self._stats = stats
         self._renewed = frozenset(renewed)
-        self._fresh: set[TopicPartition] = set()
         self._known: dict[str, bool] = {}
 
     @property
@@ -57,33 +56,25 @@ class OffsetReset:
         """True until partitions of the topics that were created anew begin at their first record."""
         return bool(self._renewed)
 
-    @property
-    def fresh(self) -> bool:
-        """True while assigned partitions have to begin at their first record; until then none may be read."""
-        return bool(self._fresh)
-
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Takes in the partitions that the group has assigned."""
-        self._fresh = {partition for partition in partitions if partition.topic in self._renewed}
-
-    async def renew(self) -> None:
-        """Begins the `fresh` partitions at their first records, and commits those offsets in place of the old ones.
+    async def renew(self, lanes: Iterable[Lane]) -> None:
+        """Begins topics that were created anew at their first records; those offsets are committed for the old ones.
 
         Raises:
+            GroupMovedOnError: the group assigns its partitions again; what it assigns then begins anew.
             KafkaError: the cluster did not answer.
         """
-        for partition in sorted(self._fresh):
-            lane, first, _ = await self._look(partition)
-            if lane is None or not await self._begin(lane, first):
-                return  # the group moves on; the partitions that it assigns then begin anew
-            log.warning(
-                "pipeline %s: topic %s was deleted and created again; partition %d is read from its first record, at "
-                "offset %d",
-                self._name,
-                *partition,
-                first,
-            )
-            self._fresh.discard(partition)
+        for lane in lanes:
+            if lane.partition.topic in self._renewed:
+                first, _ = await self._source.bounds(lane.partition)
+                if not await self._begin(lane, first):
+                    raise GroupMovedOnError(f"the next owners of topic {lane.partition.topic} begin it")
+                log.warning(
+                    "pipeline %s: topic %s was deleted and created again; partition %d is read from its first record, "
+                    "at offset %d",
+                    self._name,
+                    *lane.partition,
+                    first,
+                )
         self._renewed = frozenset()
 
     async def find(self, error: NoOffsetForPartitionError | OffsetOutOfRangeError) -> None:

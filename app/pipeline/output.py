@@ -22,6 +22,7 @@ from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
+from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.origins import Origins
 from app.pipeline.stats import PipelineStats
@@ -40,6 +41,7 @@ class Parts:
     source: GroupConsumer
     brokers: BrokerHealth
     lanes: Lanes
+    offset_reset: OffsetReset
     share: Share
     stats: PipelineStats
     termination: Termination

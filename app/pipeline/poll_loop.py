@@ -104,9 +104,7 @@ class PollLoop:
         reads_all = False
         if self.holding and not self.held:
             self._end_hold()
-        if self._offset_reset.fresh:
-            await self._renew()
-        elif self.held and offsets.may_admit:
+        if self.held and offsets.may_admit:
             await self._hold()
         elif offsets.may_admit or (offsets.may_read and not self.held and not self._lanes.waits):
             reads_all = await self._read()
@@ -136,16 +134,11 @@ class PollLoop:
         """
         offsets = self._delivery.offsets
         # During a rebalance what was polled and not admitted is forgotten, though the position is behind it.
-        if not (offsets.may_read and offsets.may_admit) or self._offset_reset.fresh or self._source.rebalancing:
+        if not (offsets.may_read and offsets.may_admit) or self._source.rebalancing:
             return
         for lane in self._lanes:
             if not lane.read:
                 lane.read_to = self._source.position(lane.partition) or 0
-
-    async def _renew(self) -> None:
-        await self._termination.unless_ended(self._offset_reset.renew())
-        if not self._offset_reset.fresh:
-            self._delivery.offsets.look_up()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

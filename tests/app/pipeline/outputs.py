@@ -23,7 +23,7 @@ def output_over(outbox: Callable[..., Any], give: Callable[[int], None], topic: 
     plan = Plan("p", (), Topic(topic, 1, 1_000_000, "delete"), None)
     clients = SimpleNamespace(writer=lambda *_, **__: SimpleNamespace(outbox=outbox))
     (pipeline,) = settings.pipelines
-    termination, nobody = Termination("p", lambda: None), cast(Any, None)
+    stats, termination, nobody = PipelineStats(), Termination("p", lambda: None), cast(Any, None)
     writer, lanes, share = cast(Any, clients), Lanes(Share(Budget(1)), None), Share(Budget(1))
-    parts = Parts(pipeline, plan, writer, nobody, nobody, lanes, share, PipelineStats(), termination, lambda: 0.0)
+    parts = Parts(pipeline, plan, writer, nobody, nobody, lanes, nobody, share, stats, termination, lambda: 0.0)
     return Output(parts, give, lambda: None)

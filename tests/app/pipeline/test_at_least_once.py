@@ -23,6 +23,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.lane import PlacedRecord
 from app.pipeline.lanes import Lanes
+from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
@@ -54,8 +55,9 @@ class Bench:
         self.asked = 0
         self.may = asyncio.Event()
         source = cast(Any, SimpleNamespace(commit=self._commit))
+        reset = OffsetReset(source, pipeline, lanes, stats=stats, renewed=())
         self.delivery = AtLeastOnce(
-            Parts(pipeline, plan, clients, source, brokers, lanes, share, stats, self.termination, time.time)
+            Parts(pipeline, plan, clients, source, brokers, lanes, reset, share, stats, self.termination, time.time)
         )
 
     async def _commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:

@@ -28,6 +28,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
 from app.pipeline.lanes import Lanes
+from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
 from app.pipeline.pace import Pace
 from app.pipeline.stats import PipelineStats
@@ -61,7 +62,8 @@ def parts_of(
     clients._source = source = cast(Any, SimpleNamespace(carry_epochs=carry_epochs, caught_up=caught_up))
     share = Share(Budget(100_000))
     lanes = Lanes(share, None)
-    return Parts(pipeline, plan, clients, source, brokers, lanes, share, PipelineStats(), termination, time.time)
+    reset = OffsetReset(source, pipeline, lanes, stats=PipelineStats(), renewed=())
+    return Parts(pipeline, plan, clients, source, brokers, lanes, reset, share, PipelineStats(), termination, time.time)
 
 
 @asynccontextmanager
