@@ -49,9 +49,7 @@ def keep_secrets() -> None:
     """Keeps passwords and tokens out of the clients' logs, at any log level. Is called again if that changes."""
     _set_levels(LEAST_LEVELS)
     # At DEBUG, aiokafka logs each request, and the login request has the password.
-    logger = logging.getLogger("aiokafka.conn")
-    if _is_no_login not in logger.filters:
-        logger.addFilter(_is_no_login)
+    logging.getLogger("aiokafka.conn").addFilter(_is_no_login)
 
 
 def _is_no_login(record: logging.LogRecord) -> bool:
@@ -69,29 +67,20 @@ def calm_clients(*, whole: bool = False) -> None:
         whole: whether the process has no code of users, whose own pages and tasks may fail.
     """
     calm = {**_CLIENTS, **_OF_THE_PROCESS} if whole else _CLIENTS
-    _set_levels(dict.fromkeys(calm, logging.NOTSET) if _root_level() <= logging.DEBUG else calm)
+    _set_levels(dict.fromkeys(calm, logging.NOTSET) if logging.getLogger().level <= logging.DEBUG else calm)
     keep_secrets()
-    asyncio_log = logging.getLogger("asyncio")
-    if whole and _is_awaited not in asyncio_log.filters:
-        asyncio_log.addFilter(_is_awaited)
+    if whole:
+        logging.getLogger("asyncio").addFilter(_is_awaited)
     for name in _REPORTED_BY_US:
-        logger = logging.getLogger(name)
-        if _calmed not in logger.filters:
-            logger.addFilter(_calmed)
+        logging.getLogger(name).addFilter(_calmed)
     for name in _CREDENTIALS:
-        logger = logging.getLogger(name)
-        if _is_first not in logger.filters:
-            logger.addFilter(_is_first)
+        logging.getLogger(name).addFilter(_is_first)
 
 
 def _set_levels(levels: Mapping[str, int]) -> None:
     """Sets levels; that of the root logger counts where it is higher, or a line that it leaves out would pass."""
     for name, level in levels.items():
-        logging.getLogger(name).setLevel(max(level, _root_level()))
-
-
-def _root_level() -> int:
-    return logging.getLogger().level
+        logging.getLogger(name).setLevel(max(level, logging.getLogger().level))
 
 
 def _is_first(record: logging.LogRecord) -> bool:
@@ -192,26 +181,20 @@ def bound_repeats(logger: logging.Logger) -> Callable[[], None]:
 class RepeatFilter(logging.Filter):
     """Bounds how often a line of ours, or of the Kafka client, is repeated. For a handler.
 
-    Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In
-    `seconds` a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
+    Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In 30
+    seconds a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
     counted, and told in a line of its own, which comes with the first line of any kind after that time. Lines at DEBUG
     all pass, and those with `fields`: a change of state is told each time.
 
     Without it, aiokafka logs each connection attempt to a broker that is down, about thirty lines a second, and hides
     all other lines; and a million records that fail leave a million lines.
 
-    Args:
-        handler: gets the lines on what was left out.
-        seconds: how long a repeated line is left out.
-        clock: a monotonic clock, in seconds.
+    The handler also gets the lines on what was left out.
     """
 
-    def __init__(
-        self, handler: logging.Handler, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._handler = handler
-        self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._passed: dict[tuple[object, ...], _Passed] = {}  # the oldest first
@@ -223,7 +206,7 @@ class RepeatFilter(logging.Filter):
             return True
         now_s = self._clock()
         with self._lock:
-            over = self._forget(now_s - self._seconds, _REMEMBERED)
+            over = self._forget(now_s - _SECONDS, _REMEMBERED)
             passed = self._passed.setdefault(_alike(record), _Passed(now_s, set(), record))
             text = hash(record.getMessage())
             passes = text not in passed.texts and len(passed.texts) < most

@@ -119,10 +119,8 @@ class BrokerHealth:
         return self._refused[0]
 
     def _look(self) -> None:
-        now_s = self._clock()
         for address, asked_s in self._asked.values():
-            # A request that waits for a quota goes out after that.
-            if now_s - max(asked_s, self._throttles.until_s(address)) > self._patience_s:
+            if self._clock() - asked_s > self._patience_s:
                 self.troubles.note(UNANSWERED, address, since_s=asked_s)
         leaderless = {
             f"topic {topic}, partition {number}"

@@ -46,8 +46,8 @@ class Place(IntEnum):
     ERRORS = auto()  # while it holds a response back, no broker is silent for HEALTH
     MEMBER = auto()  # adds its id to the versions that EPOCHS has chosen
     REFUSALS = auto()
-    HEALTH = auto()  # counts that a broker which asks for a THROTTLE answers
     THROTTLE = auto()
+    HEALTH = auto()  # the time that a broker takes begins when it gets the request, after a wait for a quota
     OFFSETS = auto()  # asks for something else first, once the connection may be used
     JOIN = auto()  # those from here on have nothing to do with each other
     TOPICS = auto()

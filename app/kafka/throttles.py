@@ -65,12 +65,8 @@ class Throttles:
         Gate.of(client).set(Place.THROTTLE, {object: held_back})
 
     def _note(self, address: str, until_s: float) -> None:
-        before_s = self.until_s(address)
+        before_s = self._by_address.get(address, 0.0)
         if self._clock() - before_s >= _PAUSE_S:
             self._troubles.end(THROTTLED, address)
         self._by_address[address] = until_s = max(until_s, before_s)
         self._troubles.note(THROTTLED, address, seen_s=until_s, patience_s=UNANSWERED_S)
-
-    def until_s(self, address: str) -> float:
-        """Until when, by the clock, a broker takes nothing from some connection of the clients; 0 if it never said."""
-        return self._by_address.get(address, 0.0)

@@ -33,7 +33,7 @@ class Log:
         self._text = io.StringIO()
         self._handler = logging.StreamHandler(self._text)
         self._handler.setFormatter(formatter or logging.Formatter("%(levelname)s %(message)s"))
-        self.repeats = RepeatFilter(self._handler, seconds=30, clock=lambda: self.now)
+        self.repeats = RepeatFilter(self._handler, lambda: self.now)
         self._handler.addFilter(self.repeats)
 
     def write(
