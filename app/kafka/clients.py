@@ -7,10 +7,10 @@ import contextlib
 import importlib.util
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -329,15 +329,12 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
         try:
             await asyncio.wait_for(client.start(), timeout_s)
         except (kafka_errors.KafkaError, OSError, ValueError) as exc:
-            error = await _unreachable(settings, arguments, exc)
-            raise error from error.__cause__
+            await _refuse_silence(settings, arguments, exc)
         try:
             yield client
         except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError):
-            misled = await _misled(settings, arguments)
-            if misled is None:
-                raise
-            raise misled from misled.__cause__
+            await _check_addresses(settings, arguments)
+            raise
     finally:
         await client.close()
 
@@ -360,58 +357,50 @@ class ClusterId:
         return self._found
 
 
-async def _misled(settings: ClientSettings, arguments: Mapping[str, Any]) -> ConfigurationError | None:
-    """The error if brokers answer, but cannot be reached at the addresses that they give."""
+async def _check_addresses(settings: ClientSettings, arguments: Mapping[str, Any]) -> None:
+    """Refuses brokers that answer, but cannot be reached at the addresses that they give."""
     client = AIOKafkaClient(**arguments, request_timeout_ms=int(_PROBE_S * 1000))
     try:
         await client.bootstrap()
         addresses = ",".join(f"{broker.host}:{broker.port}" for broker in client.cluster.brokers())
     except (kafka_errors.KafkaError, OSError):
-        return None
+        return
     finally:
         await client.close()
     if not addresses and settings.security["sasl.mechanism"] in TOKEN_MECHANISMS:
         # aiokafka does not look at what brokers say to a token, and takes their refusal for an answer without brokers.
-        return ConfigurationError(
+        raise ConfigurationError(
             "sasl.mechanism",
             f"the brokers at {settings.bootstrap_servers} do not accept the token; look at its issuer, audience, scope "
             "and time, and at the log of a broker",
         )
     found = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else {}
-    if not found:
-        return None
-    return _no_connection(
-        f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
-        f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or what this machine knows of "
-        "these names",
-        found.values(),
-    )
+    if found:
+        told = (
+            f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
+            f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or what this machine knows of "
+            "these names"
+        )
+        raise ConfigurationError("bootstrap.servers", told) from ClusterError(told, retriable=_is_silence(found))
 
 
-async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:
+async def _refuse_silence(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> Never:
     found = await _probed(arguments) or {describe(error): error}
     reason = "; ".join(found)
     protocol, security = arguments["security_protocol"], settings.security
     closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
     advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
-    return _no_connection(
+    told = (
         f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
-        f"that the cluster runs, the addresses, and security.protocol{advice}",
-        found.values(),
+        f"that the cluster runs, the addresses, and security.protocol{advice}"
     )
+    raise ConfigurationError("bootstrap.servers", told) from ClusterError(told, retriable=_is_silence(found))
 
 
-def _no_connection(told: str, errors: Iterable[Exception]) -> ConfigurationError:
-    error = ConfigurationError("bootstrap.servers", told)
-    error.__cause__ = ClusterError(told, retriable=all(map(_is_silence, errors)))
-    return error
-
-
-def _is_silence(error: Exception) -> bool:
+def _is_silence(found: Mapping[str, Exception]) -> bool:
     """True if nobody was reached, or said a word; False if a login or a certificate is refused."""
-    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
-        return False
-    return isinstance(error, OSError) or bool(getattr(error, "retriable", False))
+    tls = any(isinstance(each, ssl.SSLError) for error in found.values() for each in (error, error.__cause__))
+    return not tls and all(isinstance(each, OSError) or getattr(each, "retriable", False) for each in found.values())
 
 
 async def _probed(arguments: Mapping[str, Any]) -> Mapping[str, Exception]:

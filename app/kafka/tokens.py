@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -19,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlencode
 
 from aiokafka.abc import AbstractTokenProvider
@@ -52,11 +53,7 @@ _SIGNER = "aws_msk_iam_sasl_signer"
 
 
 class TokenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """There is no token to log in with.
-
-    Attributes:
-        retriable: whether another try may succeed.
-    """
+    """There is no token to log in with. `retriable` says whether another try may succeed."""
 
     def __init__(self, reason: str, *, retriable: bool) -> None:
         super().__init__(reason)
@@ -65,22 +62,17 @@ class TokenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What brokers take, and until when.
-
-    Attributes:
-        text: the token.
-        seconds: how long it is good from now on.
-    """
+    """The text that brokers accept, and how many seconds it is valid from now on."""
 
     text: str = field(repr=False)
     seconds: float
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
-    """Gives clients the token of now. Any thread may use it.
+    """Gives clients the current token, or raises `TokenError`. Any thread may use it.
 
     Args:
-        obtain: gives a new token, and blocks meanwhile. Raises `TokenError`.
+        obtain: gives a new token, and blocks while it asks for it.
     """
 
     def __init__(self, obtain: Callable[[], Token]) -> None:
@@ -90,19 +82,11 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka ha
         self._until_s = 0.0
 
     async def token(self) -> str:
-        """The token, without blocking the event loop.
-
-        Raises:
-            TokenError: there is none.
-        """
+        """The token, without blocking the event loop."""
         return self._text if self._is_good() else await asyncio.to_thread(self.now)
 
     def now(self) -> str:
-        """The token; asks for a new one where the last one is nearly over.
-
-        Raises:
-            TokenError: there is none.
-        """
+        """The token; a new one if the last one is nearly over."""
         with self._lock:
             if not self._is_good():
                 since_s = time.monotonic()
@@ -115,11 +99,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka ha
 
 
 def token_provider(security: Mapping[str, Any], bootstrap_servers: str) -> TokenProvider:
-    """The provider for a login; the same one for the same login.
-
-    Args:
-        security: values of `app.config.keys.SECURITY_KEYS`; `sasl.mechanism` is one of `TOKEN_MECHANISMS`.
-        bootstrap_servers: addresses of the cluster.
+    """The provider for a login with one of `TOKEN_MECHANISMS`; the same one for the same login.
 
     Raises:
         ConfigurationError: a package or the region is missing.
@@ -197,15 +177,22 @@ def _told(body: bytes, secret: str) -> str:
 
 
 def _token_of(body: bytes, at: str) -> Token:
+    """The token of an answer, valid as long as that says; else as a JSON Web Token says (RFC 7519, section 4.1.4)."""
     found = _object(body) if len(body) <= _MOST_BYTES else {}
     text = found.get("access_token")
     # Whatever else it were, it would come into the login between control characters.
     if not isinstance(text, str) or not _TOKEN.fullmatch(text):
         raise TokenError(f"{at} gives no access_token", retriable=True)
-    return Token(text, _seconds(found.get("expires_in")) or _left_s(text))
+    seconds = _number(found, "expires_in")
+    if seconds is None or not seconds > 0:
+        until_s = None
+        with contextlib.suppress(IndexError, ValueError):
+            until_s = _number(_object(base64.urlsafe_b64decode(text.split(".")[1] + "===")), "exp")
+        seconds = _UNKNOWN_S if until_s is None else until_s - time.time()
+    return Token(text, max(0.0, min(seconds, _MOST_S)))
 
 
-def _object(body: bytes | str) -> Mapping[str, Any]:
+def _object(body: bytes) -> Mapping[str, Any]:
     """An object of JSON; an empty one for anything else."""
     try:
         found = json.loads(body)
@@ -214,23 +201,11 @@ def _object(body: bytes | str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _seconds(given: object) -> float:
-    """0 for what is no time, or is over."""
-    known = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
-    return float(min(cast("float", given), _MOST_S)) if known else 0.0
-
-
-def _left_s(text: str) -> float:
-    """How long a JSON Web Token is good, by its claim `exp` (RFC 7519, section 4.1.4)."""
-    parts = text.split(".")
-    try:
-        claims = _object(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (IndexError, ValueError):
-        return _UNKNOWN_S
-    until = claims.get("exp")
-    if not isinstance(until, int | float) or isinstance(until, bool):
-        return _UNKNOWN_S
-    return _seconds(max(0, min(until, _LATEST_S)) - time.time())
+def _number(found: Mapping[str, Any], name: str) -> float | None:
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(max(-_LATEST_S, min(value, _LATEST_S)))
 
 
 # --- Amazon MSK -------------------------------------------------------------------------------------------------------
