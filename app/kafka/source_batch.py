@@ -7,7 +7,7 @@ batch whose checksum is wrong is an error of the reader: the next fetch may brin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -82,16 +82,15 @@ class Unopened:
     headers: Sequence[Header] = ()
 
 
+@dataclass(slots=True, eq=False)
 class SourceBatch:
     """Records of one source partition, as a batch had them, from `offset` on.
 
-    Args:
+    Attributes:
         partition: the source partition.
         offset: of the first record that is wanted; those before it in the batch were read before.
         batch: its header is checked; None if the records come in another way.
-        records: these, if there is no batch.
-
-    Attributes:
+        unbatched: these, if there is no batch.
         codec: the number of the codec that the records came with; 0 for none.
         size: bytes of the batch; of records, those of keys and values.
         offsets: of the records of the batch, if it is `whole`.
@@ -99,44 +98,25 @@ class SourceBatch:
         merged_from: the number of batches that it was made of; 0 if it is one as it was read.
     """
 
-    __slots__ = (
-        "_most_plain_bytes",
-        "_plain_bytes",
-        "_records",
-        "_rows",
-        "batch",
-        "codec",
-        "merged_from",
-        "offset",
-        "offsets",
-        "partition",
-        "passes",
-        "size",
-    )
+    partition: TopicPartition
+    offset: int
+    batch: RecordBatch | None
+    unbatched: Sequence[SourceRecord] = ()
+    codec: int = field(init=False, default=0)
+    size: int = field(init=False)
+    offsets: Sequence[int] = field(init=False, default=())
+    passes: bool | None = field(init=False, default=None)
+    merged_from: int = field(init=False, default=0)
+    _plain_bytes: int | None = field(init=False, default=None)
+    _most_plain_bytes: int | None = field(init=False, default=None)
+    _rows: list[Any] | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        partition: TopicPartition,
-        offset: int,
-        batch: RecordBatch | None,
-        records: Sequence[SourceRecord] = (),
-    ) -> None:
-        self.partition = partition
-        self.offset = offset
-        self.batch = batch
-        self.codec = 0 if batch is None else batch.codec
-        self.merged_from = 0
-        self.passes: bool | None = None
-        self._plain_bytes: int | None = None
-        self._most_plain_bytes: int | None = None
-        self._records = records
-        self._rows: list[Any] | None = None
-        if batch is not None:
-            self.size = len(batch.data)
-            self.offsets: Sequence[int] = range(batch.base_offset, batch.last_offset + 1)
+    def __post_init__(self) -> None:
+        if (batch := self.batch) is not None:
+            self.codec, self.size = batch.codec, len(batch.data)
+            self.offsets = range(batch.base_offset, batch.last_offset + 1)
         else:
-            self.size = 1 + sum(len(record.key or b"") + len(record.value or b"") for record in records)
-            self.offsets = ()
+            self.size = 1 + sum(len(record.key or b"") + len(record.value or b"") for record in self.unbatched)
 
     @property
     def whole(self) -> bool:
@@ -147,7 +127,7 @@ class SourceBatch:
     def timestamp(self) -> int | None:
         """The timestamp of the first record, in milliseconds since 1970; None if there is none."""
         if self.batch is None:
-            return self._records[0].timestamp if self._records else None
+            return self.unbatched[0].timestamp if self.unbatched else None
         return self.batch.latest_timestamp if self.batch.broker_time else self.batch.first_timestamp
 
     @property
@@ -255,9 +235,7 @@ class SourceBatch:
         try:
             data = self.batch.uncompressed()
             self._plain_bytes = len(data)
-            if len(data) > _COUNTED_LATE_BYTES and is_crowded(
-                memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count
-            ):
+            if _is_crowded(data, self.batch):
                 return False
             rows: Iterable[Any] = DefaultRecordBatch(data)
             if len(data) <= _READ_ONCE_BYTES:
@@ -278,7 +256,7 @@ class SourceBatch:
     def rows(self) -> Sequence[SourceRecord]:
         """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition."""
         if self.batch is None:
-            return self._records
+            return self.unbatched
         rows: list[Any] = self._rows or list(DefaultRecordBatch(self.batch.uncompressed()))
         if self.offset > self.batch.base_offset:
             rows = [row for row in rows if row.offset >= self.offset]
@@ -293,7 +271,7 @@ class SourceBatch:
             CorruptRecordException: the checksum of the batch is wrong, and so a record cannot be decoded.
         """
         if self.batch is None:
-            yield from self._records
+            yield from self.unbatched
             return
         batch, read, before = self.batch, 0, self.batch.base_offset - 1
         try:
@@ -317,7 +295,7 @@ class SourceBatch:
         topic, number = self.partition.topic, self.partition.partition
         before, last = batch.base_offset - 1, batch.last_offset - batch.count
         data = batch.uncompressed()
-        if len(data) > _COUNTED_LATE_BYTES and is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], batch.count):
+        if _is_crowded(data, batch):
             return
         held: ReadRecord | None = None  # the last one of all is whole only if nothing is behind it
         try:
@@ -366,6 +344,10 @@ class SourceBatch:
 def placed(error: MalformedError, first: int, last: int) -> MalformedError:
     """The error of records that cannot be decoded, with their offsets."""
     return MalformedError(f"{error.field} (offsets {first} to {last})", error.found, error.allowed)
+
+
+def _is_crowded(data: bytes | memoryview, batch: RecordBatch) -> bool:
+    return len(data) > _COUNTED_LATE_BYTES and is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], batch.count)
 
 
 def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
