@@ -10,6 +10,7 @@ from typing import cast
 
 from aiokafka import TopicPartition
 
+from app.kafka.topic_reader import Pending
 from app.pipeline.stages import InflateStage
 from app.pipeline.work import Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
@@ -45,7 +46,7 @@ class Restored:
     reference: bool = False
 
 
-class Restorer:
+class Restorer(Pending):
     """Inflates references and puts chunks together, or takes wrappers off, or all of it. Belongs to one event loop.
 
     The order is the worker's: chunks become a message, whose wrapper is taken off, and a reference in it inflated. What

@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Never
 
 from aiokafka import TopicPartition
@@ -20,6 +19,7 @@ from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import TopicReader, reading, topic_consumer
 from app.kafka.topics import identities
+from transforms.record import SourceRecord
 
 _POLL_MS = 500
 _QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
@@ -32,36 +32,26 @@ class UnacknowledgedError(ClusterError):
     """A record was sent, and no broker has acknowledged it. It may be written: the answer to a request may be lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A record of the log.
-
-    Attributes:
-        former: whether it was written before the log was first read: by this process at all, or since the topic was
-            made again or cut.
-    """
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    former: bool
-
-
 class TopicLog:
     """Partition 0 of a topic, in order. Used on one event loop at a time.
 
     Args:
         client: how to reach the cluster.
         topic: its name; it is there.
-        take: gets each record.
-        skipped: gets told of records that would fill the memory, or are damaged.
+        take: gets each record, and whether it was written before the log was first read: by this process at all, or
+            since the topic was recreated or cut.
+        skipped: gets what is reported of records that would fill the memory, or are damaged.
 
     Attributes:
         position: the offset behind what was read; -1 before the first read.
     """
 
     def __init__(
-        self, client: ClientSettings, topic: str, take: Callable[[Entry], None], skipped: Callable[[str], None]
+        self,
+        client: ClientSettings,
+        topic: str,
+        take: Callable[[SourceRecord, bool], None],
+        skipped: Callable[[str], None],
     ) -> None:
         self._client = client
         self._topic = topic
@@ -195,7 +185,7 @@ class TopicLog:
                 if isinstance(record, Unopened):
                     self._skipped(f"offset {record.first}: {record.error}")
                 else:
-                    self._take(Entry(record.offset, record.key, record.value, record.offset < self._new_from))
+                    self._take(record, record.offset < self._new_from)
         reached = reader.controls.position(self._partition)
         if reached is None or reached == self.position:
             return False

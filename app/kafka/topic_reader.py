@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
@@ -157,27 +157,23 @@ async def reading(
 # --- a selection of the records ---------------------------------------------------------------------------------------
 
 
-class Pending(Protocol):
-    """What a caller holds of the records that it was given, as with chunks of messages that are not whole."""
+class Pending(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """What a caller holds of the records that it was given, as with chunks of messages that are not whole; nothing."""
 
-    def safe_offset(self, partition: TopicPartition, position: int) -> int:
+    def safe_offset(self, partition: TopicPartition, position: int) -> int:  # noqa: ARG002
         """The offset to commit when all records before a position were given."""
+        return position
 
     def release(self, partition: TopicPartition) -> None:
-        """The partition is another consumer's now."""
-
-
-class _Releasing(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
+        """The partition is another consumer's now, which reads again what is pending of it."""
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Lets go of what is read again by whoever gets the partitions."""
+        """See aiokafka."""
         for partition in revoked:
-            self._pending.release(partition)
+            self.release(partition)
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Nothing to do."""
+        """See aiokafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +200,7 @@ class Selection:
 class SelectionReader:
     """Reads the selected records, in order by partition. Use `open_reader`. Its methods raise aiokafka's errors."""
 
-    def __init__(self, reader: TopicReader, selection: Selection, pending: Pending | None = None) -> None:
+    def __init__(self, reader: TopicReader, selection: Selection, pending: Pending) -> None:
         self._reader = reader
         self._consumer = reader.controls.consumer
         self._pending = pending
@@ -281,9 +277,8 @@ class SelectionReader:
 
     async def _commit(self, partition: TopicPartition, position: int) -> None:
         self._committed[partition] = position
-        safe = position if self._pending is None else self._pending.safe_offset(partition, position)
         try:
-            await self._consumer.commit({partition: safe})
+            await self._consumer.commit({partition: self._pending.safe_offset(partition, position)})
         except (CommitFailedError, IllegalStateError):
             if self._reader.held:
                 raise
@@ -308,17 +303,11 @@ async def open_reader(
 ) -> AsyncIterator[SelectionReader]:
     """A reader for the length of a block.
 
-    Args:
-        client: how to reach the cluster.
-        topic: to read.
-        selection: of its records.
-        pending: what the caller still holds of the records; None if it holds nothing.
-
     Raises:
         ConfigurationError: there is no such partition or offset, or the brokers refuse the group for its length.
         ClusterError: the cluster failed.
     """
-    group = selection.group
+    group, pending = selection.group, pending or Pending()
     if group is not None:
         check_name("group-id", group, "--group", enabled=client.limit_names)
     topic.check_partition(selection.partition)
@@ -329,7 +318,7 @@ async def open_reader(
     if group is None:
         consumer.assign(partitions)
     else:
-        consumer.subscribe([topic.name], listener=None if pending is None else _Releasing(pending))
+        consumer.subscribe([topic.name], listener=pending)
     async with reading(consumer, topic.name, group) as reader:
         found = SelectionReader(reader, selection, pending)
         await found.begin(partitions)

@@ -12,11 +12,12 @@ from weakref import WeakValueDictionary
 
 from app.config.settings import Settings
 from app.kafka.clients import ClusterError
-from app.kafka.topic_log import Entry, TopicLog
+from app.kafka.topic_log import TopicLog
 from app.pipeline.runtime import random_id
 from transforms.control_record import ControlRecords, Request, TargetState, TargetStateRequest, record_of
 from transforms.errors import MalformedError
 from transforms.logger_name import logger_name
+from transforms.record import SourceRecord
 from transforms.text import printable
 
 log = logging.getLogger(logger_name(__name__))
@@ -96,17 +97,17 @@ class ControlTopic:
         await self._log.append(*record_of(named))
         return read
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, record: SourceRecord, former: bool) -> None:  # noqa: FBT001
         try:
-            request = self._records.read(entry.key, entry.value)
+            request = self._records.read(record.key, record.value)
         except MalformedError as exc:
-            self._skip(f"offset {entry.offset}, key {printable(entry.key)}: {exc}", entry.key)
+            self._skip(f"offset {record.offset}, key {printable(record.key)}: {exc}", record.key)
             return
         if request is None:
             return
-        self._broken.discard(entry.key)
+        self._broken.discard(record.key)
         awaited = self._awaited.get(request.id)
-        if entry.former and self.listener is not None:
+        if former and self.listener is not None:
             self._read_again[type(request), request.group] = request
             if awaited is not None:
                 self._awaited_again.append(awaited)

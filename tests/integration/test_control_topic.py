@@ -20,7 +20,7 @@ from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
 from app.config.settings import ClientSettings, Settings
 from app.kafka.clients import ClusterError, admin
-from app.kafka.topic_log import Entry, TopicLog
+from app.kafka.topic_log import TopicLog
 from app.kafka.topics import topic_of
 from app.local.broker import EmbeddedBroker
 from app.pipeline.control_topic import ControlTopic
@@ -34,6 +34,7 @@ from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.control_record import Restart
 from transforms.errors import ConfigurationError
+from transforms.record import SourceRecord
 
 TOKEN = "token-of-who-may-steer-1"
 STAMP = 1_700_000_000_000
@@ -413,20 +414,24 @@ async def test_a_topic_that_was_cut(group: Group) -> None:
 async def test_a_log_that_is_another_one_is_read_anew(group: Group) -> None:
     """What stands there is taken again, and counts as former; what comes then does not."""
     await asyncio.to_thread(group.write, b"a", b"1")
-    taken: list[Entry] = []
-    log = TopicLog(settings_of(group).client, group.topic, taken.append, lambda _: None)
+    taken: list[tuple[int, bytes | None, bool]] = []
+
+    def take(record: SourceRecord, former: bool) -> None:  # noqa: FBT001
+        taken.append((record.offset, record.value, former))
+
+    log = TopicLog(settings_of(group).client, group.topic, take, lambda _: None)
     await log.read(30)
-    assert taken == [Entry(0, b"a", b"1", former=True)]
+    assert taken == [(0, b"1", True)]
     log.position = 1_000
     await log.read(30)
     await log.append(b"b", b"2")
     await log.read(30)
-    assert taken == [Entry(0, b"a", b"1", former=True)] * 2 + [Entry(1, b"b", b"2", former=False)]
+    assert taken == [(0, b"1", True)] * 2 + [(1, b"2", False)]
 
 
 async def test_a_log_that_takes_too_long(group: Group) -> None:
     """The error says which topic, and after how long."""
-    log = TopicLog(settings_of(group).client, group.topic, lambda _: None, lambda _: None)
+    log = TopicLog(settings_of(group).client, group.topic, lambda *_: None, lambda _: None)
     with pytest.raises(ClusterError, match=f"topic {group.topic} was not read to its end within 0 s"):
         await log.read(0.0)
 
@@ -434,13 +439,13 @@ async def test_a_log_that_takes_too_long(group: Group) -> None:
 async def test_records_that_would_fill_the_memory(group: Group) -> None:
     """A batch of a kilobyte with megabytes in it is not opened, and the log goes on behind it."""
     skipped: list[str] = []
-    taken: list[Entry] = []
+    taken: list[bytes | None] = []
     async with AIOKafkaProducer(
         bootstrap_servers=group.way.broker, compression_type="gzip", max_request_size=10_000_000
     ) as producer:
         await producer.send_and_wait(group.topic, b"x" * 5_000_000, key=b"large")
-    log = TopicLog(settings_of(group).client, group.topic, taken.append, skipped.append)
+    log = TopicLog(settings_of(group).client, group.topic, lambda record, _: taken.append(record.key), skipped.append)
     await log.append(b"a", b"1")
     await log.read(30)
-    assert [each.key for each in taken] == [b"a"]
+    assert taken == [b"a"]
     assert len(skipped) == 1

@@ -588,7 +588,7 @@ async def admin_client(settings: ClientSettings) -> None:
 
 def log(settings: ClientSettings) -> TopicLog:
     """A log of nobody's."""
-    return TopicLog(settings, "control", lambda _: None, lambda _: None)
+    return TopicLog(settings, "control", lambda *_: None, lambda _: None)
 
 
 @pytest.mark.parametrize(

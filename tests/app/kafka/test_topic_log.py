@@ -57,7 +57,7 @@ async def test_a_record_that_nobody_waits_for_is_not_sent_again(monkeypatch: pyt
 
     monkeypatch.setattr(clients, "AIOKafkaProducer", make)
     monkeypatch.setattr(producer, "_STOP_SENDER_S", 0.05)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
     writing = asyncio.create_task(log.append(b"k", b"v"))
     async with asyncio.timeout(20):
         while not (made and made[0].requests):  # nobody tells
@@ -84,7 +84,7 @@ async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_ans
         raise Refused
 
     monkeypatch.setattr(topic_reader, "AIOKafkaConsumer", make)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
     with pytest.raises(Refused):
         await log.read(1)
     assert given.get("request_timeout_ms", 40_000) / 1000 < steering._ANSWER_S
@@ -105,7 +105,7 @@ async def test_a_record_may_be_written_though_its_last_request_was_refused(
             raise error
 
     monkeypatch.setattr(clients, "AIOKafkaProducer", Refused)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda _: None, lambda _: None)
+    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
     with pytest.raises(ClusterError, match="topic control") as failed:
         await log.append(b"k", b"v")
     assert isinstance(failed.value, UnacknowledgedError) == unknown

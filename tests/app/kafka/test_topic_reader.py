@@ -19,7 +19,7 @@ from app.config.settings import ClientSettings
 from app.deadletters.log import LetterLog
 from app.kafka import topic_reader
 from app.kafka.source_batch import Unopened
-from app.kafka.topic_reader import Selection, SelectionReader, TopicReader, _Releasing, topic_consumer
+from app.kafka.topic_reader import Pending, Selection, SelectionReader, TopicReader, topic_consumer
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -205,7 +205,7 @@ async def test_a_command_reads_around_a_batch_that_holds_too_much(
     """`consume` and `inspect` go on behind it, stop after as many as they are asked for, and commit no further."""
     async with consuming(bombed()) as consumer:
         selection = Selection(start="earliest", group="g", until_end=True, max_messages=most)
-        reader = SelectionReader(limited(consumer), selection)
+        reader = SelectionReader(limited(consumer), selection, Pending())
         await reader.begin([PLACE])
         found = [each async for records in reader.batches() for each in records]
     assert (offsets(found), consumer.committed[-1]) == (given, committed)
@@ -216,7 +216,7 @@ async def test_a_command_ends_though_a_partition_was_added() -> None:
     log = Log()
     log.append(0, [record(n) for n in range(3)], transactional=False)
     async with consuming(log) as consumer:
-        reader = SelectionReader(limited(consumer), Selection(group="g", until_end=True))
+        reader = SelectionReader(limited(consumer), Selection(group="g", until_end=True), Pending())
         await reader.begin([PLACE])
         consumer.assigned.add(TopicPartition(PLACE.topic, 1))
         found = [each async for records in reader.batches() for each in records]
@@ -229,7 +229,7 @@ async def test_a_command_that_counts_values_stops_in_the_middle_of_a_batch() -> 
     given: list[int] = []
     log.append(0, [record(n) for n in range(9)], transactional=False)
     async with consuming(log) as consumer:
-        reader = SelectionReader(limited(consumer), Selection(group="g"))
+        reader = SelectionReader(limited(consumer), Selection(group="g"), Pending())
         await reader.begin([PLACE])
 
         def enough() -> bool:
@@ -252,7 +252,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self._subscription = self.consumer.reader.subscription
-        self._listener = _Releasing(self.pending)
+        self._listener = self.pending
         self._subscription.unsubscribe()
         self._subscription.subscribe({PLACE.topic}, listener=self._listener)
         self.assign()
