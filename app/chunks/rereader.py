@@ -11,7 +11,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError
 
-from app.kafka.stopping import stop_in_time
+from app.kafka.consumer_controls import ConsumerControls
 from transforms.assembly import Assembled, Discarded, Limits, Reread
 from transforms.logger_name import logger_name
 from transforms.rereading import Beginnings, Rereading
@@ -95,7 +95,7 @@ class Rereader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await stop_in_time(consumer)
+            await ConsumerControls(consumer).stop()
 
     async def read(self, again: Again) -> ReadAgain:
         """Reads a message, one at a time.
@@ -132,7 +132,7 @@ class Rereader:
             try:
                 await consumer.start()
             except BaseException:
-                await stop_in_time(consumer)
+                await ConsumerControls(consumer).stop()
                 raise
             self._consumer = consumer
         return self._consumer

@@ -22,8 +22,8 @@ from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka.gate import Call, Connect, Gate, Place, Send
+from app.kafka.offset_fetches import FetchOffsets
 from app.kafka.refusals import refusal
-from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.throttles import Throttles
 from app.kafka.troubles import LEADERLESS, REFUSED, UNANSWERED, UNANSWERED_S, Troubles, ago
 
@@ -31,7 +31,7 @@ _LOOK_S = 0.5
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
-_PATIENT = (JoinGroupRequest, SyncGroupRequest, OffsetFetchRequest, FetchStableOffsets)
+_PATIENT = (JoinGroupRequest, SyncGroupRequest, OffsetFetchRequest, FetchOffsets)
 
 
 class BrokerHealth:

@@ -25,10 +25,9 @@ from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
 from app.kafka.leader_epochs import LeaderEpochs
-from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently
+from app.kafka.membership import Membership
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
-from app.kafka.static_member import StaticMember
 from app.kafka.troubles import GROUP, UNANSWERED_S, UNREADABLE
 from transforms.epoch_history import Cut
 
@@ -73,7 +72,6 @@ class GroupConsumer(ConsumerControls):
         self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth, read_ahead: ReadAhead
     ) -> None:
         self._topics = list(settings.topics)
-        self._group_id = settings.group_id
         interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
         backoff_ms = cast("int", settings.consumer["consumer.retry.backoff.ms"])
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
@@ -81,11 +79,10 @@ class GroupConsumer(ConsumerControls):
         self._polled_s = self._clock()
         self._troubles = brokers.troubles
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000), brokers.troubles)
-        join_patiently(self.client, self._group_id, interval_ms / 1000)
         brokers.watch(self.client)
         receive_at_once(self.client)
-        instance_id = settings.consumer["consumer.group.instance.id"]
-        self._static = None if instance_id is None else StaticMember(self.client, str(instance_id))
+        instance_id = cast("str | None", settings.consumer["consumer.group.instance.id"])
+        self._membership = Membership(self.client, settings.group_id, interval_ms / 1000, instance_id)
         FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
@@ -98,13 +95,14 @@ class GroupConsumer(ConsumerControls):
         """Joins the group; `listener` hears of each rebalance, the first one too."""
         self.consumer.subscribe(self._topics, listener=_Listener(listener))
         await self.consumer.start()
-        end_heartbeats(self._coordinator)
-        self.commit_as_member()
+        coordinator = self.coordinator()
+        assert coordinator is not None
+        coordinator.strict = True
         FetchedBatches(self, self._read_ahead, self._epochs.read)
 
     async def replaced(self) -> None:
         """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""
-        await (asyncio.Event() if self._static is None else self._static.replaced).wait()
+        await self._membership.replaced.wait()
 
     def give_up_place(self) -> None:
         """Lets `stop` leave the group even if the member is static.
@@ -112,15 +110,12 @@ class GroupConsumer(ConsumerControls):
         A static member that comes again gets the partitions that it had, and the group does not look whether its topics
         have others by now (KIP-345): new ones would be read by nobody.
         """
-        become_dynamic(self._coordinator)
+        if (coordinator := self.coordinator()) is not None:
+            coordinator.become_dynamic()
 
     async def is_replaced(self) -> bool:
         """Asks the coordinator whether another consumer has joined with `consumer.group.instance.id`."""
-        if self._static is None:
-            return False
-        if not self._static.replaced.is_set() and self._coordinator is not None:
-            await self._static.ask(self._coordinator)
-        return self._static.replaced.is_set()
+        return await self._membership.is_replaced(self.coordinator())
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
@@ -181,7 +176,7 @@ class GroupConsumer(ConsumerControls):
             self.consumer.resume(*(paused & self.consumer.assignment()))
 
     def _lasting(self, what: str) -> AbstractContextManager[None]:
-        return self._troubles.lasting(GROUP, self._group_id, what, patience_s=UNANSWERED_S)
+        return self._troubles.lasting(GROUP, self.group, what, patience_s=UNANSWERED_S)
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""

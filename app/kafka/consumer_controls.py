@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError,
-    IllegalGenerationError,
-    IncompatibleBrokerVersion,
-    KafkaError,
-    NotCoordinatorError,
-)
+from aiokafka.errors import ConsumerStoppedError, IncompatibleBrokerVersion, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.offset_fetches import OffsetFetches
+from app.kafka.gate import Gate
+from app.kafka.membership import Coordinator
+from app.kafka.offset_fetches import FetchOffsets, OffsetFetches, ask_coordinator
 from app.kafka.queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups, Query
-from app.kafka.shielded import heard
-from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.stopping import stop_in_time
-from app.kafka.subscriptions import end_each_poll, hear_waiters
+from app.kafka.shielded import end_tasks
+from app.kafka.subscriptions import PolledSubscriptions
 from app.kafka.troubles import Troubles
 
-__all__ = ["ConsumerControls"]
-
+_STOP_S = 3.0
 _Found = TypeVar("_Found")
 
 
@@ -42,38 +33,48 @@ class ConsumerControls:
 
     Attributes:
         consumer: the consumer.
+        client: sends its requests.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1, troubles: Troubles | None = None) -> None:
         self.consumer = consumer
+        self._gate = Gate.of(consumer)
+        self.client = self._gate.client
         self._backoff_s = backoff_s
         OffsetFetches(self.client, backoff_s, troubles)
-        end_each_poll(consumer._subscription)
-        hear_waiters(consumer._subscription)
+        PolledSubscriptions.adopt(self.subscription)
 
     @property
-    def client(self) -> AIOKafkaClient:
-        """The client that sends the consumer's requests."""
-        return self.consumer._client
+    def subscription(self) -> Any:
+        """aiokafka's state of what the consumer reads."""
+        return self.consumer._subscription
+
+    @property
+    def fetcher(self) -> Any:
+        """aiokafka's fetcher; None before the start."""
+        return self.consumer._fetcher
+
+    def coordinator(self) -> Coordinator | None:
+        """The coordinator of the group, ours from now on; None before the start, and without a group."""
+        return Coordinator.adopted(self.consumer._coordinator, self._gate)
+
+    @property
+    def group(self) -> str:
+        """The id of the group, of a consumer that has started with one."""
+        coordinator = self.coordinator()
+        assert coordinator is not None
+        return str(coordinator.group_id)
 
     @property
     def assignment(self) -> Any:
         """aiokafka's state of the assigned partitions; None before the first assignment."""
-        subscription = self.consumer._subscription.subscription
+        subscription = self.subscription.subscription
         return None if subscription is None else subscription.assignment
 
     @property
     def rebalancing(self) -> bool:
-        """Whether the group gives its partitions anew: from their revocation to the next assignment."""
-        return bool(self.consumer._subscription.reassignment_in_progress)
-
-    @property
-    def _fetcher(self) -> Any:
-        return self.consumer._fetcher
-
-    @property
-    def _coordinator(self) -> Any:
-        return self.consumer._coordinator
+        """Whether the group assigns its partitions again: from their revocation to the next assignment."""
+        return bool(self.subscription.reassignment_in_progress)
 
     def position(self, partition: TopicPartition) -> int | None:
         """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
@@ -82,53 +83,15 @@ class ConsumerControls:
         position: int | None = state.position if state is not None and state.has_valid_position else None
         return position
 
-    def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
-        """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""
-        fetcher = self._fetcher
-        for partition, result in fetcher._records.items():
-            store[partition] = result
-        fetcher._records = store
-        set_error = fetcher._set_error
-
-        def set_first_error(partition: TopicPartition, error: BaseException) -> None:
-            if partition not in store:  # for which aiokafka ends the fetcher: a former leader has answered, too
-                set_error(partition, error)
-
-        fetcher._set_error = set_first_error
-
     def check_fetcher(self) -> None:
         """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
-        fetching = self._fetcher.error_future
+        fetching = self.fetcher.error_future
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
 
     async def send(self, request: Any) -> Any:
         """Sends a request to any broker, and returns the response."""
         return await self.client.send(self.client.get_random_node(), request)
-
-    # --- the group ---------------------------------------------------------------------------------------------------
-
-    def commit_as_member(self) -> None:
-        """Lets a commit go out only from the assignment that it was made in, and only by a member of the group.
-
-        aiokafka tries a commit again after a rebalance. If the group does not know the consumer any more, aiokafka
-        commits without a member id, and an empty group takes that: over what another member, or an operator, has
-        committed meanwhile. Only of a consumer that has started.
-        """
-        coordinator = self._coordinator
-        commit = coordinator._do_commit_offsets
-
-        async def committed(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-            if not assignment.active or coordinator.generation < 0:
-                raise IllegalGenerationError(coordinator.group_id)
-            await commit(assignment, offsets)
-
-        def commit_as_member(*args: Any) -> asyncio.Task[None]:
-            task = asyncio.get_running_loop().create_task(committed(*args))
-            task.add_done_callback(heard)  # aiokafka shields it: if its caller is cancelled, nobody looks at its error
-            return task
-
-        coordinator._do_commit_offsets = commit_as_member
 
     async def commits(
         self, partitions: Collection[TopicPartition], *, stable: bool = False
@@ -137,49 +100,63 @@ class ConsumerControls:
 
         Args:
             partitions: whose offsets.
-            stable: whether to wait for open transactions that have sent offsets (KIP-447); from Kafka 2.5 on.
+            stable: whether to wait for open transactions that have sent offsets (KIP-447).
         """
-        if stable and partitions:
-            with contextlib.suppress(IncompatibleBrokerVersion):
-                return await self._stable_commits(partitions)
-        found: Mapping[TopicPartition, OffsetAndMetadata]
-        found = await self._coordinator.fetch_committed_offsets(partitions)
-        return found
-
-    async def _stable_commits(
-        self, partitions: Collection[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        request = FetchStableOffsets(self._coordinator.group_id, partitions)
+        if not partitions:
+            return {}
+        request = FetchOffsets(self.group, partitions, stable=stable)
         return await self._answer(request, request.commits)
 
     async def has_members(self) -> bool:
-        """Whether the group has members, of whatever protocol; False if brokers before Kafka 2.3 do not say."""
-        group = self._coordinator.group_id
+        """Whether the group has members, of whatever protocol."""
+        group = self.group
         for query in (DescribeGroups([group]), DescribeConsumerGroups([group]), DescribeStreamsGroups([group])):
             with contextlib.suppress(IncompatibleBrokerVersion):
                 if await self._answer(query, query.members):
                     return True
         return False
 
-    async def _answer(self, request: Query, read: Callable[[Any], _Found | None]) -> _Found:
-        """What a response of the coordinator says; asked again while it says nothing."""
-        coordinator = self._coordinator
-        while True:
-            await coordinator.ensure_coordinator_known()
-            try:
-                found = read(await coordinator._send_req(request))
-            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
-                coordinator.coordinator_dead()
-            except KafkaError as exc:
-                if not exc.retriable:
-                    raise
-            else:
-                if found is not None:
-                    return found
-            await asyncio.sleep(self._backoff_s)
+    async def _answer(self, query: Query, read: Callable[[Any], _Found | None]) -> _Found:
+        return await ask_coordinator(self.client, self.group, query, read, self._backoff_s)
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    async def stop(self, stop: Callable[[], Awaitable[None]] | None = None, within_s: float = _STOP_S) -> None:
+        """Stops the consumer within `within_s` and two seconds; a member that is not static leaves the group.
 
-    async def stop(self) -> None:
-        """Stops the consumer, as `stop_in_time` does."""
-        await stop_in_time(self.consumer)
+        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It never ends
+        if the coordinator is lost while it commits. And if a task that it awaits has failed, or ends with the
+        CancelledError that it gives it, it raises that, and stops nothing else. Calls that wait for records raise
+        ConsumerStoppedError.
+
+        Args:
+            stop: that of aiokafka, if the consumer has another one.
+            within_s: for a last commit, and the answer of the group.
+
+        Raises:
+            CancelledError: it was cancelled from outside; the consumer has stopped.
+        """
+        task, coordinator = asyncio.current_task(), self.coordinator()
+        assert task is not None
+        cancelled = task.cancelling()
+
+        async def stop_whole() -> None:
+            await self._end_fetcher()
+            await (stop or self.consumer.stop)()
+
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
+            await asyncio.wait_for(stop_whole(), within_s)
+            return
+        try:
+            await self._end_fetcher()
+            if self.fetcher is not None:  # calls in other tasks would wait for records for ever
+                self.subscription.abort_waiters(ConsumerStoppedError())
+            if coordinator is not None:
+                await coordinator.end()
+        finally:
+            await self.client.close()
+        if task.cancelling() > cancelled:
+            raise asyncio.CancelledError
+
+    async def _end_fetcher(self) -> None:
+        if self.fetcher is not None:
+            await end_tasks(self.fetcher.error_future)  # it begins the others
+            await end_tasks(*self.fetcher._pending_tasks)

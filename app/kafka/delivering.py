@@ -6,18 +6,13 @@ import time
 from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_topics
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import follow_leaders
-from app.kafka.membership import end_heartbeats
-from app.kafka.offset_fetches import OffsetFetches
-from app.kafka.stopping import stop_in_time
 from app.kafka.subscriptions import Subscriptions, Undelivered
-
-__all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
 
 
 class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
@@ -37,28 +32,30 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def __init__(self, undelivered: Undelivered, topics: Iterable[str], **arguments: object) -> None:
         check_topics(topics)
         super().__init__(**arguments)
-        OffsetFetches(self._client, self._retry_backoff_ms / 1000)
-        follow_leaders(self)
         self._undelivered = undelivered
-        self._subscription = Subscriptions(undelivered, self._loop)
+        self._stopped = False
+        self._stop_s = float(str(arguments.get("request_timeout_ms", 40_000))) / 1000
+        self._subscription = Subscriptions(undelivered)
+        self._controls = ConsumerControls(self)
+        follow_leaders(self)
         if topics:
             self.subscribe(set(topics))
 
     @property
     def closed(self) -> bool:
         """True once `stop` has been called."""
-        return bool(self._closed)
+        return self._stopped
 
     async def start(self) -> None:
         """As `AIOKafkaConsumer.start`."""
         await super().start()
-        if isinstance(self._coordinator, GroupCoordinator):
-            end_heartbeats(self._coordinator)
+        self._controls.coordinator()  # its rebalances go on from now
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""
         if not self.closed:
-            await stop_in_time(self, super().stop, self._request_timeout_ms / 1000)
+            self._stopped = True
+            await self._controls.stop(super().stop, self._stop_s)
 
     def may_deliver(self, partition: TopicPartition) -> bool:
         """False while the partition is paused, or not assigned, or may go to another member of the group."""
@@ -99,9 +96,9 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""
         offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
-        commits = await self._coordinator.fetch_committed_offsets(list(offsets))
+        commits = await self._controls.commits(list(offsets))
         for partition, commit in commits.items():
-            if commit.offset >= 0 and self._subscription.is_assigned(partition):
+            if self._subscription.is_assigned(partition):
                 # Without a turn of the loop between: nothing is delivered that the note does not know of.
                 AIOKafkaConsumer.seek(self, partition, commit.offset)
                 self._undelivered.moved(partition, commit.metadata)
@@ -114,10 +111,10 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         Raises:
             IllegalStateError: no partitions are assigned.
         """
-        subscription = self._subscription.subscription
-        if subscription is None or subscription.assignment is None:
+        assignment = self._controls.assignment
+        if assignment is None:
             raise IllegalStateError("No partitions assigned")
-        offsets: dict[TopicPartition, OffsetAndMetadata] = subscription.assignment.all_consumed_offsets()
+        offsets: dict[TopicPartition, OffsetAndMetadata] = assignment.all_consumed_offsets()
         return offsets
 
 

@@ -63,7 +63,18 @@ class FetchedBatches:
         self._fetched: dict[TopicPartition, bytes | memoryview] = {}
         Gate.of(controls.client).set(Place.RECORDS, {FetchRequest: self._fetch})
         count = read_ahead.fetched if read_ahead is not None else lambda _: None
-        controls.keep_fetched_in(_Readers(self._take, count, tell or (lambda *_: None)))
+        store = _Readers(self._take, count, tell or (lambda *_: None))
+        fetcher = controls.fetcher
+        for partition, result in fetcher._records.items():
+            store[partition] = result
+        fetcher._records = store
+        set_error = fetcher._set_error
+
+        def set_first_error(partition: TopicPartition, error: BaseException) -> None:
+            if partition not in store:  # for which aiokafka ends the fetcher: a former leader has answered, too
+                set_error(partition, error)
+
+        fetcher._set_error = set_first_error
 
     async def _fetch(self, call: Call, send: Send) -> Any:
         if self._read_ahead is not None:

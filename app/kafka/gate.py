@@ -49,8 +49,7 @@ class Place(IntEnum):
     THROTTLE = auto()
     HEALTH = auto()  # the time that a broker takes begins when it gets the request, after a wait for a quota
     OFFSETS = auto()  # asks for something else first, once the connection may be used
-    JOIN = auto()  # those from here on have nothing to do with each other
-    TOPICS = auto()
+    TOPICS = auto()  # those from here on have nothing to do with each other
     PRODUCE = auto()
     RECEIVE = auto()
 

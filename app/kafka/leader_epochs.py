@@ -45,7 +45,7 @@ from app.kafka.epoch_requests import (
     take_leader_epochs,
 )
 from app.kafka.gate import Call, Gate, Place, Send
-from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.offset_fetches import FetchOffsets
 from transforms.epoch_history import NO_EPOCH, Cut, PartitionEpochs, Reading
 
 _NONE = 0
@@ -81,7 +81,7 @@ class LeaderEpochs:
                 MetadataRequest: self._ask_for_leaders,
                 OffsetCommitRequest: self._commit,
                 OffsetFetchRequest: self._fetch_offsets,
-                FetchStableOffsets: self._fetch_stable_offsets,
+                FetchOffsets: self._fetch_stable_offsets,
             },
         )
 
@@ -130,7 +130,7 @@ class LeaderEpochs:
 
     async def _fetch_stable_offsets(self, _: Call, send: Send) -> Any:
         response = await send()
-        self._note_committed(FetchStableOffsets.epochs(response))
+        self._note_committed(FetchOffsets.epochs(response))
         return response
 
     def _note_committed(self, epochs: Iterable[CommittedEpoch]) -> None:

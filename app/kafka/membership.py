@@ -1,191 +1,273 @@
-"""The membership of an aiokafka consumer in its group: it joins with patience, and leaves in any case."""
+"""The membership of a consumer in its group: it joins with patience, commits as a member, and leaves in any case.
+
+A static member (KIP-345) notices that another consumer has joined with its `group.instance.id`. aiokafka says the id
+when it joins, and not when it sends heartbeats or commits. The coordinator then answers a member that was replaced as
+one whose session is over. That member joins again, and so replaces the other one: for ever. With the id the coordinator
+answers FENCED_INSTANCE_ID. The fields are as in Apache Kafka's `clients/src/main/resources/common/message`; they have
+the id from Kafka 2.3 on, as has the request to join.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Mapping
 from itertools import chain, cycle
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.conn import CloseReason
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import (
     CoordinatorLoadInProgressError,
+    IllegalGenerationError,
     KafkaError,
     NodeNotReadyError,
-    NoError,
     RebalanceInProgressError,
     UnknownMemberIdError,
-    for_code,
 )
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.gate import Call, Gate, Place, Send
-from app.kafka.shielded import heard
+from app.kafka.gate import Call, Gate, Place, Send, Versions
+from app.kafka.queries import check_code, knows, version
+from app.kafka.shielded import end_tasks, heard
 from transforms.logger_name import logger_name
 
 log = logging.getLogger(logger_name(__name__))
 
 _ANSWER_S = 5.0  # Java's consumer waits so much longer for the answer to JoinGroup than a rebalance may take
+_ASK_S = 2.0
+_BACKOFF_S = 0.1
 _LEAVE_S = 2.0
 _PATIENCE_S = 0.5  # so long a broker is asked alone
 _LOOK_S, _ELSEWHERE = 5.0, 2  # which broker coordinates the group is asked so often, and believed after so many answers
+_FENCED_INSTANCE_ID = 82
+_HEARTBEAT = version(
+    "12.3 group:text generation:int32 member:text instance:text",
+    "throttle_time_ms:int32 error_code:int16",
+    flexible=False,
+)
 
 
-def join_patiently(client: AIOKafkaClient, group: str, rebalance_s: float) -> None:
-    """Lets each JoinGroup of a client that has not been started wait as long as a rebalance may take.
+class Membership:
+    """The requests of a consumer as a member of its group. Belongs to its event loop.
 
-    The coordinator answers when all members have joined again, or are given up. aiokafka waits for `request.timeout.ms`
-    and then asks anew, as another member: the former one stays in the group, reads nothing, and gets partitions.
+    Each JoinGroup waits as long as a rebalance may take: the coordinator answers when all members have joined again, or
+    are given up. aiokafka waits for `request.timeout.ms` and then asks again, as another member: the former one stays
+    in the group, reads nothing, and gets partitions.
 
     A coordinator that loses the group answers, or its connection ends, unless its machine is gone. So until it answers,
     brokers are asked which one coordinates the group. If it is another one twice in a row, the member asks that.
+
+    Args:
+        client: of the consumer.
+        group: the id of the group.
+        rebalance_s: how long a rebalance may take.
+        instance_id: of a static member; None for others.
+
+    Attributes:
+        replaced: set once the coordinator has said that another consumer has joined with the id.
     """
 
-    async def joined(call: Call, send: Send) -> Any:
-        call.timeout_s = rebalance_s + _ANSWER_S
-        looking = asyncio.get_running_loop().create_task(_close_once_elsewhere(client, call.connection, group))
+    def __init__(self, client: AIOKafkaClient, group: str, rebalance_s: float, instance_id: str | None = None) -> None:
+        self.replaced = asyncio.Event()
+        self._client = client
+        self._group = group
+        self._patience_s = rebalance_s + _ANSWER_S
+        self._instance_id = instance_id
+        static = {HeartbeatRequest: self._name, OffsetCommitRequest: self._name} if instance_id is not None else {}
+        Gate.of(client).set(Place.MEMBER, {JoinGroupRequest: self._join, SyncGroupRequest: self._sync, **static})
+
+    async def is_replaced(self, coordinator: Coordinator | None) -> bool:
+        """Asks whether another has the id; it is not known if no coordinator answers in time."""
+        if self._instance_id is not None and coordinator is not None and not self.replaced.is_set():
+            node, member_id = coordinator.coordinator_id, coordinator.member_id
+            if node is not None and member_id:
+                heartbeat = HeartbeatRequest(self._group, coordinator.generation, member_id)
+                with contextlib.suppress(KafkaError, TimeoutError):
+                    await asyncio.wait_for(self._client.send(node, heartbeat), _ASK_S)
+        return self.replaced.is_set()
+
+    async def _join(self, call: Call, send: Send) -> Any:
+        call.timeout_s = self._patience_s
+        looking = asyncio.get_running_loop().create_task(self._close_once_elsewhere(call.connection))
         try:
-            return await send()
+            return self._seen(await send())
         finally:
             looking.cancel()
             await asyncio.wait([looking])
 
-    Gate.of(client).set(Place.JOIN, {JoinGroupRequest: joined, SyncGroupRequest: _synced})
+    async def _sync(self, _: Call, send: Send) -> Any:
+        response = self._seen(await send())
+        # aiokafka ends by the error of coordinators of Kafka 4 that load; those before let the member join again.
+        if response.error_code == CoordinatorLoadInProgressError.errno:
+            response.error_code = RebalanceInProgressError.errno
+        return response
+
+    async def _name(self, call: Call, send: Send) -> Any:
+        call.change(self._named)
+        return self._seen(await send())
+
+    def _named(self, struct: Any, versions: Versions) -> Any:
+        if struct.API_KEY == _HEARTBEAT.API_KEY and knows(versions, _HEARTBEAT):
+            return _HEARTBEAT(struct.group, struct.generation_id, struct.member_id, self._instance_id)
+        if "instance" in struct.SCHEMA.names:  # a commit with epochs; a broker that knows none knows no ids
+            struct.instance = self._instance_id
+        return struct
+
+    def _seen(self, response: Any) -> Any:
+        of_commit = (code for _, partitions in getattr(response, "topics", ()) for _, code in partitions)
+        if _FENCED_INSTANCE_ID in (getattr(response, "error_code", 0), *of_commit):
+            self.replaced.set()  # aiokafka does not know the error: it gives up, and joins no more
+        return response
+
+    async def _close_once_elsewhere(self, connection: Any) -> None:
+        """Closes the connection to a coordinator once it is that of the group no more, so that its requests fail."""
+        client, elsewhere = self._client, 0
+        while elsewhere < _ELSEWHERE:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                node = await client.coordinator_lookup(CoordinationType.GROUP, self._group)
+            except (KafkaError, TimeoutError):
+                continue
+            broker = client.cluster.broker_metadata(node)
+            if broker is not None:
+                elsewhere = elsewhere + 1 if (broker.host, broker.port) != (connection.host, connection.port) else 0
+        connection.close(CloseReason.CONNECTION_TIMEOUT)
 
 
-async def _synced(_: Call, send: Send) -> Any:
-    """The answer to SyncGroup as coordinators before Kafka 4 give it while they load: the member has to join again.
+class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
+    """aiokafka's coordinator of a consumer that has started; its rebalances go on, and it leaves in any case.
 
-    aiokafka ends by the error that those of Kafka 4 give, as Java's consumer does.
+    Attributes:
+        gate: of the consumer's client.
+        strict: whether commits go out only from the assignment that they were made in, and only by a member.
     """
-    response = await send()
-    if response.error_code == CoordinatorLoadInProgressError.errno:
-        response.error_code = RebalanceInProgressError.errno
-    return response
 
+    gate: Gate
+    _heartbeat_task: asyncio.Task[None] | None
+    strict = False
 
-async def _close_once_elsewhere(client: AIOKafkaClient, connection: Any, group: str) -> None:
-    """Closes the connection to a coordinator once it is that of a group no more, so that its requests fail."""
-    elsewhere = 0
-    while elsewhere < _ELSEWHERE:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            node = await client.coordinator_lookup(CoordinationType.GROUP, group)
-        except (KafkaError, TimeoutError):
-            continue
-        broker = client.cluster.broker_metadata(node)
-        if broker is not None:
-            elsewhere = elsewhere + 1 if (broker.host, broker.port) != (connection.host, connection.port) else 0
-    connection.close(CloseReason.CONNECTION_TIMEOUT)
+    @classmethod
+    def adopted(cls, coordinator: Any, gate: Gate) -> Coordinator | None:
+        """The coordinator of a consumer, as one of these; None if the consumer has no group, or was not started."""
+        if not isinstance(coordinator, GroupCoordinator):
+            return None
+        coordinator.__class__ = cls
+        adopted: Coordinator = coordinator
+        adopted.gate = gate
+        return adopted
 
-
-def end_heartbeats(coordinator: GroupCoordinator) -> None:
-    """Lets a rebalance go on that ends a heartbeat before its first step, of a consumer that has started.
-
-    aiokafka cancels the heartbeat and awaits it. If that has not run yet, its CancelledError ends the rebalance: the
-    consumer never reads again, and each call raises it, as if its task had been cancelled.
-    """
-
-    async def ended() -> None:
-        beating = coordinator._heartbeat_task
+    async def _stop_heartbeat_task(self) -> None:
+        # aiokafka cancels the heartbeat and awaits it. If that has not run yet, its CancelledError ends the rebalance:
+        # the consumer never reads again, and each call raises it, as if its task had been cancelled.
+        beating = self._heartbeat_task
         if beating is not None:
             beating.add_done_callback(heard)  # also of one that has failed, which aiokafka may not have seen yet
             beating.cancel()
             await asyncio.wait([beating])
-        coordinator._heartbeat_task = None
+        self._heartbeat_task = None
 
-    coordinator._stop_heartbeat_task = ended
+    def _do_commit_offsets(
+        self, assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> asyncio.Task[None]:
+        # aiokafka tries a commit again after a rebalance. If the group does not know the consumer any more, aiokafka
+        # commits without a member id, and an empty group takes that: over what another member, or an operator, has
+        # committed meanwhile.
+        async def committed() -> None:
+            if self.strict and not (assignment.active and self.generation >= 0):
+                raise IllegalGenerationError(self.group_id)
+            await GroupCoordinator._do_commit_offsets(self, assignment, offsets)
 
+        task = asyncio.get_running_loop().create_task(committed())
+        task.add_done_callback(heard)  # aiokafka shields it: if its caller is cancelled, nobody looks at its error
+        return task
 
-def leave_in_any_case(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:
-    """Lets a consumer that has started leave its group as `leave` does, at its end and when it is not polled."""
-
-    async def leaving() -> None:
+    async def _maybe_leave_group(self) -> None:
         try:
-            await asyncio.wait_for(leave(coordinator, client, backoff_s), _LEAVE_S)
+            await asyncio.wait_for(self._leave(), _LEAVE_S)
         except TimeoutError:
-            log.warning("group %s has not been left in time: it waits for the session to end", coordinator.group_id)
-        coordinator.reset_generation()
+            log.warning("group %s has not been left in time: it waits for the session to end", self.group_id)
+        self.reset_generation()
 
-    coordinator._maybe_leave_group = leaving
+    def become_dynamic(self) -> None:
+        """Lets a static member leave as others do."""
+        self._group_instance_id = None
 
+    async def end(self) -> None:
+        """Ends what it does, and leaves the group, unless the member is static."""
+        await end_tasks(self._coordination_task, self._heartbeat_task, self._commit_refresh_task)
+        await self._maybe_leave_group()
 
-def become_dynamic(coordinator: Any) -> None:
-    """Lets a static member leave as others do; nothing if it has not joined a group."""
-    if isinstance(coordinator, GroupCoordinator):
-        coordinator._group_instance_id = None
+    async def _leave(self) -> None:
+        """Leaves the group, unless the member is static; tries until the coordinator has answered.
 
+        aiokafka does not try if the coordinator counts as dead, or the first rebalance is not over. The group would
+        wait for the end of the session, and the partitions of the member would not be read.
 
-async def leave(coordinator: GroupCoordinator, client: AIOKafkaClient, backoff_s: float) -> None:
-    """Leaves the group, unless the member is static; tries until the coordinator has answered.
+        A machine that is gone refuses nothing, and answers nothing. So while one try waits, the next one asks another
+        broker which is the coordinator.
+        """
+        if not self.member_id or self._group_instance_id is not None:
+            return
+        known, member_id = self.coordinator_id, self.member_id
+        brokers = self.gate.client.cluster.brokers()
+        nodes = sorted((each.nodeId for each in brokers), key=lambda node: bool(node == known))
+        first = [] if known is None else [(known, True)]
+        tries: set[asyncio.Task[bool]] = set()
+        try:
+            for node, coordinates in chain(first, ((each, False) for each in cycle(nodes))):
+                tries.add(asyncio.create_task(self._left(member_id, node, coordinates=coordinates)))
+                done, tries = await asyncio.wait(tries, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                if any(each.result() for each in done):
+                    break
+                if done:
+                    await asyncio.sleep(_BACKOFF_S)
+        finally:
+            for each in tries:
+                each.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
 
-    aiokafka does not try if the coordinator counts as dead, or the first rebalance is not over. The group would wait
-    for the end of the session, and the partitions of the member would not be read.
+    async def _left(self, member_id: str, node: int, *, coordinates: bool) -> bool:
+        """Tells the coordinator of the group that the member leaves, on connections of its own.
 
-    A machine that is gone refuses nothing, and answers nothing. So while one try waits, the next one asks another
-    broker which is the coordinator.
-    """
-    if not coordinator.member_id or coordinator._group_instance_id is not None:
-        return
-    group, member_id, known = coordinator.group_id, coordinator.member_id, coordinator.coordinator_id
-    nodes = sorted((each.nodeId for each in client.cluster.brokers()), key=lambda node: bool(node == known))
-    first = [] if known is None else [(known, True)]
-    tries: set[asyncio.Task[bool]] = set()
-    try:
-        for node, coordinates in chain(first, ((each, False) for each in cycle(nodes))):
-            tries.add(asyncio.create_task(_left(client, group, member_id, node, coordinates=coordinates)))
-            done, tries = await asyncio.wait(tries, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if any(each.result() for each in done):
-                break
-            if done:
-                await asyncio.sleep(backoff_s)
-    finally:
-        for each in tries:
-            each.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
-    coordinator.member_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
+        Brokers answer the requests of a connection in order. So a member would have to wait for its requests to join
+        and to fetch, or for a quota. And a client connects to one broker at a time, which takes long if its machine is
+        gone.
 
+        Args:
+            member_id: of the member.
+            node: a broker.
+            coordinates: whether it is the coordinator; if not, it is asked which one is.
 
-async def _left(client: AIOKafkaClient, group: str, member_id: str, node: int, *, coordinates: bool) -> bool:
-    """Tells the coordinator of a group that a member leaves, on connections of its own.
+        Returns:
+            False if another try may help.
+        """
+        connections = object()
 
-    Brokers answer the requests of a connection in order. So a member would have to wait for its requests to join and
-    to fetch, or for a quota. And a client connects to one broker at a time, which takes long if its machine is gone.
+        async def answer(at: int, request: Any) -> Any:
+            connection = await self.gate.apart(at, connections)
+            if connection is None:
+                raise NodeNotReadyError(at)
+            response = await connection.send(request)
+            check_code(response.error_code)
+            return response
 
-    Args:
-        client: of the member.
-        group: its id.
-        member_id: of the member.
-        node: a broker.
-        coordinates: whether it is the coordinator; if not, it is asked which one is.
-
-    Returns:
-        False if another try may help.
-    """
-    connections = object()
-
-    async def answer(at: int, request: Any) -> Any:
-        connection = await Gate.of(client).apart(at, connections)
-        if connection is None:
-            raise NodeNotReadyError(at)
-        response = await connection.send(request)
-        error = for_code(response.error_code)
-        if error is not NoError:
-            raise error
-        return response
-
-    try:
-        if not coordinates:
-            node = (await answer(node, FindCoordinatorRequest(group, CoordinationType.GROUP))).coordinator_id
-        await answer(node, LeaveGroupRequest(group, member_id))
-    except TimeoutError:
-        return False
-    except KafkaError as exc:
-        if exc.retriable:
+        try:
+            if not coordinates:
+                found = await answer(node, FindCoordinatorRequest(self.group_id, CoordinationType.GROUP))
+                node = found.coordinator_id
+            await answer(node, LeaveGroupRequest(self.group_id, member_id))
+        except TimeoutError:
             return False
-        if not isinstance(exc, UnknownMemberIdError):
-            log.warning("group %s could not be left: %s", group, exc)
-    return True
+        except KafkaError as exc:
+            if exc.retriable:
+                return False
+            if not isinstance(exc, UnknownMemberIdError):
+                log.warning("group %s could not be left: %s", self.group_id, exc)
+        return True

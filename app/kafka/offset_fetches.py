@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import GroupIdNotFound
+from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.errors import GroupIdNotFound, KafkaError
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.gate import Call, Gate, Place, Send
-from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.queries import Query, check_code, version
+from app.kafka.structs import by_topic
 from app.kafka.troubles import OFFSETS, UNANSWERED_S, Troubles
 from transforms.logger_name import logger_name
 
@@ -30,11 +33,83 @@ _TOPIC = "__consumer_offsets"
 _CONSUMER, _READ_UNCOMMITTED, _LATEST = -1, 0, -1
 _TOPIC_AUTHORIZATION_FAILED = 29
 _NOT_COORDINATOR = 16
+_UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
 # COORDINATOR_NOT_AVAILABLE and REQUEST_TIMED_OUT: aiokafka ends by them, where it should look for another coordinator.
 _AWAY = (15, 7)
 # OFFSET_NOT_AVAILABLE, which was LEADER_NOT_AVAILABLE before version 5 of the request. Not KAFKA_STORAGE_ERROR:
 # a broker answers it for each replica on a disk that has failed, until it restarts, and others lead these partitions.
 _BEHIND = (5, 78)
+
+
+class FetchOffsets(Query):
+    """The committed offsets of partitions, for the coordinator of the group; from Kafka 2.5 on.
+
+    Args:
+        group: its id.
+        partitions: whose offsets.
+        stable: whether offsets count only if no open transaction can change them any more (KIP-447).
+    """
+
+    VERSION = version(
+        "9.7 group_id:text topics:[topic:text partitions:[int32]] require_stable:boolean",
+        "throttle_time_ms:int32 topics:[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 "
+        "metadata:text error_code:int16]] error_code:int16",
+    )
+
+    def __init__(self, group: str, partitions: Collection[TopicPartition], *, stable: bool) -> None:
+        topics: list[Any] = [(topic, numbers, {}) for topic, numbers in by_topic(partitions)]
+        super().__init__(group_id=group, topics=topics, require_stable=stable)
+
+    @staticmethod
+    def commits(response: Any) -> Mapping[TopicPartition, OffsetAndMetadata] | None:
+        """The partitions of a response that have a committed offset; None if an open transaction may change one.
+
+        Raises:
+            KafkaError: the coordinator refuses.
+        """
+        if response.error_code != GroupIdNotFound.errno:  # of a group without commits, by brokers other than Kafka
+            check_code(response.error_code)
+        found = {}
+        for topic, partitions, _ in response.topics:
+            for partition, offset, _, metadata, code, _ in partitions:
+                if code == _UNSTABLE:
+                    return None
+                check_code(code)
+                if offset >= 0:
+                    found[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata or "")
+        return found
+
+    @staticmethod
+    def epochs(response: Any) -> Iterator[tuple[TopicPartition, int, int, str]]:
+        """Partition, offset, leader epoch and metadata of each committed offset of a response."""
+        for topic, partitions, _ in response.topics:
+            for partition, offset, epoch, metadata, *_ in partitions:
+                if offset >= 0:
+                    yield TopicPartition(topic, partition), offset, epoch, metadata or ""
+
+
+_Found = TypeVar("_Found")
+
+
+async def ask_coordinator(
+    client: AIOKafkaClient, group: str, query: Query, read: Callable[[Any], _Found | None], backoff_s: float
+) -> _Found:
+    """What a response of the group's coordinator says; asked again while it says nothing (None).
+
+    Raises:
+        KafkaError: the coordinator refuses.
+    """
+    while True:
+        try:
+            node = await client.coordinator_lookup(CoordinationType.GROUP, group)
+            found = read(await client.send(node, query, group=ConnectionGroup.COORDINATION))
+        except KafkaError as exc:
+            if not exc.retriable:
+                raise
+        else:
+            if found is not None:
+                return found
+        await asyncio.sleep(backoff_s)
 
 
 class OffsetFetches:
@@ -54,7 +129,7 @@ class OffsetFetches:
         self._troubles = troubles or Troubles("")
         self._partitions = 0
         self._told = False
-        Gate.of(client).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchStableOffsets), self._held_back))
+        Gate.of(client).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchOffsets), self._held_back))
 
     async def _held_back(self, call: Call, send: Send) -> Any:
         waiting = object()
@@ -65,9 +140,17 @@ class OffsetFetches:
                 await asyncio.sleep(self._backoff_s)
         finally:
             self._troubles.end(OFFSETS, waiting)
+        if isinstance(call.request, FetchOffsets):
+            return await send()
+        asked: list[tuple[str, list[int]]] = []
+
+        def seen(struct: Any, _: object) -> Any:
+            asked.extend(struct.topics or ())
+            return struct
+
+        call.change(seen)
         response = await send()
-        if isinstance(call.request, OffsetFetchRequest):
-            _tell_errors(call.request, response)
+        _tell_errors(asked, response)
         return response
 
     async def _behind(self, call: Call) -> Sequence[int]:
@@ -95,7 +178,7 @@ class OffsetFetches:
         return 0
 
 
-def _tell_errors(request: OffsetFetchRequest, response: Any) -> None:
+def _tell_errors(asked: Sequence[tuple[str, list[int]]], response: Any) -> None:
     """Gives the error of a whole response to each of its partitions, as before version 2, so that aiokafka knows it.
 
     A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
@@ -104,9 +187,7 @@ def _tell_errors(request: OffsetFetchRequest, response: Any) -> None:
     """
     if code := getattr(response, "error_code", 0):
         code = 0 if code == GroupIdNotFound.errno else code
-        response.topics = [
-            (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
-        ]
+        response.topics = [(topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in asked]
     response.topics = [
         (topic, [(*rest, _NOT_COORDINATOR if code in _AWAY else code) for *rest, code in partitions])
         for topic, partitions in response.topics

@@ -1,13 +1,13 @@
-"""Waiting for a future that goes on if its caller is cancelled."""
+"""Waiting for futures: for one that goes on if its caller is cancelled, and for tasks to end."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, TypeVar
 
-__all__ = ["heard", "shielded"]
-
 _Result = TypeVar("_Result")
+
+_TRIES, _END_S = 10, 0.05  # to end a task, and how long one may take
 
 
 async def shielded(future: asyncio.Future[_Result], timeout_s: float | None = None) -> _Result:
@@ -30,3 +30,21 @@ def heard(done: asyncio.Future[Any]) -> None:
     """Looks at the error of a future that is done: the event loop would log one that nobody has looked at."""
     if not done.cancelled():
         done.exception()
+
+
+async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancels tasks, and waits until they have ended; None is no task.
+
+    A task that waits for another one hands its cancellation on to that, and goes on if the other one just ends: so does
+    aiokafka's fetcher in a rebalance. Whatever has not ended is cancelled again.
+    """
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.add_done_callback(heard)
+    for _ in range(_TRIES):
+        left = [task for task in left if not task.done()]
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_END_S)

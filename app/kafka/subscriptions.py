@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
@@ -13,38 +12,34 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.shielded import heard
 
-__all__ = ["Subscriptions", "Undelivered", "end_each_poll", "hear_waiters"]
 
+class PolledSubscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
+    """Assignments of a consumer whose polls end, and whose errors are given to those who wait alone."""
 
-def end_each_poll(subscription: SubscriptionState) -> None:
-    """Lets aiokafka see the end of a poll that raises, or is cancelled, too.
+    @classmethod
+    def adopt(cls, subscription: Any) -> None:
+        """Makes aiokafka's own one of these; others stay as they are."""
+        if type(subscription) is SubscriptionState:
+            subscription.__class__ = cls
 
-    Else it takes that poll to last for ever, and `max.poll.interval.ms` never counts again.
-    """
-    poll = subscription.fetch_context
-    subscription.fetch_context = lambda: _ended(poll())
+    @contextlib.contextmanager
+    def fetch_context(self) -> Iterator[None]:
+        """Lets aiokafka see the end of a poll that raises, or is cancelled, too.
 
+        Else it takes that poll to last for ever, and `max.poll.interval.ms` never counts again.
+        """
+        poll = super().fetch_context()
+        poll.__enter__()
+        try:
+            yield
+        finally:
+            poll.__exit__(None, None, None)  # aiokafka does not count an end with an error
 
-def hear_waiters(subscription: SubscriptionState) -> None:
-    """Lets the event loop not log the error that ends a consumer: aiokafka gives it to waits that nobody reads, too."""
-    abort = subscription.abort_waiters
-
-    def aborted(error: BaseException) -> None:
-        for waiter in (*subscription._assignment_waiters, *subscription._fetch_waiters):
+    def abort_waiters(self, exc: BaseException) -> None:
+        """Lets the event loop not log the error: aiokafka gives it to waits that nobody reads, too."""
+        for waiter in (*self._assignment_waiters, *self._fetch_waiters):
             waiter.add_done_callback(heard)
-        abort(error)
-
-    subscription.abort_waiters = aborted
-
-
-@contextlib.contextmanager
-def _ended(poll: AbstractContextManager[None]) -> Iterator[None]:
-    """A poll whose end is told without its error: aiokafka does not count an end with one."""
-    poll.__enter__()
-    try:
-        yield
-    finally:
-        poll.__exit__(None, None, None)
+        super().abort_waiters(exc)
 
 
 class Undelivered(Protocol):
@@ -72,6 +67,7 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
     def __init__(self, assignment: Assignment, partition: TopicPartition, undelivered: Undelivered) -> None:
         super().__init__(assignment)
+        self._of = assignment
         self._partition = partition
         self._undelivered = undelivered
         self._committed: OffsetAndMetadata | None = None
@@ -95,7 +91,7 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
         self._moved(None, offset=position)
 
     def _moved(self, metadata: str | None, *, by_client: bool = False, offset: int | None = None) -> None:
-        if self._assignment.active:  # the position of an earlier assignment says nothing about this one
+        if self._of.active:  # the position of an earlier assignment says nothing about this one
             self._undelivered.moved(self._partition, metadata, by_client=by_client, offset=offset)
 
 
@@ -105,25 +101,21 @@ class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self, partitions: Iterable[TopicPartition], undelivered: Undelivered) -> None:
         super().__init__(tuple(partitions))
         self._undelivered = undelivered
-        self._tp_state = {partition: _State(self, partition, undelivered) for partition in self.tps}
+        self._states = {partition: _State(self, partition, undelivered) for partition in self.tps}
+
+    def state_value(self, tp: TopicPartition) -> _State | None:
+        return self._states.get(tp)
 
     def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return self._undelivered.safe(super().all_consumed_offsets())
 
 
-class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
-    """Tells `undelivered` of each assignment, and of each position that is set.
+class Subscriptions(PolledSubscriptions):
+    """Tells `undelivered`, the records that were fetched and not delivered, of each assignment and position."""
 
-    Args:
-        undelivered: the records that were fetched and not delivered.
-        loop: the client's.
-    """
-
-    def __init__(self, undelivered: Undelivered, loop: Any) -> None:
-        super().__init__(loop=loop)
+    def __init__(self, undelivered: Undelivered) -> None:
+        super().__init__()
         self._undelivered = undelivered
-        end_each_poll(self)
-        hear_waiters(self)
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)
@@ -135,6 +127,6 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
 
     def _replace(self) -> None:
         # Tasks that wait for the assignment run later, so none of them has seen the one that is replaced.
-        partitions = tuple(self._subscription.assignment.tps)
-        self._subscription._assignment = _Assignment(partitions, self._undelivered)
+        partitions = tuple(self.subscription.assignment.tps)
+        self.subscription._assignment = _Assignment(partitions, self._undelivered)
         self._undelivered.assigned(partitions)

@@ -20,7 +20,6 @@ from app.kafka.fetch_errors import follow_leaders
 from app.kafka.fetched import FetchedBatches
 from app.kafka.gate import create_no_topics
 from app.kafka.refusals import Refusals, refused_name
-from app.kafka.stopping import stop_in_time
 from app.kafka.topics import Topic
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
@@ -151,7 +150,7 @@ async def reading(
         refused = None if group is None else refused_name("group-id", group, "--group", refusals.code)
         raise refused or translated(exc, f"topic {topic}", refusals.code) from exc
     finally:
-        await stop_in_time(consumer)
+        await ConsumerControls(consumer).stop()
 
 
 # --- a selection of the records ---------------------------------------------------------------------------------------

@@ -6,18 +6,15 @@ whoever does the range again learns that it is done, also where nobody could not
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import cast
 
-import aiokafka.errors as kafka_errors
 from aiokafka import TopicPartition
-from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.client import AIOKafkaClient
 
-from app.kafka.offset_fetches import OffsetFetches
-from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.offset_fetches import FetchOffsets, OffsetFetches, ask_coordinator
 from jobs.copying.forms import FORMS, Mark, Tally
 
 __all__ = ["Receipt", "committed"]
@@ -89,14 +86,6 @@ async def committed(client: AIOKafkaClient, group: str, place: TopicPartition) -
         aiokafka.errors.KafkaError: the coordinator refuses.
     """
     OffsetFetches(client, _RETRY_S)
-    request = FetchStableOffsets(group, [place])
-    while True:
-        try:
-            node = await client.coordinator_lookup(CoordinationType.GROUP, group)
-            found = request.commits(await client.send(node, request, group=ConnectionGroup.COORDINATION))
-            if found is not None:
-                return Receipt.read(found[place].metadata) if place in found else None
-        except kafka_errors.KafkaError as exc:
-            if not exc.retriable:
-                raise
-        await asyncio.sleep(_RETRY_S)
+    request = FetchOffsets(group, [place], stable=True)
+    found = await ask_coordinator(client, group, request, request.commits, _RETRY_S)
+    return Receipt.read(found[place].metadata) if place in found else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,12 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.delivering import idle_s
+from app.kafka.fetched import FetchedBatches
 
 PLACE = TopicPartition("t", 0)
 
@@ -64,8 +65,9 @@ async def test_error_of_a_call_that_was_cancelled_is_not_logged(consumer: AIOKaf
     assert not troubles
 
 
+@pytest.mark.parametrize("active", [True, False])
 async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
-    consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch
+    consumer: AIOKafkaConsumer, monkeypatch: pytest.MonkeyPatch, *, active: bool
 ) -> None:
     """aiokafka shields it from a caller that is cancelled: the event loop would log a traceback."""
     let, troubles = asyncio.Event(), list[dict[str, Any]]()
@@ -75,10 +77,14 @@ async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
         await let.wait()
         raise KafkaConnectionError("it broke")
 
-    coordinator = SimpleNamespace(generation=1, group_id="g", _do_commit_offsets=commit)
-    monkeypatch.setattr(consumer, "_coordinator", coordinator)
-    ConsumerControls(consumer).commit_as_member()
-    committing = asyncio.shield(coordinator._do_commit_offsets(SimpleNamespace(active=True), {}))
+    monkeypatch.setattr(GroupCoordinator, "_do_commit_offsets", commit)
+    made: Any = GroupCoordinator.__new__(GroupCoordinator)
+    made.generation, made.group_id = 1, "g"
+    monkeypatch.setattr(consumer, "_coordinator", made)
+    coordinator = ConsumerControls(consumer).coordinator()
+    assert coordinator is made
+    coordinator.strict = True
+    committing = asyncio.shield(coordinator._do_commit_offsets(SimpleNamespace(active=active), {}))
     await asyncio.sleep(0)
     committing.cancel()
     await asyncio.wait([committing])
@@ -87,6 +93,7 @@ async def test_a_commit_that_fails_when_nobody_waits_for_it_is_not_logged(
         await asyncio.sleep(0)
     gc.collect()
     assert troubles == []
+    monkeypatch.setattr(consumer, "_coordinator", None)
 
 
 async def test_the_first_error_of_a_partition_stands(
@@ -96,12 +103,12 @@ async def test_the_first_error_of_a_partition_stands(
     fetcher = Fetcher.__new__(Fetcher)
     fetcher._records, fetcher._prefetch_backoff = {}, 0.1
     monkeypatch.setattr(consumer, "_fetcher", fetcher)
-    store = OrderedDict[Any, Any]()
-    ConsumerControls(consumer).keep_fetched_in(store)
+    FetchedBatches(ConsumerControls(consumer))
     first = NoOffsetForPartitionError(PLACE)
     for error in (first, OffsetOutOfRangeError({PLACE: 1})):
         fetcher._set_error(PLACE, error)
-    assert store[PLACE]._error is first
+    assert fetcher._records[PLACE]._error is first
+    monkeypatch.setattr(consumer, "_fetcher", None)
 
 
 async def test_what_ends_a_consumer_is_not_logged(consumer: AIOKafkaConsumer) -> None:

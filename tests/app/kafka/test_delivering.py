@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.delivering import DeliveringConsumer, count_as_poll, idle_s
+from app.kafka.delivering import DeliveringConsumer, count_as_poll
 from transforms.errors import ConfigurationError
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -124,27 +120,3 @@ async def test_a_poll_is_counted(consumer: AIOKafkaConsumer) -> None:
     before_s = consumer._subscription.fetcher_idle_time
     count_as_poll(consumer)
     assert before_s >= 60 > consumer._subscription.fetcher_idle_time
-
-
-async def test_idle_time_counts_after_a_poll_that_was_cancelled(consumer: DeliveringConsumer) -> None:
-    """Else a client that hangs later would keep its partitions for ever: `max.poll.interval.ms` would not count."""
-    with contextlib.suppress(asyncio.CancelledError), consumer._subscription.fetch_context():
-        assert idle_s(consumer) == 0
-        raise asyncio.CancelledError
-    assert idle_s(consumer) > 0
-
-
-async def test_error_of_a_call_that_was_cancelled_is_not_logged(consumer: DeliveringConsumer) -> None:
-    """What ends a consumer is raised by its calls; the event loop would log it for each call that has ended."""
-    troubles: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: troubles.append(context))
-    subscription = consumer._subscription
-    subscription.register_fetch_waiters({loop.create_future()})
-    waiter = subscription.wait_for_assignment()
-    subscription.abort_waiters(KafkaError("ended"))
-    await asyncio.sleep(0)
-    del waiter, subscription._assignment_waiters[:]
-    subscription.register_fetch_waiters(set())
-    gc.collect()
-    assert not troubles

@@ -20,7 +20,7 @@ from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 from app.kafka.epoch_requests import FetchEpochEnds
 from app.kafka.fetched import FetchedBatches
 from app.kafka.leader_epochs import LeaderEpochs
-from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.offset_fetches import FetchOffsets
 from app.kafka.topics import Identity, identities
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
 from tests.app.kafka.wired import Wire, wired
@@ -417,7 +417,7 @@ async def test_end_of_a_log_where_nothing_was_read() -> None:
 
 def committed(request: Any, epoch: int, offset: int = 20, note: str = "m") -> Any:
     """A response with a committed offset, for both ways to ask."""
-    if isinstance(request, FetchStableOffsets):
+    if isinstance(request, FetchOffsets):
         return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0, {})], {})])
     topics = [("raw", [(0, offset, epoch, note, 0)])]
     return SimpleNamespace(API_VERSION=5, throttle_time_ms=0, error_code=0, topics=topics)
@@ -435,7 +435,7 @@ async def committing(client: Any, commit: Any, versions: Any) -> Any:
     return seen[0]
 
 
-@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
+@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchOffsets("g", [PLACE], stable=True)])
 async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
     """The epoch that is committed with it is asked for before the first fetch; aiokafka gets the form that it reads."""
     async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
@@ -453,7 +453,7 @@ async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
 NOTE = "wideload:delivered=20"
 
 
-@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchStableOffsets("g", [PLACE])])
+@pytest.mark.parametrize("request_", [OffsetFetchRequest("g", [("raw", [0])]), FetchOffsets("g", [PLACE], stable=True)])
 async def test_log_that_was_cut_behind_the_committed_offset(request_: Any) -> None:
     """With chunks more was delivered than the offset says. The epoch is that of the last record that was."""
     async with reading(filled((3, 10)), 0, 3) as leader:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
-from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka import membership
-from app.kafka.membership import become_dynamic, end_heartbeats, join_patiently, leave, leave_in_any_case
+from app.kafka.gate import Gate
+from app.kafka.membership import Coordinator, Membership
 from tests.app.kafka.wired import Wire, wired
 
 FIND_COORDINATOR, LEAVE_GROUP, API_VERSIONS = 10, 13, 18
@@ -68,8 +68,8 @@ class Broker:
             await writer.wait_closed()
 
 
-class Member:
-    """What leaving needs of aiokafka's coordinator.
+class Member(Coordinator):
+    """aiokafka's coordinator of a member that is about to leave.
 
     Args:
         client: of the member.
@@ -78,7 +78,7 @@ class Member:
     """
 
     def __init__(self, client: AIOKafkaClient, known: int | None, instance_id: str | None) -> None:
-        self.client = client
+        self.gate, self.client = Gate.of(client), client
         self.group_id, self.member_id, self.coordinator_id = "g", "m", known
         self._group_instance_id = instance_id
 
@@ -88,9 +88,7 @@ class Member:
 
     async def leave(self) -> None:
         """As at the end of a consumer."""
-        coordinator: Any = self
-        leave_in_any_case(coordinator, self.client, 0.001)
-        await coordinator._maybe_leave_group()
+        await self._maybe_leave_group()
         assert self.member_id == ""
 
 
@@ -179,28 +177,28 @@ async def test_a_static_member_stays() -> None:
     assert coordinator.asked == []
 
 
-async def test_heartbeat_that_has_not_begun_ends() -> None:
-    """Its CancelledError must not end the rebalance that ends it: the consumer would never read again."""
-    coordinator: Any = SimpleNamespace(_heartbeat_task=asyncio.create_task(asyncio.sleep(60)))
-    beating = coordinator._heartbeat_task
-    end_heartbeats(coordinator)
-    await coordinator._stop_heartbeat_task()
-    assert (beating.cancelled(), coordinator._heartbeat_task) == (True, None)
-    await coordinator._stop_heartbeat_task()
+@pytest.mark.parametrize("fails", [False, True])
+async def test_heartbeat_that_has_not_begun_ends(*, fails: bool) -> None:
+    """Its CancelledError must not end the rebalance that ends it: the consumer would never read again.
 
-
-async def test_heartbeat_that_has_failed_is_not_logged() -> None:
-    """Whoever ends the membership knows why, as where another member has its place: the event loop need not say it."""
+    Whoever ends the membership knows why a heartbeat has failed: the event loop need not say it.
+    """
     troubles = list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
 
     async def beat() -> None:
-        raise KafkaConnectionError("it broke")
+        if fails:
+            raise KafkaConnectionError("it broke")
+        await asyncio.sleep(60)
 
-    coordinator: Any = SimpleNamespace(_heartbeat_task=asyncio.create_task(beat()))
-    await asyncio.sleep(0)
-    end_heartbeats(coordinator)
+    coordinator = Coordinator.__new__(Coordinator)
+    coordinator._heartbeat_task = beating = asyncio.create_task(beat())
+    if fails:
+        await asyncio.sleep(0)
     await coordinator._stop_heartbeat_task()
+    assert (beating.cancelled(), coordinator._heartbeat_task) == (not fails, None)
+    await coordinator._stop_heartbeat_task()
+    del beating
     gc.collect()
     assert troubles == []
 
@@ -234,7 +232,7 @@ async def test_a_join_follows_the_group_to_another_coordinator(
 
     async def look_up(*_: object) -> int:
         if answered and len(found) == 1:
-            connection.answered.set_result("joined")
+            connection.answered.set_result(SimpleNamespace(error_code=0))
         node = found.pop(0)
         if isinstance(node, Exception):
             raise node
@@ -243,11 +241,11 @@ async def test_a_join_follows_the_group_to_another_coordinator(
     monkeypatch.setattr(client, "coordinator_lookup", look_up)
     brokers = {number: SimpleNamespace(host="broker", port=number) for number in (1, 2)}
     monkeypatch.setattr(client.cluster, "broker_metadata", brokers.get)
-    join_patiently(client, "g", 60)
+    Membership(client, "g", 60)
     before = asyncio.all_tasks()
     joining = client.send(1, JoinGroupRequest.__new__(JoinGroupRequest))
     if answered:
-        assert await joining == "joined"
+        assert (await joining).error_code == 0
     else:
         with pytest.raises(KafkaConnectionError, match="closed"):
             await joining
@@ -258,12 +256,10 @@ async def test_a_static_member_leaves_once_it_is_dynamic() -> None:
     """Before that its place is kept for it."""
     broker = Broker(1)
     async with joined(broker, instance_id="pod-0") as member:
-        coordinator = GroupCoordinator.__new__(GroupCoordinator)
-        vars(coordinator).update(vars(member))
-        await leave(coordinator, member.client, 0.001)
+        await member._leave()
         assert LEAVE_GROUP not in broker.asked
-        become_dynamic(coordinator)
-        await leave(coordinator, member.client, 0.001)
+        member.become_dynamic()
+        await member._leave()
     assert LEAVE_GROUP in broker.asked
 
 
@@ -272,7 +268,7 @@ async def test_a_coordinator_that_loads_lets_a_member_join_again(code: int, told
     """It has lost the rebalance that it is to end; aiokafka would end by its error."""
     connection = Joining()
     client = wired(connection)
-    join_patiently(client, "g", 60)
+    Membership(client, "g", 60)
     connection.answered.set_result(SimpleNamespace(error_code=code))
     response = await client.send(1, SyncGroupRequest.__new__(SyncGroupRequest))
     assert response.error_code == told

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import GroupAuthorizationFailedError, NotCoordinatorError
 from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v1
 from aiokafka.protocol.offset import OffsetRequest, OffsetResponse_v3
+from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.offset_fetches import OffsetFetches
-from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.offset_fetches import FetchOffsets, OffsetFetches
 from app.kafka.troubles import OFFSETS, Troubles
 from tests.app.kafka.wired import Wire, wired
 
 TOPIC = "__consumer_offsets"
 FETCH = OffsetFetchRequest("g", [("t", [0, 1])])
 FETCHED = OffsetFetchResponse_v3(0, [("t", [(0, 7, "", 0)])], 0)
-STABLE = FetchStableOffsets("g", [TopicPartition("t", 0)])
-NEWEST = {3: (1, 12), 2: (1, 9)}
+STABLE = FetchOffsets("g", [TopicPartition("t", 0)], stable=True)
+NEWEST = {3: (1, 12), 2: (1, 9), 9: (1, 9), 1: (4, 4)}
 
 
 class Connection(Wire):
@@ -44,8 +46,9 @@ class Connection(Wire):
     async def _answer(self, call: Any) -> Any:
         name = type(call.request).__name__
         self.kinds.append(name)
+        struct = call.prepare(NEWEST)
         if isinstance(call.request, (MetadataRequest, OffsetRequest)):
-            self.structs.append(call.prepare(NEWEST))
+            self.structs.append(struct)
         left = self.answers[name]
         answer = left.pop(0) if left[1:] else left[0]
         if isinstance(answer, Exception):
@@ -82,7 +85,7 @@ async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, 
         MetadataRequest=[metadata(3)],
         OffsetRequest=[latest(other, behind, behind), latest(other, 0, behind), latest(other, 0, 0)],
         OffsetFetchRequest=[FETCHED],
-        FetchStableOffsets=[FETCHED],
+        FetchOffsets=[FETCHED],
     )
     connection = await opened(made)
     assert await connection.send(request_) is FETCHED
@@ -163,3 +166,49 @@ async def test_error_of_a_response_is_one_of_its_partitions(request_: Any, respo
     made = Connection(MetadataRequest=[metadata(0)], OffsetFetchRequest=[response])
     connection = await opened(made)
     assert (await connection.send(request_)).topics == [("t", rows)]
+
+
+def answer(*partitions: tuple[int, int, str | None, int], error: int = 0) -> SimpleNamespace:
+    """Of a coordinator: partition, offset, metadata and error of each."""
+    rows: list[object] = [
+        (partition, offset, -1, metadata, code, {}) for partition, offset, metadata, code in partitions
+    ]
+    return SimpleNamespace(error_code=error, topics=[("raw", rows, {})])
+
+
+def test_commits_are_those_that_there_are() -> None:
+    """A partition without a committed offset is left out; metadata that is null is none."""
+    found = FetchOffsets.commits(answer((0, 7, "note", 0), (1, -1, "", 0), (2, 0, None, 0)))
+    assert found == {
+        TopicPartition("raw", 0): OffsetAndMetadata(7, "note"),
+        TopicPartition("raw", 2): OffsetAndMetadata(0, ""),
+    }
+
+
+def test_group_that_is_not_known_has_no_commits() -> None:
+    """Kafka has no such error here; kfake has it until a group has committed something."""
+    assert FetchOffsets.commits(answer(error=69)) == {}
+
+
+def test_commits_of_an_open_transaction_are_not_known() -> None:
+    """Where one partition has to wait for a transaction, all are asked for again."""
+    assert FetchOffsets.commits(answer((0, 7, "", 0), (1, -1, "", 88))) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [(answer(error=16), NotCoordinatorError), (answer((0, -1, "", 30)), GroupAuthorizationFailedError)],
+)
+def test_commits_that_are_refused(said: SimpleNamespace, error: type[Exception]) -> None:
+    """What the coordinator refuses is raised, of the group or of a partition."""
+    with pytest.raises(error):
+        FetchOffsets.commits(said)
+
+
+def test_request_asks_for_stable_offsets() -> None:
+    """The request is the first version that can ask for it, with the partitions by topic."""
+    request = FetchOffsets("g", [TopicPartition("a", 0), TopicPartition("b", 2), TopicPartition("a", 1)], stable=True)
+    built = request.prepare({9: (1, 9), 1: (4, 4)})
+    assert built.API_VERSION == 7
+    assert built.to_object()["require_stable"] is True
+    assert [(each["topic"], each["partitions"]) for each in built.to_object()["topics"]] == [("a", [0, 1]), ("b", [2])]

@@ -23,11 +23,10 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.consumer.subscription_state import Assignment, Subscription, SubscriptionState, TopicPartitionState
+from aiokafka.consumer.subscription_state import Subscription, SubscriptionState, TopicPartitionState
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator, MessageBatch
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
-from aiokafka.protocol.commit import OffsetFetchRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,33 +52,20 @@ class PrivateName(NamedTuple):
 NAMES = (
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_client", "share the time of a start between addresses"),
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_send_request", "send requests that have no method"),
-    PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_client", "watch it, and send requests by it"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_coordinator", "commits with metadata, leaving"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_fetcher", "see its end, replace its records"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_subscription", "positions without waiting"),
-    PrivateName("app.kafka.stopping", GroupCoordinator, "_commit_refresh_task", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", GroupCoordinator, "_coordination_task", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", GroupCoordinator, "_heartbeat_task", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", Fetcher, "_pending_tasks", "stop in bounded time"),
-    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_do_commit_offsets", "commit as a member alone"),
+    PrivateName("app.kafka.consumer_controls", Fetcher, "_pending_tasks", "stop in bounded time"),
+    PrivateName("app.kafka.fetched", Fetcher, "_records", "poll batches in the place of records"),
+    PrivateName("app.kafka.fetched", Fetcher, "_set_error", "keep the first error of a partition"),
+    PrivateName("app.kafka.membership", GroupCoordinator, "_commit_refresh_task", "stop in bounded time"),
+    PrivateName("app.kafka.membership", GroupCoordinator, "_coordination_task", "stop in bounded time"),
+    PrivateName("app.kafka.membership", GroupCoordinator, "_do_commit_offsets", "commit as a member alone"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_group_instance_id", "leave unless it is static"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_heartbeat_task", "end a heartbeat before its first step"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_stop_heartbeat_task", "let a rebalance go on"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
     PrivateName("app.kafka.gate", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
-    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
-    PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
-    PrivateName("app.kafka.consumer_controls", Fetcher, "_set_error", "keep the first error of a partition"),
-    PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_client", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_coordinator", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_fetcher", "stop in bounded time"),
-    PrivateName("app.kafka.stopping", AIOKafkaConsumer, "_subscription", "end calls that wait for records"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_request_timeout_ms", "stop in bounded time"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_client", "wait for offsets that are committed"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_coordinator", "go back to a commit with its metadata"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_loop", "commit what was delivered, not what was fetched"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_retry_backoff_ms", "the consumer's settings"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_subscription", "commit what was delivered, not fetched"),
     PrivateName("app.kafka.delivering", SubscriptionState, "_last_fetch_ended", "count a download as a poll"),
     PrivateName("app.kafka.fetched", FetchResult, "_partition_records", "poll batches in the place of records"),
@@ -87,7 +73,6 @@ NAMES = (
     PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
-    PrivateName("app.kafka.offset_fetches", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
     PrivateName("app.kafka.producer", MessageAccumulator, "_compression_type", "the producer's settings"),
     PrivateName("app.kafka.producer", Sender, "_acks", "the producer's settings"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_message_accumulator", "what it holds when it is abandoned"),
@@ -103,12 +88,8 @@ NAMES = (
     ),
     PrivateName("app.kafka.subscriptions", SubscriptionState, "_assignment_waiters", "log no error that was given"),
     PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_waiters", "log no error that was given"),
-    PrivateName("app.kafka.subscriptions", Assignment, "_tp_state", "see where reading goes on"),
     PrivateName("app.kafka.subscriptions", Subscription, "_assignment", "commit what was delivered, not fetched"),
     PrivateName("app.kafka.subscriptions", TopicPartitionState, "_assignment", "leave former assignments alone"),
-    PrivateName(
-        "app.kafka.subscriptions", SubscriptionState, "_subscription", "commit what was delivered, not fetched"
-    ),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
@@ -125,10 +106,7 @@ NAMES = (
 BEHIND = {
     Fetcher: ("error_future",),
     GroupCoordinator: (
-        "coordinator_dead",
         "coordinator_id",
-        "ensure_coordinator_known",
-        "fetch_committed_offsets",
         "generation",
         "group_id",
         "member_id",

@@ -13,7 +13,8 @@ from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import ConsumerStoppedError
 
-from app.kafka.stopping import stop_in_time
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.membership import Coordinator
 
 
 class Fetching:
@@ -32,6 +33,7 @@ class Client:
     """Notes that it was closed."""
 
     closed = False
+    _get_conn = bootstrap = _md_update_fut = None
 
     async def close(self) -> None:
         """Takes a turn, as that of a connection does."""
@@ -64,14 +66,14 @@ async def leak() -> None:
 async def test_it_stops_in_any_case(stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Neither a stop that hangs, nor one that ends with the CancelledError of another task, leaves anything."""
     consumer, client, fetching = consuming()
-    await stop_in_time(consumer, stop, 0.01)
+    await ConsumerControls(consumer).stop(stop, 0.01)
     assert (client.closed, fetching.ended) == (True, True)
 
 
 async def test_it_stops_though_it_is_cancelled() -> None:
     """Whoever cancels the stop gets a consumer that has stopped, and the cancellation."""
     consumer, client, fetching = consuming()
-    task = asyncio.create_task(stop_in_time(consumer, hang))
+    task = asyncio.create_task(ConsumerControls(consumer).stop(hang))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -98,7 +100,7 @@ async def test_a_fetcher_that_loses_its_cancellation_ends() -> None:
     fetching.error_future = asyncio.create_task(fetch())
     for _ in range(2):
         await asyncio.sleep(0)
-    await stop_in_time(consumer, client.close)
+    await ConsumerControls(consumer).stop(client.close)
     assert (client.closed, fetching.ended) == (True, True)
 
 
@@ -113,7 +115,7 @@ async def test_a_call_that_waits_for_records_ends_with_the_consumer(assigned: bo
     fetcher.error_future.cancel()  # it would ask the brokers
     waiting = asyncio.create_task(fetcher.next_record(()))
     await asyncio.sleep(0)
-    await stop_in_time(consumer, hang, 0.01)
+    await ConsumerControls(consumer).stop(hang, 0.01)
     with pytest.raises(ConsumerStoppedError):
         await asyncio.wait_for(waiting, 20)
 
@@ -122,15 +124,15 @@ async def test_a_member_leaves_though_its_stop_hangs(monkeypatch: pytest.MonkeyP
     """With all its tasks: the group need not wait for the end of its session."""
     left: list[Any] = []
 
-    async def leave(member: Any, *_: Any) -> None:
+    async def leave(member: Any) -> None:
         left.append(member)
 
-    monkeypatch.setattr("app.kafka.stopping.leave", leave)
+    monkeypatch.setattr(Coordinator, "_maybe_leave_group", leave)
     consumer, client, _ = consuming()
     consumer._coordinator = member = object.__new__(GroupCoordinator)
     tasks = [asyncio.create_task(hang()) for _ in range(3)]
     member._coordination_task, member._heartbeat_task, member._commit_refresh_task = tasks
-    await stop_in_time(consumer, hang, 0.01)
+    await ConsumerControls(consumer).stop(hang, 0.01)
     assert (client.closed, left, all(each.cancelled() for each in tasks)) == (True, [member], True)
 
 
@@ -138,15 +140,15 @@ async def test_its_connections_close_though_it_is_cancelled_twice(monkeypatch: p
     """An application that ends may cancel again what has not ended: it then leaves no group, but nothing stays open."""
     leaves = asyncio.Event()
 
-    async def leave(*_: Any) -> None:
+    async def leave(_: Any) -> None:
         leaves.set()
         await hang()
 
-    monkeypatch.setattr("app.kafka.stopping.leave", leave)
+    monkeypatch.setattr(Coordinator, "_maybe_leave_group", leave)
     consumer, client, fetching = consuming()
     consumer._coordinator = member = object.__new__(GroupCoordinator)
     member._coordination_task = member._heartbeat_task = member._commit_refresh_task = None
-    task = asyncio.create_task(stop_in_time(consumer, hang))
+    task = asyncio.create_task(ConsumerControls(consumer).stop(hang))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait_for(leaves.wait(), 20)
