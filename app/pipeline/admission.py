@@ -23,6 +23,7 @@ from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.chunk import is_chunk
 from transforms.errors import MalformedError
 from transforms.record import SourceRecord
 from transforms.record_batch import RecordBatch
@@ -217,7 +218,7 @@ class Admission:
             return False  # in an old format, or the key decides on the partition
         if batch.offset > batch.batch.base_offset:
             return False  # some of its records are not wanted, or all: those behind may be gone by compaction
-        if self._assembler is not None and self._assembler.takes_any(lane, batch):
+        if batch.offset < lane.delivered or (self._assembler is not None and self._assembler.takes_any(batch)):
             return False
         return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
 
@@ -226,7 +227,8 @@ class Admission:
     def _admit_records(self, lane: Lane) -> None:
         # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in
         # `Output.append`, and no others.
-        records, share, assembler = lane.read.records, self._share, self._assembler
+        records, share, delivered = lane.read.records, self._share, lane.delivered
+        chunks = self._assembler is not None
         passes = self._chain.passes
         append = self._delivery.append
         while records and self._left > 0:
@@ -234,25 +236,51 @@ class Admission:
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
             if record.headers:
                 held += header_bytes(record.headers)
-            if type(record) is Unopened:
-                if not self._refuse(lane, record, held):
-                    return
-            elif assembler is not None and assembler.takes(lane, record):
-                if not self._admits_work(lane, held + assembler.reserve_bytes(record)):
-                    return
-                self._assemble(assembler, lane, record)
-            elif not lane.items and passes(record):
+            apart = record.offset < delivered or type(record) is Unopened
+            apart = apart or (chunks and bool(record.headers) and is_chunk(record.headers))
+            if not lane.items and not apart and passes(record):
                 if self._full or not share.admits(held):
                     self._full = True
                     return
                 share.take(held)
                 append(lane, record, record.offset, held, lane.codec)
-            elif not self._enter(lane, record, held):
+            elif not (self._admit_apart if apart else self._enter)(lane, record, held):
                 return
             records.popleft()
             self._left -= 1
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
+
+    def _admit_apart(self, lane: Lane, record: SourceRecord, held: int) -> bool:
+        """Lets a record go on that is not for the chain, if there is room for it."""
+        if isinstance(record, Unopened) and record.offset >= lane.delivered:
+            if not self._fail(lane, record, record.error, held):
+                return False
+            self._stats.records_in += record.count - 1
+        elif record.headers and is_chunk(record.headers):
+            return self._assemble(lane, record, held)
+        else:  # delivered before the partition was assigned, as the metadata of the commit says
+            lane.skip(record)
+            self._dispatcher.release(lane)
+        return True
+
+    def _assemble(self, lane: Lane, chunk: SourceRecord, held: int) -> bool:
+        """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
+        assert self._assembler is not None
+        if not self._admits_work(lane, held + self._assembler.reserve_bytes(chunk)):
+            return False
+        whole, discarded = self._assembler.add(lane.partition, chunk)
+        lane.tracked(chunk.offset)
+        # Before the chunk itself: what a commit notes as delivered must not pass it while the letters are not written.
+        for event in discarded:
+            self._dispatcher.give_up(event)
+        if whole is None:
+            lane.skip(chunk)
+        else:
+            work = self._chain.begin(whole, self._leaves_with(lane))
+            self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
+        self._dispatcher.release(lane)
+        return True
 
     def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
         """Begins the work on a record, if there is room for it."""
@@ -286,33 +314,9 @@ class Admission:
         self._dispatcher.fail(lane, record, error, held)
         return True
 
-    def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> bool:
-        """Lets records that are not read fail, if there is room for their bytes."""
-        if unopened.offset < lane.delivered:  # their letter was written before the partition was assigned
-            lane.skip(unopened)
-            self._dispatcher.release(lane)
-        elif not self._fail(lane, unopened, unopened.error, held):
-            return False
-        self._stats.records_in += unopened.count - 1
-        return True
-
     def _leaves_with(self, lane: Lane) -> int:
         """The number of the codec with which the records of the lane leave."""
         return lane.codec if self._codec is None else self._codec
-
-    def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
-        """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
-        whole, discarded = assembler.add(lane, record)
-        lane.tracked(record.offset)
-        # Before the chunk itself: what a commit notes as delivered must not pass it while the letters are not written.
-        for event in discarded:
-            self._dispatcher.give_up(event)
-        if whole is None:
-            lane.skip(record)
-        else:
-            work = self._chain.begin(whole, self._leaves_with(lane))
-            self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
-        self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:
         """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.

@@ -3,67 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import Enum
 
 from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError, translated
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
+from app.pipeline.budget import set_within
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.termination import Termination
-
-__all__ = ["CommittedOffsets", "NeededFor"]
-
-
-class NeededFor(Enum):
-    """The first thing that a flow cannot do without the committed offsets."""
-
-    LAG = "they only tell the lag"
-    ADMITTING = "a record that is admitted without them could be delivered again"
-    READING = "the client may be ahead of the transaction of another worker, which has not ended"
 
 
 class CommittedOffsets:
     """Looks up the committed offsets of the lanes. Belongs to the event loop of the flow.
 
-    The termination ends the flow if the offsets are needed and `fetch` cannot get them.
+    No record is read before they are known: it could be delivered again, or the client could be ahead of the
+    transaction of another worker, which has not ended. The termination ends the flow if `fetch` cannot get them.
     """
 
-    # State that changes: `_known` and `_looking_up`, by rebalances.
+    # State that changes, by rebalances: `_known` and `_looking_up`.
 
     def __init__(
         self,
         lanes: Lanes,
         settings: PipelineSettings,
         termination: Termination,
-        needed_for: NeededFor,
         fetch: Callable[[Sequence[Lane]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> None:
         self._lanes = lanes
         self._termination = termination
-        self._needed_for = needed_for
         self._settings = settings
         self._fetch = fetch
         self._known = asyncio.Event()
         self._looking_up: asyncio.Task[None] | None = None
 
     @property
-    def may_read(self) -> bool:
-        """False while the flow cannot read, as the offsets are not known."""
-        return self._needed_for is not NeededFor.READING or self._known.is_set()
-
-    @property
-    def may_admit(self) -> bool:
-        """False while the flow cannot admit the records that it has read, as the offsets are not known."""
-        return self._needed_for is NeededFor.LAG or self._known.is_set()
+    def known(self) -> bool:
+        """True if the flow may read."""
+        return self._known.is_set()
 
     async def known_within(self, timeout_s: float) -> None:
         """Waits until the offsets are known, but no longer than the time-out."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._known.wait(), timeout_s)
+        await set_within(self._known, timeout_s)
 
     def forget(self) -> None:
         """Begins a rebalance: the offsets that were looked up no longer hold."""
@@ -89,17 +71,14 @@ class CommittedOffsets:
             commits = await self._fetch(lanes)
         except GroupMovedOnError:
             return  # they are looked up after the next assignment
-        except (KafkaError, ClusterError) as exc:
-            if self._needed_for is not NeededFor.LAG:
-                self._termination.fail(self._error(exc))
+        except KafkaError as exc:
+            self._termination.fail(translated(exc, f"reading offsets of group {self._settings.group_id}"))
+            return
+        except ClusterError as exc:
+            self._termination.fail(exc)
             return
         for lane in lanes:
             commit = commits.get(lane.partition)
             if commit is not None:
-                self._lanes.resume(lane, commit.offset, commit.metadata, self._settings.name)
+                lane.resume(commit.offset, commit.metadata, self._settings.name)
         self._known.set()
-
-    def _error(self, error: Exception) -> ClusterError:
-        if isinstance(error, ClusterError):
-            return error
-        return translated(error, f"reading offsets of group {self._settings.group_id}")

@@ -12,7 +12,7 @@ from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.shielded import shielded
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
-from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
+from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Item, Lane
 from app.pipeline.output import Output, Parts
 from app.pipeline.pace import Pace
@@ -43,10 +43,7 @@ class AtLeastOnce(Output):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts, parts.share.give, self.due)
-        needed_for = NeededFor.ADMITTING if parts.settings.chunks.assembles else NeededFor.LAG
-        if parts.offset_reset.renewing:
-            needed_for = NeededFor.READING
-        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, needed_for, self._fetch)
+        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, self._fetch)
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
@@ -87,9 +84,7 @@ class AtLeastOnce(Output):
         """
         # aiokafka tries a commit again: an older one could follow that of a revocation.
         async with self._turn:
-            commits = {
-                lane.partition: commit for lane in self._parts.lanes if (commit := self._parts.lanes.to_commit(lane))
-            }
+            commits = {lane.partition: commit for lane in self._parts.lanes if (commit := lane.to_commit())}
             if not commits:
                 return
             try:
@@ -143,8 +138,7 @@ class ExactlyOnce:
     # `_stopping`: producers on their way out, whoever waits for that.
 
     def __init__(self, parts: Parts) -> None:
-        needed_for = NeededFor.READING
-        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, needed_for, self._take_over)
+        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, self._take_over)
         self._parts = parts
         self._bounds = Bounds()
         self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)

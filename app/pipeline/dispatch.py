@@ -12,8 +12,8 @@ from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Hold, Item, Lane, Letter, Passing, PlacedRecord, Working
-from app.pipeline.lane_assembler import chunks_of
+from app.pipeline.lane import Hold, Lane, Letter, Passing, Working
+from app.pipeline.lane_assembler import PlacedRecord, chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.termination import RecordError, Termination
@@ -62,16 +62,17 @@ class Dispatcher:
 
     def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Lets the records of a batch, which leave as they are, wait for the records before them in the lane."""
-        place = PlacedRecord(batch.partition.topic, batch.partition.partition, batch.offset, -1)
-        self._add(lane, Passing(place, held, held, batch=batch.kept()))
+        place = PlacedRecord(batch.partition.topic, batch.partition.partition, batch.offset, batch.timestamp or -1)
+        lane.append(Passing(place, held, batch=batch.kept()))
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Puts a record at the end of the lane, and goes on with the work on it.
 
         Without work, it only waits for the records before it. `held` are the bytes that the share is to hold for it.
         """
-        item = Working(record, held, held, codec=lane.codec)
-        self._add(lane, item)
+        item = Working(record, held, lane.codec)
+        lane.append(item)
+        lane.served_s = self._clock()
         if work is None:
             item.result = (record,)
         elif work.step is not None:
@@ -86,17 +87,12 @@ class Dispatcher:
 
     def fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         """Lets the error policy decide on a record, or several that are not read, at the end of its lane."""
-        item = Working(record, held, held, codec=lane.codec)
-        self._add(lane, item)
+        item = Working(record, held, lane.codec)
+        lane.append(item)
         self._fail(lane, item, error)
 
-    def _add(self, lane: Lane, item: Item) -> None:
-        lane.append(item)
-        lane.served_s = self._clock()
-        self._share.take_work(item.held)
-
     def _finish(self, lane: Lane, item: Working, result: Sequence[RecordLike]) -> None:
-        self._share.give_work(item.finish(result))
+        lane.finish(item, result)
         self.release(lane)
 
     def measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
@@ -174,10 +170,7 @@ class Dispatcher:
             while work.step is not None:
                 reserved = work.reserve_bytes
                 work = await self._retries.apply(lane, item.source, work)
-                # At once, without waiting for room: records behind it may hold the room that it would need.
-                more = work.reserve_bytes - reserved
-                item.held += more
-                self._share.take_work(more)
+                lane.reserve(item, work.reserve_bytes - reserved)
             result = self._retries.finish(item.source, work)
         except Exception as exc:  # noqa: BLE001  # the error policy decides
             self._fail(lane, item, exc)
@@ -197,9 +190,7 @@ class Dispatcher:
                 self._delivery.flush()
                 self._termination.fail(_aged(item.source))
                 return
-            lane.items.popleft()
-            lane.work -= item.admitted
-            self._share.pass_on(item.held)
+            lane.pop()
             tracker = lane.tracked(item.source.offset)
             released = tracker.released
             try:

@@ -185,14 +185,15 @@ class Flow:
     def report(self) -> FlowReport:
         """How far it has come, and what it holds."""
         share, assembler = self._share, self._assembler
+        positions, oldest_ms = self.progress.latest
         return FlowReport(
             share.used,
             share.ahead,
             0 if assembler is None else assembler.pending,
             0 if assembler is None else assembler.pending_bytes,
             self._poll_loop.paused,
-            self.progress.oldest_ms,
-            self.progress.positions(),
+            oldest_ms,
+            positions,
         )
 
     @property
@@ -262,7 +263,7 @@ class Flow:
                 await self._delivery.offsets.close()
                 self.progress.hold()
                 self.left = self._lanes.uncommitted()
-                self._lanes.discard_all()
+                self._lanes.discard(lane.partition for lane in self._lanes)
                 self._troubles.end_flow()
 
     async def _commit_written(self) -> None:
@@ -303,7 +304,7 @@ class Flow:
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Finishes the records in flight, as far as time allows, commits them, and forgets the rest."""
-        self._lanes.let_all_go()
+        self._lanes.let_go()
         if not len(self._lanes):
             return
         self._stats.rebalances += 1
@@ -350,7 +351,7 @@ class Flow:
 
     async def _finish(self) -> None:
         self._poll_loop.look()
-        self._lanes.let_all_go()
+        self._lanes.let_go()
         await self._drain()
         self._termination.raise_error()
         await asyncio.wait_for(self._delivery.commit(), _STOP_CLIENT_S)

@@ -1,4 +1,7 @@
-"""A lane: the records of one source partition that the worker holds, in the order of their offsets."""
+"""A lane: all that the worker holds of one source partition, in the order of the offsets, and what may be committed.
+
+Records that were read wait in it to be admitted. Then stages work on them, and they wait to be written, as items.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from dataclasses import dataclass, field
 
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.kafka.structs import TopicPartition
+from app.pipeline.budget import Share
+from app.pipeline.lane_assembler import LaneAssembler, PlacedRecord
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.termination import RecordError
 from app.pipeline.waiting_read import WaitingRead
 from app.pipeline.work import Work
 from transforms.record import Header, RecordLike, SourceRecord
 
-# Memory of a record that waits beside its key and value, and of each of its headers (CPython 3.11, measured).
+# Memory of a record that waits, in addition to its key and value, and of each of its headers (CPython 3.11, measured).
 RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
 
@@ -45,7 +50,7 @@ class Item:
 
     source: SourceRecord
     held: int = 0
-    admitted: int = 0
+    admitted: int = field(default=0, init=False)
 
     @property
     def ready(self) -> bool:
@@ -75,26 +80,13 @@ class Working(Item):
         stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
     """
 
-    codec: int = field(default=0, kw_only=True)
+    codec: int = 0
     result: Sequence[RecordLike] | None = None
     stored_s: float | None = None
 
     @property
     def ready(self) -> bool:
         return self.result is not None
-
-    def finish(self, result: Sequence[RecordLike]) -> int:
-        """Gives the item its result, whose bytes it holds from here on.
-
-        Returns:
-            The bytes of the budget that came free; below 0 if the result is larger than what was reserved.
-        """
-        held = sum(map(held_bytes, result))
-        freed = self.held - held
-        self.result, self.held = result, held
-        # It may wait for hours behind another one. The budget counts the value no more, so it must be let go.
-        self.source = _place(self.source)
-        return freed
 
 
 @dataclass(slots=True, eq=False)
@@ -112,124 +104,54 @@ class Letter(Working):
     failure: RecordError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRecord:
-    """A `SourceRecord` of our own: an assembled message, or the place of a record that is let go."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: Sequence[Header] = ()
-
-
-def _place(record: SourceRecord) -> PlacedRecord:
-    return PlacedRecord(record.topic, record.partition, record.offset, record.timestamp)
-
-
-def _first(source: SourceRecord) -> int:
-    return source.first if isinstance(source, Unopened) else source.offset
-
-
-@dataclass(slots=True, eq=False)
 class Lane:
-    """The items of one source partition, and what may be committed of it.
+    """What is held of one source partition. Belongs to one event loop.
 
-    Attributes:
+    Args:
         partition: the source partition.
         sink_partition: where its records go; None if the key decides.
-        committed: the committed offset when the partition was assigned; None if there was none.
-        tracker: knows which records are durable; None before the first record.
-        items: in source order; empty while records pass straight through.
-        tasks: the work on items, to be cancelled when the partition is lost.
-        delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
-            offset says the same.
-        noted: the metadata of the last commit.
-        holds: keep the commit back.
-        waiting: the number of records that wait for the next transaction.
+        share: counts what is held.
+        assembler: of the flow; None if it assembles no chunks.
+
+    Attributes:
         read: what was read and waits to be admitted; the partition is not read on meanwhile.
         read_to: the offset up to which the partition was read, if all records before it were admitted or wait; 0 if it
             is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
+        items: empty while records pass straight through.
         work: bytes that the items held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
-        served_s: when a record with work was admitted last, by the monotonic clock; 0 if none was.
-        resumed_s: since when the partition is read, if it had been paused; 0 if not.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
             not read.
+        served_s, resumed_s: when a record with work was admitted last, and when the partition was resumed after a
+            pause, by the monotonic clock; 0 if never.
+        waiting: the number of records that wait for the next transaction.
+        committed: the committed offset when the partition was assigned; None if there was none.
+        tracker: knows which records are durable; None before the first record.
+        delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
+            offset says the same.
+        noted: the metadata of the last commit.
+        holds: keep the commit back.
     """
 
-    partition: TopicPartition
-    sink_partition: int | None
-    committed: int | None = None
-    tracker: OffsetTracker | None = None
-    items: deque[Item] = field(default_factory=deque)
-    tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = field(default_factory=dict)
-    waiting: int = 0
-    read: WaitingRead = field(default_factory=WaitingRead)
-    read_to: int = 0
-    work: int = 0
-    codec: int = 0
-    measuring: tuple[int, asyncio.Task[Work]] | None = None
-    served_s: float = 0.0
-    resumed_s: float = 0.0
-    stalled: int = 0
-    delivered: int = 0
-    noted: str = ""
-    holds: list[Hold] = field(default_factory=list)
-
-    def tracked(self, offset: int) -> OffsetTracker:
-        """The tracker, which begins at `offset` if this is the first record."""
-        if self.tracker is None:
-            self.tracker = OffsetTracker(offset)
-        return self.tracker
-
-    def pass_read(self) -> None:
-        """Counts what was read behind the last record as done, once no record is left that has not been written."""
-        if self.read or self.items or self.waiting:
-            return
-        if self.tracker is None and self.committed is not None and self.read_to > self.committed:
-            self.tracker = OffsetTracker(self.committed)
-        if self.tracker is not None:
-            self.tracker.released = max(self.tracker.released, self.read_to)
-
-    def mark_committed(self, offset: int, metadata: str) -> None:
-        """Takes in what has been committed."""
-        if self.tracker is not None:
-            self.tracker.committed = max(self.tracker.committed, offset)
-            self.noted = metadata
-
-    def skip(self, record: SourceRecord) -> None:
-        """Appends a record for which nothing is written.
-
-        The budget does not count its bytes, so they must not wait here behind a record that takes its time.
-        """
-        self.tracked(record.offset)
-        if self.items and isinstance(self.items[-1], Skipped):
-            self.items[-1].source = _place(record)
-        else:
-            self.items.append(Skipped(_place(record)))
-
-    def append(self, item: Item) -> None:
-        """Puts an item behind the others."""
-        self.tracked(_first(item.source))
-        self.work += item.admitted
-        self.items.append(item)
-
-    def fail(self, item: Working) -> Letter:
-        """Puts a letter that is to be written in the place of an item."""
-        letter = Letter(item.source, item.held, item.admitted, codec=item.codec, first=_first(item.source))
-        self.items[self.items.index(item)] = letter
-        return letter
-
-    def held_back(self, safe: int) -> int:
-        """The offset to commit if all records before `safe` are durable: `safe`, or the first chunk of a hold."""
-        if self.holds:
-            self.holds = [hold for hold in self.holds if hold.last is None or hold.last >= safe]
-        return min((hold.first for hold in self.holds), default=safe)
+    def __init__(
+        self, partition: TopicPartition, sink_partition: int | None, share: Share, assembler: LaneAssembler | None
+    ) -> None:
+        self.partition = partition
+        self.sink_partition = sink_partition
+        self._share = share
+        self._assembler = assembler
+        self.read = WaitingRead()
+        self.items: deque[Item] = deque()
+        self.holds: list[Hold] = []
+        self._tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = {}
+        self.measuring: tuple[int, asyncio.Task[Work]] | None = None
+        self.tracker: OffsetTracker | None = None
+        self.committed: int | None = None
+        self.noted = ""
+        self.read_to = self.work = self.codec = self.stalled = self.waiting = self.delivered = 0
+        self.served_s = self.resumed_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -237,20 +159,149 @@ class Lane:
         return bool(self.items) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
 
     @property
+    def waits_since_ms(self) -> int | None:
+        """The timestamp of the first record that was read and waits; None if there is none, or it is not known.
+
+        It waits for the store, for room in the budget, or behind such a record. In milliseconds since 1970.
+        """
+        stamp = self.items[0].source.timestamp if self.items else self.read.timestamp
+        return None if stamp is None or stamp < 0 else stamp
+
+    @property
     def had_turn(self) -> bool:
         """True if a record with work was admitted since the partition was resumed."""
         return self.served_s > self.resumed_s
 
+    # --- what was read -----------------------------------------------------------------------------------------------
+
+    def add(self, batches: Sequence[SourceBatch], read_to: int) -> None:
+        """Takes the batches that were read, up to an offset."""
+        self.read.batches.extend(batches)
+        self.read_to = read_to
+        self._share.fetched(sum(batch.size for batch in batches))
+
+    def let_go(self) -> None:
+        """Forgets what was read and waits; it has to be read again."""
+        if self.read:
+            self._share.fetched(-self.read.size)
+            self.read, self.read_to = WaitingRead(), 0
+
+    # --- what is worked on -------------------------------------------------------------------------------------------
+
+    def tracked(self, offset: int) -> OffsetTracker:
+        """The tracker, which begins at `offset` if this is the first record."""
+        if self.tracker is None:
+            self.tracker = OffsetTracker(offset)
+        return self.tracker
+
+    def append(self, item: Item) -> None:
+        """Puts an item behind the others, and counts what it holds."""
+        self.tracked(_first(item.source))
+        item.admitted = item.held
+        self.work += item.held
+        self.items.append(item)
+        self._share.take_work(item.held)
+
+    def skip(self, record: SourceRecord) -> None:
+        """Appends a record for which nothing is written.
+
+        The budget does not count its bytes, so they must not wait here behind a record that takes its time.
+        """
+        if self.items and isinstance(self.items[-1], Skipped):
+            self.items[-1].source = _place(record)
+        else:
+            self.append(Skipped(_place(record)))
+
+    def reserve(self, item: Working, size: int) -> None:
+        """Lets an item hold more bytes, without waiting for room: items behind it may hold the room that it needs."""
+        item.held += size
+        self._share.take_work(size)
+
+    def finish(self, item: Working, result: Sequence[RecordLike]) -> None:
+        """Gives an item its result, whose bytes it holds from here on."""
+        held = sum(map(held_bytes, result))
+        self._share.give_work(item.held - held)
+        item.result, item.held = result, held
+        # It may wait for hours behind another one. The budget counts the value no more, so it must be let go.
+        item.source = _place(item.source)
+
+    def fail(self, item: Working) -> Letter:
+        """Puts a letter that is to be written in the place of an item."""
+        letter = Letter(item.source, item.held, item.codec, first=_first(item.source))
+        letter.admitted = item.admitted
+        self.items[self.items.index(item)] = letter
+        return letter
+
+    def pop(self) -> Item:
+        """The first item, which leaves: what it holds is no work any more."""
+        item = self.items.popleft()
+        self.work -= item.admitted
+        self._share.pass_on(item.held)
+        return item
+
     def keep(self, task: asyncio.Task[None] | asyncio.Task[Work]) -> None:
         """Lets a task end with the lane, if it has not ended before."""
-        self.tasks[task] = None
-        task.add_done_callback(self.tasks.pop)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    # --- what may be committed ---------------------------------------------------------------------------------------
+
+    def resume(self, offset: int, metadata: str, pipeline: str) -> None:
+        """Goes on from what was committed; before the first record is admitted."""
+        self.committed = offset
+        if self._assembler is not None:
+            self.delivered = self._assembler.resume(self.partition, metadata, pipeline)
+
+    def begin_again(self, offset: int) -> None:
+        """Begins at an offset, whatever was delivered before; before the first record is admitted."""
+        self.delivered, self.noted, self.committed, self.read_to = 0, "", offset, 0
+        if self.measuring is not None:  # another record may have that offset
+            self.measuring[1].cancel()
+            self.measuring = None
+        if self._assembler is not None:
+            self._assembler.clear(self.partition)
+
+    def to_commit(self) -> tuple[int, str] | None:
+        """The offset and the metadata to commit; None if they are committed already."""
+        if not (self.read or self.items or self.waiting):  # then what was read behind the last record is done
+            if self.tracker is None and self.committed is not None and self.read_to > self.committed:
+                self.tracker = OffsetTracker(self.committed)
+            if self.tracker is not None:
+                self.tracker.released = max(self.tracker.released, self.read_to)
+        if self.tracker is None:
+            return None
+        safe = self.tracker.safe()
+        commit = safe, ""
+        if self._assembler is not None:
+            self.holds = [hold for hold in self.holds if hold.last is None or hold.last >= safe]
+            commit = self._assembler.commit(
+                self.partition, safe, min((hold.first for hold in self.holds), default=safe)
+            )
+        return commit if commit[0] > self.tracker.committed or commit[1] != self.noted else None
+
+    def mark_committed(self, offset: int, metadata: str) -> None:
+        """Notes what has been committed."""
+        if self.tracker is not None:
+            self.tracker.committed = max(self.tracker.committed, offset)
+            self.noted = metadata
 
     def discard(self) -> None:
         """Forgets the records; another worker, or this one later, reads them again from the committed offset."""
-        for task in self.tasks:
+        self.let_go()
+        for task in self._tasks:
             task.cancel()
+        self._share.give_work(sum(item.held for item in self.items))
         self.items.clear()
+        if self._assembler is not None:
+            self._assembler.clear(self.partition)
+
+
+def _first(source: SourceRecord) -> int:
+    return source.first if isinstance(source, Unopened) else source.offset
+
+
+def _place(record: SourceRecord) -> PlacedRecord:
+    return PlacedRecord(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def held_bytes(record: RecordLike) -> int:

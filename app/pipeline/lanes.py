@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.waiting_read import WaitingRead
 
 
 class Lanes:
@@ -52,6 +50,11 @@ class Lanes:
         return any(lane.busy for lane in self._lanes.values())
 
     @property
+    def waits(self) -> bool:
+        """True while records that were read wait to be admitted."""
+        return any(lane.read for lane in self._lanes.values())
+
+    @property
     def stalled(self) -> bool:
         """True while a partition is not read on."""
         return any(lane.stalled for lane in self._lanes.values())
@@ -76,87 +79,20 @@ class Lanes:
 
     def open(self, partition: TopicPartition, sink_partition: int | None) -> None:
         """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
-        self._lanes[partition] = Lane(partition, sink_partition)
+        self._lanes[partition] = Lane(partition, sink_partition, self._share, self._assembler)
 
     def put_last(self, lane: Lane) -> None:
         """Lets the other lanes come first from now on."""
         self._lanes[lane.partition] = self._lanes.pop(lane.partition)
 
-    # --- what was read -----------------------------------------------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """True while records that were read wait to be admitted."""
-        return any(lane.read for lane in self._lanes.values())
-
-    def add(self, partition: TopicPartition, batches: Sequence[SourceBatch], read_to: int) -> None:
-        """Takes the batches that were read, up to an offset, if their partition is assigned."""
-        lane = self._lanes.get(partition)
-        if lane is not None:
-            lane.read.batches.extend(batches)
-            lane.read_to = read_to
-            self._share.fetched(sum(batch.size for batch in batches))
-
-    def let_go(self, lane: Lane) -> int | None:
-        """Forgets what was read and waits.
-
-        Returns:
-            The offset of the first record, from which it has to be read again; None if there was none.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
-        first = lane.read.first
-        self._forget(lane)
-        return first
-
-    def let_all_go(self) -> None:
+    def let_go(self) -> None:
         """Forgets all that was read and waits; it is read again from the committed offset."""
-        for lane in self._lanes.values():
-            self._forget(lane)
-
-    def _forget(self, lane: Lane) -> None:
-        if lane.read:
-            self._share.fetched(-lane.read.size)
-            lane.read, lane.read_to = WaitingRead(), 0
-
-    # --- what is committed -------------------------------------------------------------------------------------------
-
-    def resume(self, lane: Lane, offset: int, metadata: str, pipeline: str) -> None:
-        """Takes in the committed offset and metadata of a lane, before its first record is admitted."""
-        lane.committed = offset
-        if self._assembler is not None:
-            self._assembler.resume(lane, metadata, pipeline)
-
-    def begin_again(self, lane: Lane, offset: int) -> None:
-        """Takes in that a lane begins at an offset, whatever was delivered before; before its first record."""
-        lane.delivered, lane.noted, lane.committed, lane.read_to = 0, "", offset, 0
-        if lane.measuring is not None:  # another record may have that offset
-            lane.measuring[1].cancel()
-            lane.measuring = None
-        if self._assembler is not None:
-            self._assembler.clear(lane.partition)
-
-    def to_commit(self, lane: Lane) -> tuple[int, str] | None:
-        """The offset and the metadata to commit for a lane; None if they are committed already."""
-        lane.pass_read()
-        tracker = lane.tracker
-        if tracker is None:
-            return None
-        commit = (tracker.safe(), "") if self._assembler is None else self._assembler.commit(lane)
-        return commit if commit[0] > tracker.committed or commit[1] != lane.noted else None
+        for lane in self:
+            lane.let_go()
 
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
         """Closes the lanes of these partitions, if there are any, and forgets their records."""
-        for partition in partitions:
+        for partition in tuple(partitions):
             lane = self._lanes.pop(partition, None)
             if lane is not None:
-                self._forget(lane)
-                self._share.give_work(sum(item.held for item in lane.items))
                 lane.discard()
-                if self._assembler is not None:
-                    self._assembler.clear(partition)
-
-    def discard_all(self) -> None:
-        """Closes all lanes."""
-        self.discard(list(self._lanes))

@@ -213,9 +213,9 @@ class OffsetReset:
         """
         if not self._lanes.holds(lane):
             return False
-        self._lanes.begin_again(lane, offset)
+        lane.begin_again(offset)
         if metadata:
-            self._lanes.resume(lane, offset, metadata, self._name)
+            lane.resume(offset, metadata, self._name)
         return await self._commit(lane.partition, offset, metadata) and self._lanes.holds(lane)
 
     async def _commit(self, partition: TopicPartition, offset: int, metadata: str) -> bool:

@@ -104,15 +104,15 @@ class PollLoop:
         reads_all = False
         if self.holding and not self.held:
             self._end_hold()
-        if self.held and offsets.may_admit:
-            await self._hold()
-        elif offsets.may_admit or (offsets.may_read and not self.held and not self._lanes.waits):
-            reads_all = await self._read()
-        else:
+        if not offsets.known:
             await offsets.known_within(_POLL_MS / 1000)
             await self._source.keep_membership()
+        elif self.held:
+            await self._hold()
+        else:
+            reads_all = await self._read()
         self._termination.raise_error()  # what is admitted now could pass a record that is not written
-        if offsets.may_admit:
+        if offsets.known:
             self._admission.admit()
         if not self.held:  # else it would let partitions be read again
             self._bound()
@@ -132,9 +132,8 @@ class PollLoop:
         What is read behind the last record is no record, and is not polled: marks of transactions, records of those
         that were aborted, gaps that compaction left. It counts as read, or the group would never reach the end.
         """
-        offsets = self._delivery.offsets
         # During a rebalance what was polled and not admitted is forgotten, though the position is behind it.
-        if not (offsets.may_read and offsets.may_admit) or self._source.rebalancing:
+        if not self._delivery.offsets.known or self._source.rebalancing:
             return
         for lane in self._lanes:
             if not lane.read:
@@ -165,19 +164,21 @@ class PollLoop:
             polled = await self._source.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             # Else a look-up that has begun before could bring back what was delivered of a log that is lost.
-            if self._delivery.offsets.may_admit:
+            if self._delivery.offsets.known:
                 await self._termination.unless_ended(self._offset_reset.find(exc))
             return False
         return self._take(polled)
 
     def _take(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> bool:
         # No coroutine: a rebalance between the poll and the admission would leave records of lost partitions.
-        if not self._delivery.offsets.may_read:
+        if not self._delivery.offsets.known:
             # A rebalance during the poll: this was read before it was known from where on.
             self._source.unread(polled)
             return False
         for partition, batches in polled.items():
-            self._lanes.add(partition, batches, self._source.position(partition) or 0)
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                lane.add(batches, self._source.position(partition) or 0)
         return bool(polled)
 
     async def _await_room(self) -> None:
@@ -248,7 +249,8 @@ class PollLoop:
     def _pause(self, lane: Lane) -> int:
         """Reads a partition no further, and lets go what was read of it; returns how many bytes that was."""
         before, for_room = self._share.ahead, bool(lane.read) and not lane.items
-        self._source.pause(lane.partition, self._lanes.let_go(lane))
+        self._source.pause(lane.partition, lane.read.first)
+        lane.let_go()
         size = before - self._share.ahead
         self._pauses[lane] = _Pause(self._clock(), size, for_room)
         return size

@@ -133,7 +133,7 @@ class Transaction:
 
     def due(self) -> None:
         """Notes that there may be something to commit, though nothing was written."""
-        if self._state == "idle" and self._parts.lanes.to_commit(self.lane) is not None:
+        if self._state == "idle" and self.lane.to_commit() is not None:
             self._begin()
 
     def flush(self) -> None:
@@ -191,7 +191,7 @@ class Transaction:
                     await writer.flush()
                 # A write that has failed ends the flow; and the partition may have been given up meanwhile.
                 if writer.failure is None and lanes.holds(lane):
-                    commit = lanes.to_commit(lane)
+                    commit = lane.to_commit()
                     await writer.commit({} if commit is None else {lane.partition: commit})
                     committed = True
                     stats.transactions += 1

@@ -22,7 +22,7 @@ from app.kafka.troubles import (
     WITHOUT_STORE,
     Troubles,
 )
-from app.pipeline.lane import PlacedRecord
+from app.pipeline.lane_assembler import PlacedRecord
 
 RECORD = PlacedRecord("raw", 3, 812, 0)
 

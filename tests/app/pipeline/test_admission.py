@@ -13,12 +13,14 @@ from aiokafka import TopicPartition
 from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane, Letter, PlacedRecord, Skipped, Working
+from app.pipeline.lane import Lane, Letter, Skipped, Working
+from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
 from tests.app.pipeline.chains import begun, chain_of, memory
+from tests.app.pipeline.lanes import lane_of
 from tests.built_batches import built, changed, record, repacked
 from transforms.errors import PayloadTooLargeError
 from transforms.record import Record, SourceRecord
@@ -80,7 +82,7 @@ class Let:
     def read(self, partition: int, records: Sequence[SourceRecord]) -> None:
         """Adds records of a partition, in a batch that is taken apart."""
         place = TopicPartition("raw", partition)
-        self.lanes.add(place, [SourceBatch(place, records[0].offset, None, records)], 0)
+        self.lane(partition).add([SourceBatch(place, records[0].offset, None, records)], 0)
 
     def batch(self, data: bytes, offset: int = 0) -> None:
         """Adds a batch of partition 0, and admits."""
@@ -93,13 +95,17 @@ class Let:
             SourceBatch(PARTITION, cast(int, offset), RecordBatch.read(memoryview(cast(bytes, data))))
             for data, offset in zip(batches[::2], batches[1::2], strict=True)
         ]
-        self.lanes.add(PARTITION, read, 0)
+        self.lane(0).add(read, 0)
 
     def holds(self, partition: int) -> bool:
         """Whether records of a partition wait."""
+        return bool(self.lane(partition).read)
+
+    def lane(self, partition: int) -> Lane:
+        """The lane of a partition."""
         lane = self.lanes.get(TopicPartition("raw", partition))
         assert lane is not None
-        return bool(lane.read)
+        return lane
 
     def _dispatched(self) -> dict[str, object]:
         return {
@@ -170,7 +176,7 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     small = repacked(built(0, [record(n, 50_000) for n in range(4)]), "zstd")
     for partition, data in ((0, large), (1, large)):
         place = TopicPartition("raw", partition)
-        let.lanes.add(place, [SourceBatch(place, 1, RecordBatch.read(memoryview(data)))], 0)
+        let.lane(partition).add([SourceBatch(place, 1, RecordBatch.read(memoryview(data)))], 0)
     let.admission.admit()
     assert let.passed == [(0, 1)]
     opened = [lane.read.opened for lane in let.lanes]
@@ -182,7 +188,7 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     both = Let(1_000)
     for partition in (0, 1):
         place = TopicPartition("raw", partition)
-        both.lanes.add(place, [SourceBatch(place, 1, RecordBatch.read(memoryview(small)))], 0)
+        both.lane(partition).add([SourceBatch(place, 1, RecordBatch.read(memoryview(small)))], 0)
     both.admission.admit()
     assert all(lane.read.opened for lane in both.lanes)
 
@@ -190,8 +196,7 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
 async def test_admit_buries_nothing_twice() -> None:
     """What was delivered before the partition was assigned is no letter again."""
     let = Let(200_000)
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     lane.delivered = 2
     crowded = Record(b"k", b"v", (("", None),) * (MAX_HEADERS + 1), 0)
     let.batch(built(0, [crowded, crowded, crowded]))
@@ -202,22 +207,22 @@ async def test_admit_buries_nothing_twice() -> None:
 async def test_admit_buries_a_broken_message_before_its_last_chunk_is_done() -> None:
     """Else a commit notes that all up to this chunk was delivered, and after a restart no letter is written."""
     let = Let(10_000)
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     before: list[tuple[int, int]] = []
-    chunks = {"takes": lambda *_: True, "reserve_bytes": lambda _: 0, "add": lambda *_: (None, ["a discarded message"])}
+    chunks = {"reserve_bytes": lambda _: 0, "add": lambda *_: (None, ["a discarded message"])}
     let.admission._assembler = cast(Any, SimpleNamespace(**chunks))
     dispatcher = cast(Any, let.admission._dispatcher)
     dispatcher.give_up = lambda _: before.append((len(lane.items), lane.tracked(9).released))
     dispatcher.release = lambda _: None
-    let.add(0, (3, b"k", OVERHEAD + 1))
+    let.read(0, [ReadRecord("raw", 0, 3, 0, b"k", b"v", (("large-message.chunk.uuid", b"u"),))])
+    let.admission.admit()
     assert before == [(0, 3)]
     assert [item.source.offset for item in lane.items] == [3]
 
 
 def test_output_commits_nothing_before_a_letter_of_several() -> None:
     """The span of a letter begins at the first record that it is for; all of them are done with it."""
-    lane = Lane(PARTITION, 0)
+    lane = lane_of(0, 0)
     tracker = lane.tracked(10)
     spans: list[int] = []
     output = SimpleNamespace(
@@ -280,8 +285,7 @@ async def test_admit_keeps_order_in_a_partition() -> None:
 async def test_admit_leaves_room_beside_a_partition_that_is_stuck() -> None:
     """A partition with much that waits waits alone: work of others, and records that pass, go on as before."""
     let = Let(8_000)
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     lane.work = 4_000
     let.share.take_work(4_000)
     let.add(0, (0, b"work", 1_000))
@@ -309,8 +313,7 @@ async def test_admit_lets_batches_go_whole() -> None:
     let.admission.admit()
     assert [batch.offset for batch in let.forwarded] == [0, 5]
     assert (let.passed, let.worked) == ([(0, 2), (0, 4)], [(0, 3)])
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     assert lane.codec == 4
     assert let.stats.records_in == 6
     assert let.stats.batches_taken_apart == 1
@@ -320,8 +323,7 @@ async def test_admit_lets_batches_go_whole() -> None:
 async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
     """Behind a record with work a batch that goes whole waits, and is not taken apart."""
     let = Let(1_000_000)
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     lane.items.append(Working(ReadRecord("raw", 0, 0, 0, b"k", b"v", ())))
     let.batch(batch_of(b"a", b"b", base=1), 1)
     assert [batch.offset for batch in let.followed] == [1]
@@ -330,7 +332,7 @@ async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
 
 
 async def test_admit_keeps_a_batch_until_there_is_room() -> None:
-    """Batches that do not fit wait, in order, and count as read ahead; `let_all_go` forgets them and their bytes."""
+    """Batches that do not fit wait, in order, and count as read ahead; `let_go` forgets them and their bytes."""
     data = batch_of(*(b"%d" % n for n in range(10)))
     let = Let(3 * (len(data) + OVERHEAD))
     let.fetched(*(each for n in range(5) for each in (changed(data, ">q", 0, 10 * n), 10 * n)))
@@ -341,10 +343,9 @@ async def test_admit_keeps_a_batch_until_there_is_room() -> None:
     let.admission.admit()
     assert [batch.offset for batch in let.forwarded] == [0, 10, 20, 30]
     assert let.holds(0)
-    lane = let.lanes.get(PARTITION)
-    assert lane is not None
+    lane = let.lane(0)
     lane.read_to = 50
-    let.lanes.let_all_go()
+    let.lanes.let_go()
     assert (let.share.ahead, lane.read_to) == (0, 0)  # what is forgotten is not committed as read
     assert not let.holds(0)
 
@@ -410,7 +411,7 @@ async def test_admit_looks_at_no_more_where_there_is_no_room() -> None:
         batches = [
             SourceBatch(place, base, RecordBatch.read(memoryview(changed(data, ">q", 0, base)))) for base in (0, 1)
         ]
-        let.lanes.add(place, batches, 0)
+        let.lane(partition).add(batches, 0)
     looked: list[int] = []
     for _ in range(3):
         let.admission.admit()
@@ -475,8 +476,7 @@ async def test_each_partition_has_its_part_while_another_is_stuck() -> None:
     let.add(1, (0, b"half", 500))
     let.add(2, (0, b"small", 500))
     assert let.worked == [(0, 0)], "in order, while the store answers"
-    stuck = let.lanes.get(PARTITION)
-    assert stuck is not None
+    stuck = let.lane(0)
     stuck.stalled, stuck.work = 1, 50_500
     let.admission.admit()
     assert let.worked == [(0, 0), (2, 0)]

@@ -21,7 +21,7 @@ from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
-from app.pipeline.lane import PlacedRecord
+from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
@@ -104,7 +104,7 @@ async def test_a_batch_that_cannot_be_read_ends_the_flow(bench: Bench) -> None:
     with pytest.raises(ClusterError, match="reading topic raw"):
         bench.delivery.forward(bench.lane, batch(7, unreadable), 10)
     bench.lane.committed, bench.lane.read_to = 7, 9
-    assert bench.delivery._parts.lanes.to_commit(bench.lane) is None
+    assert bench.lane.to_commit() is None
     assert bench.lane.busy
 
 

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.pipeline.budget import Budget, Share
-from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
+from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.termination import DefectError, Termination
@@ -23,12 +23,12 @@ PARTITION = TopicPartition("raw", 0)
 class Bench:
     """The offsets of one lane, and the answers of a cluster."""
 
-    def __init__(self, needed_for: NeededFor) -> None:
+    def __init__(self) -> None:
         self.lanes = Lanes(Share(Budget(100)), None)
         self.lanes.open(PARTITION, 0)
         self.termination = Termination("p", lambda: None)
         self.answers: list[asyncio.Future[int]] = []
-        self.offsets = CommittedOffsets(self.lanes, settings(), self.termination, needed_for, self._fetch)
+        self.offsets = CommittedOffsets(self.lanes, settings(), self.termination, self._fetch)
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         self.answers.append(asyncio.get_running_loop().create_future())
@@ -48,46 +48,41 @@ class Bench:
                 await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(
-    ("needed_for", "may_read", "may_admit"),
-    [(NeededFor.LAG, True, True), (NeededFor.ADMITTING, True, False), (NeededFor.READING, False, False)],
-)
-async def test_offsets_that_are_needed_are_waited_for(needed_for: NeededFor, may_read: bool, may_admit: bool) -> None:  # noqa: FBT001
-    """Only what needs the offsets waits for them; a rebalance lets it wait again."""
-    bench = Bench(needed_for)
+async def test_offsets_are_waited_for() -> None:
+    """Nothing is read before they are known; a rebalance lets it wait again."""
+    bench = Bench()
     offsets = bench.offsets
     for times, offset in ((1, 7), (2, 9)):
         offsets.look_up()
         await bench.asked(times)
-        assert (offsets.may_read, offsets.may_admit) == (may_read, may_admit)
+        assert not offsets.known
         bench.answers[-1].set_result(offset)
         await offsets.known_within(10)
-        assert (offsets.may_read, offsets.may_admit, bench.committed) == (True, True, offset)
+        assert (offsets.known, bench.committed) == (True, offset)
         offsets.forget()
-    assert (offsets.may_read, offsets.may_admit) == (may_read, may_admit)
+    assert not offsets.known
 
 
-@pytest.mark.parametrize(("needed_for", "ends"), [(NeededFor.LAG, False), (NeededFor.ADMITTING, True)])
-async def test_offsets_that_cannot_be_had(needed_for: NeededFor, ends: bool) -> None:  # noqa: FBT001
-    """A failure ends the flow only if the offsets are needed; the message names the group."""
-    bench = Bench(needed_for)
+async def test_offsets_that_cannot_be_had_end_the_flow() -> None:
+    """The message names the group."""
+    bench = Bench()
     bench.offsets.look_up()
     await bench.asked(1)
     bench.answers[-1].set_exception(KafkaConnectionError("gone"))
     assert bench.offsets._looking_up is not None
-    await asyncio.wait_for(bench.offsets._looking_up, 10)
-    assert bench.offsets.may_admit is not ends
-    assert ("reading offsets of group" in str(bench.termination.error)) is ends
+    await asyncio.wait([bench.offsets._looking_up], timeout=10)
+    assert not bench.offsets.known
+    assert "reading offsets of group" in str(bench.termination.error)
 
 
 async def test_offsets_that_cannot_be_taken_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect there is as loud as one of the look-up: the flow would wait for ever."""
-    bench = Bench(NeededFor.READING)
+    bench = Bench()
 
     def refuse(*_: object) -> None:
         raise IndexError("a note that nobody has thought of")
 
-    monkeypatch.setattr(bench.lanes, "resume", refuse)
+    monkeypatch.setattr(Lane, "resume", refuse)
     bench.offsets.look_up()
     await bench.asked(1)
     bench.answers[-1].set_result(7)
@@ -98,14 +93,14 @@ async def test_offsets_that_cannot_be_taken_end_the_flow(monkeypatch: pytest.Mon
 
 async def test_look_up_that_a_rebalance_overtakes() -> None:
     """Its answer is not taken for that of the next one, which begins when it has ended."""
-    bench = Bench(NeededFor.READING)
+    bench = Bench()
     bench.offsets.look_up()
     await bench.asked(1)
     bench.offsets.forget()
     bench.offsets.look_up()
     await bench.asked(2)
     assert bench.answers[0].cancelled()
-    assert (bench.committed, bench.offsets.may_read) == (None, False)
+    assert (bench.committed, bench.offsets.known) == (None, False)
     bench.answers[1].set_result(3)
     await bench.offsets.known_within(10)
     assert bench.committed == 3

@@ -19,6 +19,7 @@ from app.kafka.troubles import STORE, Troubles
 from app.kafka.writer import Writer
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
+from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.flow import Flow
 from app.pipeline.lanes import Lanes
@@ -57,6 +58,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     for owner in (Writer, GroupConsumer):
         monkeypatch.setattr(owner, "start", Begun())
     monkeypatch.setattr(TopicWatcher, "watch", Waiting())
+    monkeypatch.setattr(CommittedOffsets, "known", True)
     monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)
     settings = settings_of(HEAD + ORDERS)
     (pipeline,) = settings.pipelines

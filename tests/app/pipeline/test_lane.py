@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
+from typing import Any, cast
 
-from aiokafka import TopicPartition
-
+from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Skipped, Working, held_bytes
+from tests.app.pipeline.lanes import lane_of
 from transforms.record import Header, Record
 
 
@@ -27,7 +27,7 @@ class Source:
 
 def lane() -> Lane:
     """A lane from one partition to the same partition of the sink."""
-    return Lane(TopicPartition("raw", 3), 3)
+    return lane_of(3, 3)
 
 
 def test_lane_is_tracked_from_its_first_record() -> None:
@@ -60,22 +60,22 @@ def test_what_is_read_behind_the_last_record_may_be_committed() -> None:
     partition = lane()
     partition.committed, partition.read_to = 4, 9
     tried = []
-    for name, waits, nothing in (("read", True, False), ("items", deque([Working(Source(4), held=1)]), deque())):
-        setattr(partition, name, waits)
-        partition.pass_read()
+    for waiting in (partition.read.batches, partition.items):
+        waiting.append(cast(Any, Working(Source(4), held=1)))
+        partition.to_commit()
         tried.append(partition.tracker)
-        setattr(partition, name, nothing)
+        waiting.clear()
     assert tried == [None, None]
     partition.waiting = 1
-    partition.pass_read()
+    partition.to_commit()
     assert partition.tracker is None
     partition.waiting = 0
-    partition.pass_read()
+    partition.to_commit()
     tracker = partition.tracked(99)
     assert (tracker.committed, tracker.safe()) == (4, 9)
     span = tracker.span(9)
     tracker.released, partition.read_to = 10, 12
-    partition.pass_read()
+    partition.to_commit()
     assert tracker.safe() == 9
     span.durable = True
     assert tracker.safe() == 12
@@ -85,7 +85,7 @@ def test_nothing_is_committed_where_nobody_knows_what_was() -> None:
     """It could be below what another worker has committed."""
     partition = lane()
     partition.read_to = 9
-    partition.pass_read()
+    partition.to_commit()
     assert partition.tracker is None
 
 
@@ -120,18 +120,26 @@ def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
 
 def test_item_that_is_finished_holds_its_result() -> None:
     """What comes free is what the record held beyond its result; a result that is larger takes more."""
+    partition, share = lane_of(3, 3), Share(Budget(100_000))
+    partition._share = share
     small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
     item = Working(large, held=5_000)
-    freed = item.finish((small, small))
-    assert (freed, item.held, item.result) == (5_000 - 2 * 412, 2 * 412, (small, small))
-    assert (item.finish((large,)), item.held) == (2 * 412 - 1_400, 1_400)
-    assert (item.finish(()), item.held, item.result) == (1_400, 0, ())
+    partition.append(item)
+    used = [share.work]
+    for result in ((small, small), (large,), ()):
+        partition.finish(item, result)
+        assert (item.held, item.result, share.used) == (share.work, result, share.work)
+        used.append(share.work)
+    assert (used, partition.work) == ([5_000, 2 * 412, 1_400, 0], 5_000), "the lane goes by what was admitted"
+    partition.pop()
+    assert partition.work == 0
 
 
 def test_item_that_is_finished_lets_go_of_its_record() -> None:
     """It may wait for hours behind another; what the budget counts no more must not be there any more either."""
-    item = Working(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
-    item.finish((Source(7, value=b"reference"),))
+    partition, item = lane(), Working(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
+    partition.append(item)
+    partition.finish(item, (Source(7, value=b"reference"),))
     place = item.source
     assert (place.topic, place.partition, place.offset, place.key, place.value) == ("raw", 3, 7, None, None)
 
@@ -168,8 +176,8 @@ async def test_the_tasks_of_a_lane_are_cancelled_in_the_order_in_which_they_bega
         given_up.keep(task)
     await asyncio.wait([ended])
     await asyncio.sleep(0)
-    assert list(given_up.tasks) == tasks
+    assert list(given_up._tasks) == tasks
     given_up.discard()
     await asyncio.wait(tasks)
     assert cancelled == [*range(100)]
-    assert not given_up.tasks
+    assert not given_up._tasks

@@ -15,10 +15,12 @@ from app.pipeline.lane_assembler import LaneAssembler, chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
+from tests.app.pipeline.lanes import lane_of
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
 from transforms.record import Header, Record
 
+PARTITION = TopicPartition("chunked", 0)
 SETTINGS = ChunkSettings(
     splits=False,
     assembles=True,
@@ -52,108 +54,121 @@ def chunks(first_offset: int, value: bytes = b"x" * 2_500, uuid: str = "u") -> l
     return [Read(first_offset + n, each.key, each.value, tuple(each.headers), 5) for n, each in enumerate(split)]
 
 
-def lane(start: int = 0) -> Lane:
+def lane(assembler: LaneAssembler, start: int = 0) -> Lane:
     """A lane that begins at an offset."""
-    made = Lane(TopicPartition("chunked", 0), 0)
+    made = lane_of(0, 0, topic="chunked", assembler=assembler)
     made.tracked(start)
     return made
 
 
+def commit(lane: Lane) -> tuple[int, str]:
+    """What the lane commits, whatever it has committed."""
+    lane.noted = "something else"
+    found = lane.to_commit()
+    assert found is not None
+    return found
+
+
 def test_metadata_comes_back() -> None:
     """What one assembly notes, the next one takes in: records below are not for the chain any more."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
-    assembler.resume(one, note(5, 9, ()), "p")
-    assert [assembler.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
-    assert assembler.add(one, Read(8)) == (None, [])
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    one = lane(assembler)
+    one.resume(5, note(5, 9, ()), "p")
+    assert (one.committed, one.delivered) == (5, 9)
 
 
 def test_lane_that_begins_in_another_log() -> None:
     """What was delivered of the former log says nothing of the messages that have its offsets now."""
     assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
     lanes = Lanes(Share(Budget(1_000)), assembler)
-    lanes.open(TopicPartition("chunked", 0), 0)
+    lanes.open(PARTITION, 0)
     (one,) = lanes
-    lanes.resume(one, 5, note(5, 90, ()), "p")
-    lanes.begin_again(one, 5)
-    assert (one.committed, one.delivered, assembler.takes(one, Read(8))) == (5, 0, False)
-    events = [assembler.add(one, each)[0] for each in chunks(10)]
+    one.resume(5, note(5, 90, ()), "p")
+    one.begin_again(5)
+    assert (one.committed, one.delivered) == (5, 0)
+    events = [assembler.add(one.partition, each)[0] for each in chunks(10)]
     assert events[-1] is not None
 
 
 def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:
     """A writer that was taken for dead goes on after the reader has begun again: nothing is discarded."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    one = lane(assembler)
     whole = chunks(1)
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *whole]:
-        assembler.add(one, record)
+        assembler.add(one.partition, record)
         tracker.released = record.offset + 1
-    offset, metadata = assembler.commit(one)
+    offset, metadata = commit(one)
     assert (offset, metadata.startswith(f"wideload:delivered={offset};torn=")) == (whole[-1].offset + 1, True)
     stats = PipelineStats()
-    after, two = LaneAssembler(SETTINGS, stats, clock=monotonic), lane(offset)
-    after.resume(two, metadata, "p")
-    assert [after.add(two, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
+    after = LaneAssembler(SETTINGS, stats, clock=monotonic)
+    after.resume(PARTITION, metadata, "p")
+    assert [after.add(PARTITION, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
     assert stats.duplicate_chunks == len(whole) - 1
 
 
 def test_metadata_fits_the_brokers() -> None:
     """They may take less than Kafka's default; a longer note would end the flow."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic, metadata_bytes=40), lane()
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic, metadata_bytes=40)
+    one = lane(assembler)
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *chunks(1)]:
-        assembler.add(one, record)
+        assembler.add(one.partition, record)
         tracker.released = record.offset + 1
-    assert assembler.commit(one) == (tracker.released, "")
-    assembler.add(one, chunks(tracker.released, uuid="v")[0])
+    assert commit(one) == (tracker.released, "")
+    assembler.add(one.partition, chunks(tracker.released, uuid="v")[0])
     tracker.released += 1
-    assert assembler.commit(one) == (tracker.released - 1, f"wideload:delivered={tracker.released}\0")
+    assert commit(one) == (tracker.released - 1, f"wideload:delivered={tracker.released}\0")
 
 
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
 def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and nothing is passed over because of it."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    one = lane(assembler)
     with caplog.at_level(logging.WARNING):
-        assembler.resume(one, metadata, "p")
+        one.resume(5, metadata, "p")
     assert one.delivered == 0
     assert "is not ours and is ignored" in caplog.text
 
 
 def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
     """The offset stays at the first chunk until the message is durable; what passed meanwhile is noted beside it."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane(3)
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    one = lane(assembler, 3)
     first, *middle, last = chunks(3)
     tracker = one.tracked(3)
     for record in (first, *middle):
-        assert assembler.add(one, record) == (None, [])
+        assert assembler.add(one.partition, record) == (None, [])
         tracker.released = record.offset + 1
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
-    whole, _ = assembler.add(one, last)
+    assert commit(one) == (3, f"wideload:delivered={last.offset}\0")
+    whole, _ = assembler.add(one.partition, last)
     assert whole is not None
     assert (whole.topic, whole.partition, whole.offset) == ("chunked", 0, last.offset)
     assert (whole.value, whole.headers, whole.timestamp) == (b"x" * 2_500, (("own", b"1"),), 5)
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
+    assert commit(one) == (3, f"wideload:delivered={last.offset}\0")
     span = tracker.span(last.offset)
     tracker.released = last.offset + 1
-    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}\0")
+    assert commit(one) == (3, f"wideload:delivered={last.offset}\0")
     span.durable = True
-    assert assembler.commit(one) == (last.offset + 1, "")
+    assert commit(one) == (last.offset + 1, "")
 
 
 def test_commit_waits_for_dead_letters() -> None:
     """What was discarded holds the commit at its first chunk until its letters are written and durable."""
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic), lane()
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    one = lane(assembler)
     tracker = one.tracked(0)
     tracker.released = 10
     hold = Hold(4)
     one.holds.append(hold)
-    assert assembler.commit(one) == (4, "wideload:delivered=10\0")
+    assert commit(one) == (4, "wideload:delivered=10\0")
     hold.last = 9
     span = tracker.span(9)
-    assert assembler.commit(one) == (4, "wideload:delivered=9\0")
+    assert commit(one) == (4, "wideload:delivered=9\0")
     span.durable = True
-    assert assembler.commit(one) == (10, "")
+    assert commit(one) == (10, "")
     assert one.holds == []
 
 
@@ -161,9 +176,10 @@ def test_clock_stands_while_nothing_is_read() -> None:
     """A message expires after time in which its partition was read, not in which the pipeline had to wait."""
     now_s = 100.0
     stats = PipelineStats()
-    assembler, one = LaneAssembler(SETTINGS, stats, clock=lambda: now_s), lane()
+    assembler = LaneAssembler(SETTINGS, stats, clock=lambda: now_s)
+    one = lane(assembler)
     (first, *_) = chunks(0)
-    assembler.add(one, first)
+    assembler.add(one.partition, first)
     now_s += 3_600
     assembler.tick(reading=False)
     assert assembler.expire() == []
@@ -180,10 +196,11 @@ def test_clock_stands_while_nothing_is_read() -> None:
 def test_what_a_long_turn_has_read_is_not_late() -> None:
     """The time of a message begins when its first chunk is read, not with the turn that read it, or with the start."""
     now_s = 100.0
-    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=lambda: now_s), lane()
+    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=lambda: now_s)
+    one = lane(assembler)
     now_s += 5
     (first, *_) = chunks(0)
-    assembler.add(one, first)
+    assembler.add(one.partition, first)
     assembler.tick(reading=True)
     assert assembler.expire() == []
     now_s += 1
@@ -206,13 +223,12 @@ def test_reserve_is_the_message_with_its_last_chunk() -> None:
 def test_counts_are_those_of_the_pipeline() -> None:
     """Messages, duplicates, late chunks and reasons are counted beyond the life of one flow."""
     stats = PipelineStats()
-    one = lane()
     for number in (0, 1):
         assembler = LaneAssembler(SETTINGS, stats, clock=monotonic)
         good, gap = chunks(0, uuid=f"good{number}"), chunks(10, b"y" * 5_000, uuid=f"gap{number}")
         for record in (good[0], replace(good[0], offset=1), *good[1:], gap[0], gap[2], *gap[3:]):
-            assembler.add(one, record)
-        assembler.clear(one.partition)
+            assembler.add(PARTITION, record)
+        assembler.clear(PARTITION)
         assert assembler.pending == 0
     assert (stats.assembled_messages, stats.duplicate_chunks, stats.discarded) == (2, 2, {"out-of-order": 2})
     assert stats.late_chunks == 2 * (len(gap) - 3)

@@ -30,11 +30,10 @@ def test_lanes_discarded_give_back_what_they_hold() -> None:
     for partition, held in ((FIRST, 30), (FIRST, 20), (SECOND, 7)):
         lane = lanes.get(partition)
         assert lane is not None
-        share.take(held)
-        lane.items.append(Working(Read(), held))
+        lane.append(Working(Read(), held))
     lanes.discard([FIRST, TopicPartition("raw", 9)])
     assert (share.used, [lane.partition for lane in lanes], lanes.busy) == (7, [SECOND], True)
-    lanes.discard_all()
+    lanes.discard(lane.partition for lane in lanes)
     assert (share.used, len(lanes), lanes.busy) == (0, 0, False)
 
 
@@ -57,7 +56,7 @@ async def test_a_lane_that_begins_again_forgets_what_is_measured() -> None:
     assert lane is not None
     asking = asyncio.create_task(asyncio.Event().wait())
     lane.measuring = cast(Any, (5, asking))
-    lanes.begin_again(lane, 5)
+    lane.begin_again(5)
     assert (lane.measuring, asking.cancelling()) == (None, 1)
     await asyncio.gather(asking, return_exceptions=True)
 
@@ -68,7 +67,7 @@ def test_lanes_may_change_while_they_are_gone_through() -> None:
     seen = []
     for lane in lanes:
         seen.append(lane.partition)
-        lanes.discard_all()
+        lanes.discard([FIRST, SECOND])
     assert seen == [FIRST, SECOND]
 
 

@@ -165,7 +165,7 @@ async def test_cut_of_a_partition_that_goes_meanwhile(tracked: dict[TopicPartiti
     """Its new owner finds out by itself: nothing is committed over what that one commits."""
     consumer = Consumer(p0=10)
     flow = Flow(consumer, committed=tracked)
-    consumer.meanwhile = flow.lanes.discard_all
+    consumer.meanwhile = lambda: flow.lanes.discard(lane.partition for lane in flow.lanes)
     await flow.reset.find(OUT_OF_RANGE)
     assert consumer.begun == {}
 
@@ -245,13 +245,13 @@ async def test_retention_below_a_message_that_is_not_whole(delivered: int, kept:
     lane = flow.lanes.get(FIRST)
     assert lane is not None
     torn = ("a" * 22,)
-    flow.lanes.resume(lane, 30, note(30, delivered, torn), "p")
+    lane.resume(30, note(30, delivered, torn), "p")
     await flow.reset.find(OUT_OF_RANGE)
     assert consumer.begun == {FIRST: 35}
     assert lane.delivered == (delivered if kept else 0)
     if kept:
-        assert flow.lanes.to_commit(lane) == (35, note(35, delivered, torn))
+        assert lane.to_commit() == (35, note(35, delivered, torn))
     else:
         assert consumer.committed == {FIRST: 35}
-        assert (consumer.notes, flow.lanes.to_commit(lane)) == ({FIRST: ""}, None)
+        assert (consumer.notes, lane.to_commit()) == ({FIRST: ""}, None)
     assert flow.stats.expired_records == 5

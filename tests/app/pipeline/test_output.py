@@ -16,8 +16,8 @@ from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import BatchSettings, Outbox
 from app.kafka.source_batch import ReadRecord, SourceBatch, decoded
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane
 from app.pipeline.origins import Origins
+from tests.app.pipeline.lanes import lane_of
 from tests.app.pipeline.outputs import output_over
 from tests.built_batches import built
 from transforms.record import Record
@@ -75,7 +75,7 @@ def test_all_leaves_in_order_and_is_accounted_for(
 
 async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int, data: st.DataObject) -> None:
     sent = Sent(room)
-    lanes = [Lane(TopicPartition("raw", source), 0) for source in range(2)]
+    lanes = [lane_of(source, 0) for source in range(2)]
     trackers, offsets = [lane.tracked(0) for lane in lanes], [0, 0]
     expected: list[tuple[int, int]] = []  # source and offset
     wanted: list[tuple[bytes, int]] = []
@@ -142,7 +142,7 @@ async def test_partitions_are_sent_in_the_order_in_which_they_were_written() -> 
             sent.append(self._partition)
 
     output = output_over(Outboxes, lambda _: None)
-    lane = Lane(TopicPartition("raw", 0), 0)
+    lane = lane_of(0, 0)
     wanted = [number * 7 % 100 for number in range(100)]
     for _ in range(2):
         for offset, partition in enumerate(wanted):

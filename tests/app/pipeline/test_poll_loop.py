@@ -32,11 +32,10 @@ class Bench:
     def __init__(
         self,
         *,
-        may_read: bool = True,
-        may_admit: bool = True,
+        known: bool = True,
         look_s: float = 1_000,
     ) -> None:
-        self.offsets = SimpleNamespace(may_read=may_read, may_admit=may_admit, known_within=asyncio.sleep)
+        self.offsets = SimpleNamespace(known=known, known_within=asyncio.sleep)
         self.added: list[SourceBatch] = []
         self.unread: list[Any] = []
         self.read: list[bool] = []
@@ -91,9 +90,8 @@ class Bench:
 async def test_nothing_is_read_again_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that waits for memory is not let to read when its turn comes, until the pause ends."""
     bounded: list[bool] = []
-    bench = Bench(may_admit=False)
+    bench = Bench(known=False)
     monkeypatch.setattr(PollLoop, "_bound", lambda loop: bounded.append(loop.held))
-    bench.offsets.may_read = False
     for held in (True, False):
         bench.loop.held = held
         await asyncio.wait_for(bench.loop.turn(), 10)
@@ -106,21 +104,26 @@ async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa
     bench = Bench()
     turn = asyncio.create_task(bench.loop.turn())
     await asyncio.sleep(0)
-    bench.offsets.may_read = not overtaken
+    bench.offsets.known = not overtaken
     bench.polled.set()
     await asyncio.wait_for(turn, 10)
     assert (bench.unread, bench.added) == (([{PARTITION: [BATCH]}], []) if overtaken else ([], [BATCH]))
     assert bench.read == [True]
 
 
-@pytest.mark.parametrize("known", [False, True])
-async def test_position_is_found_once_the_committed_offsets_are_known(known: bool) -> None:  # noqa: FBT001
+async def test_position_is_found_once_the_committed_offsets_are_known() -> None:
     """They would bring back what was delivered of a log that is lost, if they came behind the new beginning."""
-    bench = Bench(may_admit=known)
+    bench = Bench()
     bench.error = OffsetOutOfRangeError({PARTITION: 30})
-    bench.polled.set()
-    await asyncio.wait_for(bench.loop.turn(), 10)
-    assert bench.found == ([bench.error] if known else [])
+    turn = asyncio.create_task(bench.loop.turn())
+    await asyncio.sleep(0)
+    for known in (False, True):
+        bench.offsets.known = known
+        bench.polled.set()
+        await asyncio.wait_for(turn, 10)
+        assert bench.found == ([bench.error] if known else [])
+        turn = asyncio.create_task(bench.loop.turn())
+    turn.cancel()
 
 
 @pytest.mark.parametrize("paused", [0, 1])
@@ -159,8 +162,7 @@ async def test_nothing_is_admitted_after_the_flow_has_failed() -> None:
         ({}, False, 9, 9),
         ({}, False, None, 0),
         ({}, True, 9, 5),
-        ({"may_admit": False}, False, 9, 5),
-        ({"may_read": False}, False, 9, 5),
+        ({"known": False}, False, 9, 5),
     ],
 )
 def test_look_at_what_was_read_behind_the_last_record(

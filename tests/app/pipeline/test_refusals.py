@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.kafka.topics import Topic
-from app.pipeline.lane import PlacedRecord
+from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.stages import UnfitStage
 from tests.built_batches import built
 from transforms.errors import RecordUnfitError

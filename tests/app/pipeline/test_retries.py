@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
-from aiokafka import TopicPartition
 
 from app.config.parsing import parse
 from app.config.pipeline import TRANSFORMS
@@ -27,6 +26,7 @@ from app.pipeline.work import Step, Store, Thread, Work
 from app.web.metrics import COUNTERS
 from stores.store import PayloadStore
 from tests.app.pipeline.chains import begun, sink
+from tests.app.pipeline.lanes import lane_of
 from tests.app.pipeline.runtimes import running_on
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import (
@@ -127,7 +127,7 @@ async def test_each_transform_is_counted(name: str, runtime: Runtime) -> None:
 
 async def test_retries_go_on_until_the_store_is_back(runtime: Runtime) -> None:
     """A store that is down is tried again; while it is, the flow is degraded and says why, and afterwards no more."""
-    stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
+    stats, lane, record = PipelineStats(), lane_of(3, 3), Read()
     seen: list[str | None] = []
     stage = Storing([DOWN] * 3, lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
@@ -139,7 +139,7 @@ async def test_retries_go_on_until_the_store_is_back(runtime: Runtime) -> None:
 
 async def test_retries_stall_the_lane_beyond_the_time_budget(runtime: Runtime) -> None:
     """The partition is not read on while its store call takes longer than it may, and is afterwards."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     stalled: list[int] = []
     seen: list[int] = []
     stage = Storing([DOWN] * 2, lambda: seen.append(lane.stalled))
@@ -150,7 +150,7 @@ async def test_retries_stall_the_lane_beyond_the_time_budget(runtime: Runtime) -
 
 async def test_retries_end_where_the_store_refuses(runtime: Runtime) -> None:
     """What cannot pass by itself is not tried again, and is no reason to call the flow degraded."""
-    stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    stats, lane = PipelineStats(), lane_of(3, 3)
     retries = made(Storing([REFUSED]), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
         await asyncio.wait_for(applied(retries, lane, Read()), 10)
@@ -162,7 +162,7 @@ async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     runtime: Runtime, error: PayloadStoreError
 ) -> None:
     """A missing payload, and a reference that is refused, are no errors of the store, also of one that has worked."""
-    stats, lane = PipelineStats(offloaded_records=1), Lane(TopicPartition("raw", 3), 3)
+    stats, lane = PipelineStats(offloaded_records=1), lane_of(3, 3)
     retries = made(Storing([error] * 9), runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
     for _ in range(9):
         with pytest.raises(type(error)):
@@ -172,7 +172,7 @@ async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
 
 async def test_retries_wait_for_what_was_withdrawn(runtime: Runtime) -> None:
     """A store that has worked for the pipeline is waited for, whatever the reason, which is on the pages."""
-    stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    stats, lane = PipelineStats(), lane_of(3, 3)
     seen: list[str | None] = []
     stage = Storing([], lambda: seen.append(degraded(retries)))
     retries = made(stage, runtime, stats, timeout_ms=60_000, unstalled=lambda: None)
@@ -194,14 +194,14 @@ async def test_retries_end_where_the_store_never_let_the_pipeline_in(runtime: Ru
         timeout_ms=60_000,
         unstalled=lambda: None,
     )
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     with pytest.raises(PayloadStoreAccessError, match="access denied"):
         await asyncio.wait_for(applied(retries, lane, Read()), 10)
 
 
 async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(runtime: Runtime) -> None:
     """Before the first payload, a refusal ends the pipeline only if the store still passes that check, twice."""
-    stage, stats, lane = Storing([REFUSED] * 3), PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    stage, stats, lane = Storing([REFUSED] * 3), PipelineStats(), lane_of(3, 3)
     store = Checked(REFUSED)
 
     def retries() -> Retries:
@@ -221,7 +221,7 @@ async def test_retries_wait_for_a_store_that_has_passed_the_check_of_the_start(r
 
 async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> None:
     """While the store is down a hundred records ask it no more often than one would; when it is back all go on."""
-    lane, stats = Lane(TopicPartition("raw", 3), 3), PipelineStats()
+    lane, stats = lane_of(3, 3), PipelineStats()
     # A call takes a while, as each does: else all are made before the first failure is known.
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
@@ -270,7 +270,7 @@ async def test_retries_end_for_one_record_while_the_store_is_up(runtime: Runtime
     with pytest.raises(
         PayloadUnavailableError, match=r"failed \d+ times .* errors.retry.timeout allows: down"
     ) as caught:
-        await asyncio.wait_for(applied(retries, Lane(TopicPartition("raw", 3), 3), Read()), 10)
+        await asyncio.wait_for(applied(retries, lane_of(3, 3), Read()), 10)
     assert caught.value.tries >= 3 + 2  # while it is down for all, and the first and last behind that
     assert time.monotonic() - began_s > 0.05
     assert degraded(retries) is None
@@ -301,7 +301,7 @@ class Slow(Storing):
 
 async def test_retries_go_on_though_calls_end_that_began_before_the_outage() -> None:
     """A long download that ends while the store fails does not say that it is up."""
-    stats, lane, loop = PipelineStats(), Lane(TopicPartition("raw", 3), 3), asyncio.get_running_loop()
+    stats, lane, loop = PipelineStats(), lane_of(3, 3), asyncio.get_running_loop()
     pipeline, slow = replace(settings(), retry_timeout_ms=0), Slow([])
     store = cast(PayloadStore, Checked(*[DOWN] * 100))
 
@@ -334,7 +334,7 @@ async def test_retries_go_on_while_the_store_is_down_for_all(runtime: Runtime) -
     retries = Retries(
         chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
     )
-    await asyncio.wait_for(applied(retries, Lane(TopicPartition("raw", 3), 3), Read()), 10)
+    await asyncio.wait_for(applied(retries, lane_of(3, 3), Read()), 10)
     assert stats.retries == 20
 
 
@@ -355,7 +355,7 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
         retries = Retries(
             chain, runtime, pipeline, stats=stats, troubles=Troubles("p"), unstalled=lambda: None, store=store
         )
-        lane = Lane(TopicPartition("raw", 3), 3)
+        lane = lane_of(3, 3)
         trials = [asyncio.create_task(applied(retries, lane, Read())) for _ in range(4)]
         try:
             async with asyncio.timeout(10):
@@ -372,7 +372,7 @@ async def test_retries_keep_the_threads_of_asyncio_free_of_a_store_that_hangs() 
 
 async def test_retries_stay_degraded_while_any_record_waits() -> None:
     """One payload that cannot be had is a reason to say so, though others can; and the last to wait takes it along."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     with running_on(1) as runtime:
         retries = made(Storing([DOWN] * 2), runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         bad = asyncio.create_task(applied(retries, lane, Read()))
@@ -387,7 +387,7 @@ async def test_retries_stay_degraded_while_any_record_waits() -> None:
 
 async def test_retries_say_that_a_store_is_silent() -> None:
     """A call that never returns is noticed when the store's time is over: the lane is stalled, and the reason said."""
-    lane, release = Lane(TopicPartition("raw", 3), 3), threading.Event()
+    lane, release = lane_of(3, 3), threading.Event()
 
     def silent() -> None:
         release.wait(30)
@@ -410,7 +410,7 @@ async def test_retries_say_that_a_store_is_silent() -> None:
 
 async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
     """Where others are answered, a record that waits for its turn stalls nothing, however long that takes."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     seen: list[int] = []
 
     def tried() -> None:
@@ -425,7 +425,7 @@ async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
 
 async def test_retries_take_a_missing_payload_for_an_answer(runtime: Runtime) -> None:
     """A store that says that a payload is not there is not down: the outage ends."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     stage = Storing([*[DOWN] * 6, PayloadNotFoundError("memory://gone")])
     retries = made(stage, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadNotFoundError):
@@ -437,7 +437,7 @@ async def test_retries_take_a_missing_payload_for_an_answer(runtime: Runtime) ->
 
 async def test_retries_that_are_cancelled_leave_no_lane_stalled(runtime: Runtime) -> None:
     """A partition that is lost in the middle leaves nothing behind."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     stalled, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def tried() -> None:
@@ -455,7 +455,7 @@ async def test_retries_that_are_cancelled_leave_no_lane_stalled(runtime: Runtime
 
 async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
     """One payload whose call never ends is noticed though the store answers for others, and stalls its lane alone."""
-    stuck, others = Lane(TopicPartition("raw", 3), 3), Lane(TopicPartition("raw", 4), 4)
+    stuck, others = lane_of(3, 3), lane_of(4, 4)
     hanging, release = threading.Event(), threading.Event()
 
     def tried() -> None:
@@ -488,7 +488,7 @@ async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
         hanging = runtime.threads.call(release.wait, 30)
         splitting = Storing([], name="chunk", asks=False)
         retries = made(splitting, runtime, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
-        lane = Lane(TopicPartition("raw", 3), 3)
+        lane = lane_of(3, 3)
         try:
             await asyncio.wait_for(applied(retries, lane, Read()), 10)
             assert not hanging.done()
@@ -499,7 +499,7 @@ async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
 
 async def test_retries_watch_what_else_may_wait_for_the_store(runtime: Runtime) -> None:
     """A dead letter that is large goes to the store as well; where that hangs, it is said, and the lane stalled."""
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
     retries = made(Storing([]), runtime, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
     with retries.watching(lane, Read()):
         async with asyncio.timeout(10):
@@ -529,7 +529,7 @@ async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
     """A wrapper is copied on a thread; the record is no probe of the store that is down, and says nothing of it."""
     pipeline = replace(settings(transforms), threshold_bytes=200_000, retry_delay_max_ms=60_000)
     chain = build(pipeline, cast(PayloadStore, DownStore()), sink(10_000_000), PipelineStats())
-    lane = Lane(TopicPartition("raw", 3), 3)
+    lane = lane_of(3, 3)
 
     def copied(size: int) -> Read:
         value = b"v" * size

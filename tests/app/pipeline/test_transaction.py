@@ -26,7 +26,8 @@ from app.kafka.troubles import Troubles
 from app.kafka.writer import Writer
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
-from app.pipeline.lane import Lane, PlacedRecord, Skipped, Working
+from app.pipeline.lane import Lane, Skipped, Working
+from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
