@@ -48,6 +48,7 @@ class Kind:
     unless: tuple[Kind, ...] = ()
 
 
+AT_STORE = Kind("{}")  # records for which the store is called, or that wait for it: no trouble as such
 STORE = Kind("{}", others="")
 WITHOUT_STORE = Kind("{}", others="", unless=(STORE,))
 UNANSWERED = Kind("broker {} does not answer since {since}", memory_s=60.0)
@@ -135,13 +136,11 @@ class Troubles:
     Attributes:
         refresh: notes what only shows when somebody looks.
         only: whether a trouble is reported, by its name, for kinds of which some are not.
-        waiting: the record that waits longest for the store, and how many wait.
     """
 
     def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.refresh: Callable[[], None] = lambda: None
         self.only: dict[Kind, Callable[[Any], bool]] = {}
-        self.waiting: Callable[[], tuple[SourceRecord | None, int]] = lambda: (None, 0)
         self.clock = clock
         self._pipeline = pipeline
         self._noted: defaultdict[Kind, dict[Hashable, _Trouble]] = defaultdict(dict)
@@ -160,15 +159,10 @@ class Troubles:
         seen_s: float | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Notes a trouble, or that it lasts.
+        """Notes a trouble, or that it lasts. Its name tells it from others of its kind, and is the default of `args`.
 
-        Args:
-            kind: of the trouble.
-            name: tells it from others of its kind.
-            args: for the sentence of the kind; the name if there are none.
-            since_s: since when, if not since now.
-            seen_s: when it was seen, if not now.
-            patience_s: from what age on it is reported.
+        It lasts since `since_s`, and was seen at `seen_s`: now, if they are None. It is reported from an age of
+        `patience_s` on.
         """
         now_s = self.clock()
         since_s = now_s if since_s is None else since_s
@@ -186,7 +180,7 @@ class Troubles:
         self._noted[kind] = {name: each for name, each in self._noted[kind].items() if name in names}
 
     @contextmanager
-    def lasting(self, kind: Kind, *args: object, patience_s: float) -> Iterator[None]:
+    def lasting(self, kind: Kind, *args: object, patience_s: float = 0.0) -> Iterator[None]:
         """Notes a trouble for as long as the body lasts."""
         noted, name, now_s = self._noted[kind], object(), self.clock()
         noted[name] = _Trouble(args, now_s, now_s, patience_s)
@@ -203,7 +197,7 @@ class Troubles:
         may finish that first. Other members are taken to have the same time-outs.
         """
         until = group_id, ago(-session_s), ago(-poll_s)
-        with self.lasting(JOINS, group_id, patience_s=0.0), self.lasting(JOINS_LONG, *until, patience_s=_JOINS_S):
+        with self.lasting(JOINS, group_id), self.lasting(JOINS_LONG, *until, patience_s=_JOINS_S):
             yield
 
     def has(self, kind: Kind) -> bool:
@@ -223,14 +217,10 @@ class Troubles:
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def store_fails(self, kind: Kind, name: Hashable, text: str, line: str, record: SourceRecord | None = None) -> None:
-        """Notes a failure of the store, which is counted.
+        """Notes a failure of the store, and counts it.
 
-        Args:
-            kind: `STORE` or `WITHOUT_STORE`.
-            name: of what the store was called for.
-            text: what is reported.
-            line: what the log says.
-            record: the one for which the store was called; None if that is not known.
+        `name` is what the store was called for, and `record` the record of that. The log says `line`, and all others
+        report `text`.
         """
         self.note(kind, name, text)
         self._failures += 1
@@ -304,12 +294,13 @@ class Troubles:
             log.info("pipeline %s: %s again, after %s", self._pipeline, told, lasted(lasted_s), extra=_NEVER_LEFT_OUT)
 
     def _remind_of_store(self, since: str) -> None:
-        record, count = self.waiting()
+        waiting = [each.args[0] for each in self._noted[AT_STORE].values()]
         template = "pipeline %s: the store fails since %s, %d times since the last line: %s"
         args: list[object] = [self._pipeline, since, self._failures]
-        if record is not None:
+        if waiting:
+            record: Any = waiting[0]
             template = template.replace(": %s", f"; %d records wait for it, the first is {_PLACE}: %s")
-            args += [count, record.topic, record.partition, record.offset]
+            args += [len(waiting), record.topic, record.partition, record.offset]
         log.warning(template, *args, self._failure)
         self._failures = 0
 

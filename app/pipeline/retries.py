@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from app.config.settings import PipelineSettings
-from app.kafka.troubles import STORE, WITHOUT_STORE, Troubles
+from app.kafka.troubles import AT_STORE, STORE, WITHOUT_STORE, Troubles
 from app.pipeline.chain import Chain
 from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
@@ -68,7 +68,7 @@ class Retries:
     `unstalled` is called when a stalled lane may be read again; `store` is asked whether it is up.
     """
 
-    # State that changes: `_trials` and `_answered_s`, on the loop alone.
+    # State that changes: `_answered_s`, on the loop alone.
 
     def __init__(
         self,
@@ -91,9 +91,7 @@ class Retries:
         self._state = StoreState(settings, store, stats, runtime.threads)
         self._chain = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._state.may_pass)
         self._answered_s = 0.0
-        self._trials: dict[_Trial, None] = {}  # the oldest first
         self._troubles = troubles
-        troubles.waiting = lambda: (next((trial.record for trial in self._trials), None), len(self._trials))
 
     async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Work:
         """Goes on with work, up to a step that needs more; calls the store until it succeeds or can never do so.
@@ -141,12 +139,11 @@ class Retries:
         """
         now_s = self._clock()
         trial = _Trial(lane, record, now_s, now_s, now_s if called else None)
-        self._trials[trial] = None
         trial.timer = self._loop.call_later(self._timeout_s, self._look_at, trial)
         try:
-            yield trial
+            with self._troubles.lasting(AT_STORE, record):
+                yield trial
         finally:
-            self._trials.pop(trial)
             trial.timer.cancel()
             self._troubles.end(STORE, trial)
             if trial.stalled:

@@ -43,23 +43,11 @@ class TopicChangedError(ClusterError):
 class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
-    Args:
-        plan: as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`).
-        termination: of the flow.
-        send: sends a request to a broker, and returns the answer.
-        troubles: get the topics that accept no records.
-        chunked: whether the sources hold chunks, which compaction would delete.
+    The plan is as the cluster was found, without the limits that refusals taught (`app.pipeline.learned_limits`). If
+    the sources are `chunked`, compaction would delete what they hold.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        termination: Termination,
-        send: Send,
-        troubles: Troubles,
-        *,
-        chunked: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, termination: Termination, send: Send, troubles: Troubles, *, chunked: bool) -> None:
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**{topic.name: topic for topic in plan.sources}, **self._targets}
         self._configured = self._topics if chunked else self._targets

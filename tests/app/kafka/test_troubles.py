@@ -9,6 +9,7 @@ from datetime import datetime
 import pytest
 
 from app.kafka.troubles import (
+    AT_STORE,
     GROUP,
     LEADERLESS,
     OF_CLUSTER,
@@ -146,7 +147,6 @@ def test_lines_of_a_store_that_fails_now_and_then(
     troubles: Troubles, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It gets one line in its time, which counts the failures that had none; one that stays down is told again."""
-    troubles.waiting = lambda: (RECORD, 5)
     for _ in range(4):
         clock.now += 0.25
         troubles.store_fails(STORE, "trial", "no", "down", RECORD)
@@ -159,11 +159,12 @@ def test_lines_of_a_store_that_fails_now_and_then(
     troubles.store_fails(STORE, "trial", "no", "down", RECORD)
     assert troubles.text(*OF_STORE) == "no"
     clock.now += 30
-    troubles.look()
+    with troubles.lasting(AT_STORE, RECORD), troubles.lasting(AT_STORE, None):
+        troubles.look()
     (line,) = told(caplog)
     assert line.startswith("WARNING pipeline p: the store fails since 20")
     assert line.endswith(
-        ", 4 times since the last line; 5 records wait for it, the first is topic raw, partition 3, offset 812: down"
+        ", 4 times since the last line; 2 records wait for it, the first is topic raw, partition 3, offset 812: down"
     )
     troubles.end(STORE, "trial")
     clock.now += 30
