@@ -202,7 +202,7 @@ class RepeatFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
         most = next((most for name, most in _MOST.items() if f"{record.name}.".startswith(f"{name}.")), None)
-        if most is None or record.levelno <= logging.DEBUG or hasattr(record, "fields"):
+        if most is None or record.levelno <= logging.DEBUG or hasattr(record, "fields") or hasattr(record, "left_out"):
             return True
         now_s = self._clock()
         with self._lock:
@@ -245,11 +245,7 @@ class RepeatFilter(logging.Filter):
         template = f"left out %d lines like this: {template}"
         told = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, template, (left_out, *args), None)
         told.left_out = left_out
-        self._handler.acquire()
-        try:
-            self._handler.emit(told)
-        finally:
-            self._handler.release()
+        self._handler.handle(told)
 
 
 @dataclass(slots=True)
