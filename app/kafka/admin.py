@@ -114,11 +114,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 async def configs(
     send: Send, resources: Iterable[str], names: Iterable[str], kind: int = ConfigResourceType.TOPIC
 ) -> Mapping[str, Mapping[str, str] | KafkaError]:
-    """The values of these properties of resources, or why a resource does not give them.
-
-    Raises:
-        KafkaError: there was no response.
-    """
+    """The values of these properties of resources, or why a resource does not give them."""
     response = await send(DescribeConfigsRequest([(kind, resource, [*names]) for resource in resources]))
     return {
         found["resource_name"]: for_code(found["error_code"])(found["error_message"] or "")

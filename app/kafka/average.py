@@ -18,11 +18,7 @@ class _Second:
 
 
 class Average:
-    """The average of the numbers of the last minute, and how many there were a second.
-
-    Args:
-        clock: seconds that do not go back.
-    """
+    """The average of the numbers of the last minute, and how many there were a second, by a monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

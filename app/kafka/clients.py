@@ -175,9 +175,6 @@ def sharing_context(settings: ClientSettings) -> ClientSettings:
     """The same settings, for clients that share one TLS context: each takes 1 MiB, and 20 ms of the event loop.
 
     Authorities, certificate, key and the files of passwords are read now; what replaces them, by the next call.
-
-    Raises:
-        ConfigurationError: a certificate, a key or the file of a password cannot be used.
     """
     security = renewed(settings.security)
     context = _ssl_context(security) if str(security["security.protocol"]).endswith("SSL") else None
@@ -298,11 +295,7 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
 
 @asynccontextmanager
 async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
-    """The producer of a command, started, for the length of a block.
-
-    Raises:
-        ClusterError: it cannot start.
-    """
+    """The producer of a command, started, for the length of a block; if it cannot start, a ClusterError."""
     producer = idempotent_producer(settings, settings.client_id, **more)
     try:
         try:

@@ -86,6 +86,8 @@ class Unopened:
 class SourceBatch:
     """Records of one source partition, as a batch had them, from `offset` on.
 
+    If records cannot be decoded and the checksum of their batch is wrong, its methods raise CorruptRecordException.
+
     Attributes:
         partition: the source partition.
         offset: of the first record that is wanted; those before it in the batch were read before.
@@ -145,9 +147,7 @@ class SourceBatch:
     def goes_whole(self, codec: int | None, limit_bytes: int) -> bool:
         """True if it goes on as it is: alone if that is worth a request, or as what was merged for one.
 
-        Args:
-            codec: the number of the codec with which all records leave; None if each keeps its own.
-            limit_bytes: the most bytes of a batch.
+        `codec` is the number of the one with which all records leave; None if each keeps its own.
         """
         alone = codec in (None, self.codec) and self.worth_a_request
         return self.whole and self.size <= limit_bytes and (self.merged_from > 0 or alone)
@@ -203,11 +203,7 @@ class SourceBatch:
         return kept
 
     def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
-        """All its records, if they take more than `limit` bytes before compression, or are damaged; else None.
-
-        Raises:
-            CorruptRecordException: the checksum of the batch is wrong.
-        """
+        """All its records, if they take more than `limit` bytes before compression, or are damaged; else None."""
         if (batch := self.batch) is None:
             return None
         try:
@@ -266,9 +262,6 @@ class SourceBatch:
         """The records that are wanted, each made when it is asked for.
 
         One with too many headers is `Unopened`, as are all from the first that cannot be decoded.
-
-        Raises:
-            CorruptRecordException: the checksum of the batch is wrong, and so a record cannot be decoded.
         """
         if self.batch is None:
             yield from self.unbatched
@@ -313,11 +306,7 @@ class SourceBatch:
             yield held
 
     def _undecoded(self, batch: RecordBatch, first: int, error: MalformedError) -> Unopened:
-        """The records from offset `first` on: to commit what is behind them would lose them.
-
-        Raises:
-            CorruptRecordException: the checksum of the batch is wrong.
-        """
+        """The records from offset `first` on: to commit what is behind them would lose them."""
         first = max(first, self.offset)
         return self._unread(batch, first, error, batch.last_offset - first + 1)
 

@@ -35,9 +35,11 @@ class UnacknowledgedError(ClusterError):
 class TopicLog:
     """Partition 0 of a topic, in order. Used on one event loop at a time.
 
+    Its methods raise a ConfigurationError if a certificate or key cannot be used, or a package is missing.
+
     Args:
         client: how to reach the cluster.
-        topic: its name; it is there.
+        topic: its name; it exists.
         take: gets each record, and whether it was written before the log was first read: by this process at all, or
             since the topic was recreated or cut.
         skipped: gets what is reported of records that would fill the memory, or are damaged.
@@ -66,7 +68,6 @@ class TopicLog:
         """Reads up to the end that the log has now.
 
         Raises:
-            ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: it was not read within `seconds`.
         """
         end: int | None = None
@@ -85,7 +86,6 @@ class TopicLog:
         """Goes on reading until it is cancelled. `ready` is called once the end was reached.
 
         Raises:
-            ConfigurationError: a certificate or key cannot be used, or a package is missing.
             ClusterError: the cluster failed, or has another log now; to be called again.
         """
         async with self._reading() as reader:
@@ -110,7 +110,6 @@ class TopicLog:
         """Writes a record to all replicas that are in sync; tries until it is cancelled, and not once more.
 
         Raises:
-            ConfigurationError: a certificate or key cannot be used, or a package is missing.
             UnacknowledgedError: no broker has acknowledged it.
             ClusterError: it was not written: no broker was reached, or it is refused.
         """
@@ -163,12 +162,7 @@ class TopicLog:
                 raise ClusterError(f"topic {self._topic} was deleted and made again", retriable=True)
 
     async def _other_id(self, controls: ConsumerControls) -> str | None:
-        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none.
-
-        Raises:
-            ClusterError: it does not exist.
-            KafkaError, OSError: no broker has answered.
-        """
+        """The id of the topic, if it is another one than before; brokers before Kafka 2.8 give none."""
         found = await identities(controls.send, [self._topic])
         identity = found.get(self._topic)
         if identity is None and self._topic in found:

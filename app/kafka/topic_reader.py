@@ -69,15 +69,8 @@ class TopicReader:
     ) -> AsyncIterator[tuple[TopicPartition, Sequence[SourceRecord]]]:
         """What one poll gives: records of a partition, some at a time. It ends early at a rebalance.
 
-        The position of the consumer is behind all of them from the beginning.
-
-        Args:
-            partitions: of which something may be read; none for all that are assigned.
-            timeout_ms: how long to wait for records.
-            most: the most records at a time.
-
-        Raises:
-            KafkaError: the cluster failed, or a batch is damaged.
+        The position of the consumer is behind all of them from the beginning. Without `partitions`, all that are
+        assigned are read; `most` are the most records at a time.
         """
         polled = await self.controls.consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
         self._assignment = self.controls.assignment
@@ -106,12 +99,9 @@ def _size(record: SourceRecord) -> int:
 
 
 def topic_consumer(client: ClientSettings, group: str | None = None, **arguments: Any) -> AIOKafkaConsumer:
-    """A consumer, not started: it reads committed records, and commits only what it is told to.
+    """A consumer, not started: it reads committed records, and commits only what a caller asks for.
 
-    Args:
-        client: how to reach the cluster.
-        group: its id; None for no group.
-        arguments: of aiokafka, in place of what is usual here.
+    `arguments` are aiokafka's, in place of what is usual here.
     """
     usual: dict[str, Any] = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     consumer = create_no_topics(
@@ -208,11 +198,7 @@ class SelectionReader:
         self._committed: dict[TopicPartition, int] = {}
 
     async def begin(self, partitions: Sequence[TopicPartition]) -> None:
-        """Seeks to the start of the selection.
-
-        Raises:
-            ConfigurationError: there is no such offset.
-        """
+        """Seeks to the start of the selection; refuses an offset that is not there by a ConfigurationError."""
         first = await self._consumer.beginning_offsets(partitions)
         self._ends = await self._consumer.end_offsets(partitions)
         if self._selection.group is not None:
@@ -238,10 +224,8 @@ class SelectionReader:
         """The records as they come, some at a time, until the end of the selection.
 
         With a group, the offsets of a batch are committed before the next one, or at the end. A batch ends early where
-        a rebalance begins, and is not committed: whoever gets the partition then reads it again.
-
-        Args:
-            enough: asked before each record, which comes alone, whether to stop; then `max_messages` does not count.
+        a rebalance begins, and is not committed: the next owner of the partition reads it again. If `enough` is given,
+        it is asked before each record, which comes alone, whether to stop, and `max_messages` does not count.
         """
         left = self._selection.max_messages if enough is None else None
         timeout_ms, heard = self._selection.timeout_ms, time.monotonic()

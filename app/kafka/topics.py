@@ -80,23 +80,16 @@ class Topic:
     shortage: str | None = None
 
     def check_partition(self, number: int | None) -> None:
-        """Refuses the number of a partition that the topic does not have; None is taken.
-
-        Raises:
-            ConfigurationError: there is no such partition.
-        """
+        """Refuses, by a ConfigurationError, the number of a partition that the topic does not have."""
         if number is not None and number >= self.partitions:
             raise ConfigurationError(
                 "--partition", f"found {number}, topic {self.name} has partitions 0 to {self.partitions - 1}"
             )
 
     def takes_timestamp(self, timestamp_ms: int, now_s: float, margin_ms: int = 0) -> bool:
-        """Whether brokers take a record with this timestamp now, if their clocks agree with ours.
+        """Whether brokers accept a record with this timestamp at a time in seconds, if their clocks agree with ours.
 
-        Args:
-            timestamp_ms: of the record.
-            now_s: the time here, in seconds since 1970.
-            margin_ms: subtracted from the topic's limits; below 0 it extends them.
+        The margin is subtracted from the topic's limits; below 0 it extends them.
         """
         if timestamp_ms == _NO_TIMESTAMP:
             return True
@@ -164,10 +157,7 @@ async def topics(connection: AdminClient, names: Iterable[str]) -> dict[str, Top
 def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
     """Which partitions of a topic accept no record with `acks=all`, as too few replicas are in sync; None if all do.
 
-    Args:
-        topic: its name.
-        in_sync: of its partitions.
-        least: `min.insync.replicas`. Brokers require no more replicas than a partition has.
+    `least` is `min.insync.replicas`. Brokers require no more replicas than a partition has.
     """
     short = {number: found for number, (found, replicas) in in_sync.items() if found < min(least, replicas)}
     if not short:
@@ -181,13 +171,9 @@ def shortage(topic: str, in_sync: InSync, least: int) -> str | None:
 
 
 async def missing_topic(connection: AdminClient, name: str, hint: str, *, existed: bool = False) -> str:
-    """What is said of a topic that does not exist: with a topic of nearly this name, if the user may see one.
+    """What is said of a topic that does not exist, and what to do: with a topic of nearly this name, if there is one.
 
-    Args:
-        connection: to the cluster.
-        name: of the topic.
-        hint: what to do about it.
-        existed: whether it has existed, so that its name is right.
+    The name of a topic that has existed is right.
     """
     known: list[str] = []
     if not existed:
@@ -200,11 +186,8 @@ async def missing_topic(connection: AdminClient, name: str, hint: str, *, existe
 def timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
     """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say.
 
-    Without a bound it is 2**63 - 1, as brokers say it: there are timestamps that are further from now.
-
-    Args:
-        config: the values of `TIMESTAMPS` that the topic has.
-        name: `OLDEST` or `NEWEST`.
+    Without a bound it is 2**63 - 1, as brokers report it: there are timestamps that are further from now. `config` has
+    the values of `TIMESTAMPS`; `name` is `OLDEST` or `NEWEST`.
     """
     if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
         return None
@@ -256,9 +239,6 @@ async def identities(send: Send, names: Iterable[str], *, operations: bool = Fal
     """The topics by name, None for a topic that does not exist; without topics that the user may not describe.
 
     With `operations`, also what the user may do with them; brokers before Kafka 2.8 are not asked.
-
-    Raises:
-        KafkaError: there was no response.
     """
     return {
         name: identity if error.errno == 0 else None

@@ -30,7 +30,9 @@ class Progress:
         self._lanes = lanes
         self._source = source
         self._live = False
-        self._known: tuple[Mapping[TopicPartition, Position], int | None] = ({}, None) if before is None else before.latest
+        self._known: tuple[Mapping[TopicPartition, Position], int | None] = (
+            ({}, None) if before is None else before.latest
+        )
 
     def begin(self) -> None:
         """Notes that the lanes are those of the assigned partitions."""
