@@ -210,7 +210,8 @@ class Troubles:
             del self._noted[kind]
 
     def forget(self) -> None:
-        """Ends all troubles, without a word in the log: nobody looks whether they last."""
+        """Ends all troubles, without a word in the log: until the next flow nobody knows whether they last."""
+        self.refresh = lambda: None
         self._noted.clear()
         self._cluster.end()
 

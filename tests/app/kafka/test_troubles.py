@@ -136,7 +136,7 @@ def test_lines_of_a_cluster_that_fails(troubles: Troubles, clock: Clock, caplog:
     for _ in range(2):
         troubles.look()
     assert told(caplog) == ["INFO pipeline p: brokers and group answer again, after 0:05:01"]
-    troubles.note(SHORT, "t", "broker b does not answer")
+    troubles.refresh = lambda: troubles.note(SHORT, "t", "broker b does not answer")
     troubles.look()
     troubles.forget()
     troubles.look()
