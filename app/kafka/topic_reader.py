@@ -196,6 +196,7 @@ class SelectionReader:
         self._selection = selection
         self._ends: Mapping[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
+        self._count = 0
 
     async def begin(self, partitions: Sequence[TopicPartition]) -> None:
         """Seeks to the start of the selection; refuses an offset that is not there by a ConfigurationError."""
@@ -225,21 +226,18 @@ class SelectionReader:
 
         With a group, the offsets of a batch are committed before the next one, or at the end. A batch ends early where
         a rebalance begins, and is not committed: the next owner of the partition reads it again. If `enough` is given,
-        it is asked before each record, which comes alone, whether to stop, and `max_messages` does not count.
+        it is asked before each record whether to stop, and `max_messages` does not count.
         """
-        left = self._selection.max_messages if enough is None else None
+        enough = enough or self._has_enough
         timeout_ms, heard = self._selection.timeout_ms, time.monotonic()
-        while left != 0 and not (enough and enough()) and not await self._at_end():
-            limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
-            async for partition, found in self._reader.poll(most=limit):
+        while not enough() and not await self._at_end():
+            async for partition, found in self._reader.poll():
                 given: list[SourceRecord] = []
-                yield self._while_held(found[:left], given)
-                if self._selection.group is not None and self._reader.held:
+                yield self._wanted(found, given, enough)
+                if given and self._selection.group is not None and self._reader.held:
                     await self._commit(partition, given[-1].offset + 1)
-                if left is not None:
-                    left -= len(given)
                 heard = time.monotonic()
-                if left == 0 or (enough and enough()):
+                if enough():
                     return
             # Marks of transactions and gaps of compaction behind the last record that was given: else retention may
             # take them, and the next reader would not find its offset in the log.
@@ -250,12 +248,18 @@ class SelectionReader:
             if timeout_ms is not None and time.monotonic() - heard > timeout_ms / 1000:
                 return
 
-    def _while_held(self, records: Iterable[SourceRecord], given: list[SourceRecord]) -> Iterator[SourceRecord]:
+    def _has_enough(self) -> bool:
+        return self._selection.max_messages is not None and self._count >= self._selection.max_messages
+
+    def _wanted(
+        self, records: Iterable[SourceRecord], given: list[SourceRecord], enough: Callable[[], bool]
+    ) -> Iterator[SourceRecord]:
         """The records, until a rebalance begins: it releases what is pending, and the rest has no beginning then."""
         for record in records:
-            if not self._reader.held:
+            if not self._reader.held or enough():
                 return
             given.append(record)
+            self._count += 1
             yield record
 
     async def _commit(self, partition: TopicPartition, position: int) -> None:

@@ -236,7 +236,8 @@ async def test_a_command_that_counts_values_stops_in_the_middle_of_a_batch() -> 
             return len(given) >= 4
 
         async for records in reader.batches(enough):
-            given += offsets(records)
+            for each in records:
+                given.append(each.offset)  # noqa: PERF401  # `enough` counts them as they come
     assert (given, consumer.committed[-1]) == ([0, 1, 2, 3], 4)
 
 
