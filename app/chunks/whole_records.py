@@ -21,7 +21,8 @@ from app.chunks.keys import limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock, TornError
 from app.chunks.rereader import Again, Rereader
 from app.kafka.average import Average
-from app.kafka.delivering import DeliveringConsumer, count_as_poll
+from app.kafka.consumer_controls import count_as_poll
+from app.kafka.delivering import DeliveringConsumer
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 from transforms.errors import SerializationError
 

@@ -180,22 +180,18 @@ class GroupConsumer(ConsumerControls):
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
-        ends = {}
-        for partition in self.consumer.assignment():
-            # Below the end of the log if a transaction is open; -1 if transactions do not count.
-            stable: int | None = self.consumer.last_stable_offset(partition)
-            ends[partition] = self.consumer.highwater(partition) if stable is None or stable < 0 else stable
-        return ends
+        return {partition: self._end(partition) for partition in self.consumer.assignment()}
+
+    def _end(self, partition: TopicPartition) -> int | None:
+        # Below the end of the log if a transaction is open; -1 if transactions do not count.
+        stable: int | None = self.consumer.last_stable_offset(partition)
+        return self.consumer.highwater(partition) if stable is None or stable < 0 else stable
 
     def caught_up(self, partition: TopicPartition) -> bool:
         """True if the next poll reads from the end of the partition, as the leader said it with its last answer."""
-        assignment = self.assignment
-        state = assignment.state_value(partition) if assignment is not None else None
-        if state is None or state.lso is None or not state.has_valid_position:
-            return False
-        end: int = state.highwater if state.lso < 0 else state.lso
-        position: int = state.position
-        return position >= end
+        position = self.position(partition)
+        end = None if position is None else self._end(partition)
+        return position is not None and end is not None and position >= end
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
         """Lets the next poll read from `offset`; False if the partition is not assigned any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -160,3 +161,13 @@ class ConsumerControls:
         if self.fetcher is not None:
             await end_tasks(self.fetcher.error_future)  # it begins the others
             await end_tasks(*self.fetcher._pending_tasks)
+
+
+def idle_s(consumer: AIOKafkaConsumer) -> float:
+    """For how long nobody has waited for records of the consumer, in seconds. Any thread may call it."""
+    return float(consumer._subscription.fetcher_idle_time)
+
+
+def count_as_poll(consumer: AIOKafkaConsumer) -> None:
+    """Lets `max.poll.interval.ms` begin again without a poll. Any thread may call it."""
+    consumer._subscription._last_fetch_ended = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -35,8 +34,9 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self._undelivered = undelivered
         self._stopped = False
         self._stop_s = float(str(arguments.get("request_timeout_ms", 40_000))) / 1000
-        self._subscription = Subscriptions(undelivered)
         self._controls = ConsumerControls(self)
+        subscription = self._controls.subscription
+        subscription.__class__, subscription.undelivered = Subscriptions, undelivered
         follow_leaders(self)
         if topics:
             self.subscribe(set(topics))
@@ -59,9 +59,10 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
 
     def may_deliver(self, partition: TopicPartition) -> bool:
         """False while the partition is paused, or not assigned, or may go to another member of the group."""
-        if self._subscription.reassignment_in_progress or not self._subscription.is_assigned(partition):
+        if self._controls.rebalancing or (assignment := self._controls.assignment) is None:
             return False
-        return not self._subscription.subscription.assignment.state_value(partition).paused
+        state = assignment.state_value(partition)
+        return state is not None and not state.paused
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
@@ -89,7 +90,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forgets what was read of partitions whose positions are about to be set; of none, if one is not assigned."""
         chosen = list(partitions or self.assignment())
-        if all(isinstance(each, TopicPartition) and self._subscription.is_assigned(each) for each in chosen):
+        if all(isinstance(each, TopicPartition) and each in self.assignment() for each in chosen):
             for each in chosen:
                 self._undelivered.moved(each, None)
 
@@ -98,7 +99,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
         commits = await self._controls.commits(list(offsets))
         for partition, commit in commits.items():
-            if self._subscription.is_assigned(partition):
+            if partition in self.assignment():
                 # Without a turn of the loop between: nothing is delivered that the note does not know of.
                 AIOKafkaConsumer.seek(self, partition, commit.offset)
                 self._undelivered.moved(partition, commit.metadata)
@@ -116,13 +117,3 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
             raise IllegalStateError("No partitions assigned")
         offsets: dict[TopicPartition, OffsetAndMetadata] = assignment.all_consumed_offsets()
         return offsets
-
-
-def idle_s(consumer: AIOKafkaConsumer) -> float:
-    """For how long nobody has waited for records of the consumer, in seconds. Any thread may call it."""
-    return float(consumer._subscription.fetcher_idle_time)
-
-
-def count_as_poll(consumer: AIOKafkaConsumer) -> None:
-    """Lets `max.poll.interval.ms` begin again without a poll. Any thread may call it."""
-    consumer._subscription._last_fetch_ended = time.monotonic()

@@ -1,6 +1,6 @@
 """What aiokafka has fetched, as batches: aiokafka's own reader makes an object of each record.
 
-A response to a fetch is seen twice: by a handler of the client, which keeps its bytes, and then by aiokafka's fetcher,
+A response to a fetch is seen twice: at the gate of the client, which keeps its bytes, and then by aiokafka's fetcher,
 which puts a reader for each partition where polls find it. Here that reader gives batches. All else is aiokafka's:
 positions, leaders, errors, and what a rebalance lets go.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
@@ -17,9 +18,9 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.fetch_responses import viewed
 from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.old_batch import OldBatch
+from app.kafka.receiver import viewed
 from app.kafka.source_batch import SourceBatch, Unopened, decoded, placed
 from transforms.errors import MalformedError
 from transforms.message_set import Message
@@ -30,9 +31,11 @@ _NONE = 0
 _MOST_OFFSET = 2**63 - 1
 _WHOLE = struct.Struct(">qi")  # offset and length of a batch
 _NO_RECORDS = bytes(pack([Record(None, None)]))
+_WITH_REPLICA, _ABORTED_AT = 11, 3  # since that version there is a field between the aborted and the records
 _ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
 
 
+_Aborted = Sequence[tuple[int, int]]
 TellEpoch = Callable[[TopicPartition, int, int], None]
 
 
@@ -46,8 +49,10 @@ class ReadAhead(Protocol):
         """Waits until the next fetch may be sent."""
 
 
-class FetchedBatches:
+class FetchedBatches(OrderedDict[Any, Any]):
     """Lets the polls of one consumer give `SourceBatch`es. Belongs to its event loop.
+
+    It is where aiokafka's fetcher keeps, by partition, what it has fetched until that is polled: readers, and errors.
 
     Args:
         controls: of a consumer that has started and was not polled yet.
@@ -59,19 +64,19 @@ class FetchedBatches:
     def __init__(
         self, controls: ConsumerControls, read_ahead: ReadAhead | None = None, tell: TellEpoch | None = None
     ) -> None:
+        super().__init__()
         self._read_ahead = read_ahead
-        self._fetched: dict[TopicPartition, bytes | memoryview] = {}
+        self._tell: TellEpoch = tell or (lambda *_: None)
+        self._taken: dict[TopicPartition, tuple[bytes | memoryview, _Aborted]] = {}  # what the last response has
+        self._sizes: dict[TopicPartition, int] = {}
         Gate.of(controls.client).set(Place.RECORDS, {FetchRequest: self._fetch})
-        count = read_ahead.fetched if read_ahead is not None else lambda _: None
-        store = _Readers(self._take, count, tell or (lambda *_: None))
         fetcher = controls.fetcher
-        for partition, result in fetcher._records.items():
-            store[partition] = result
-        fetcher._records = store
+        self.update(fetcher._records)  # errors; no record was fetched
+        fetcher._records = self
         set_error = fetcher._set_error
 
         def set_first_error(partition: TopicPartition, error: BaseException) -> None:
-            if partition not in store:  # for which aiokafka ends the fetcher: a former leader has answered, too
+            if partition not in self:  # for which aiokafka ends the fetcher: a former leader has answered, too
                 set_error(partition, error)
 
         fetcher._set_error = set_first_error
@@ -82,51 +87,40 @@ class FetchedBatches:
         call.change(viewed)
         response = await send()
         # What an earlier response had, and the fetcher did not take up, is of no use any more.
-        self._fetched.clear()
+        self._taken.clear()
+        aborted = _ABORTED_AT if response.API_VERSION >= _WITH_REPLICA else -2
         for topic, partitions in response.topics:
             for at, (number, code, *rest) in enumerate(partitions):
                 if code == _NONE and rest[-1]:
-                    self._fetched[TopicPartition(topic, number)] = rest[-1]
-                if isinstance(rest[-1], memoryview):
+                    self._taken[TopicPartition(topic, number)] = rest[-1], rest[aborted] or ()
                     partitions[at] = (number, code, *rest[:-1], _stand_in(rest[-1]))
         return response
 
-    def _take(self, partition: TopicPartition) -> bytes | memoryview:
-        """The bytes of the response that the fetcher is at: it takes it up as soon as the handler has ended."""
-        return self._fetched.pop(partition)
-
-
-class _Readers(OrderedDict[Any, Any]):
-    """The readers of partitions, where aiokafka keeps them until they are polled; their bytes are counted."""
-
-    def __init__(
-        self, take: Callable[[TopicPartition], bytes | memoryview], ahead: Callable[[int], None], tell: TellEpoch
-    ) -> None:
-        super().__init__()
-        self._take = take
-        self._ahead = ahead
-        self._tell = tell
-        self._sizes: dict[TopicPartition, int] = {}
-
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
+        # The fetcher does so as soon as `_fetch` has ended.
         if partition in self:  # another leader has answered the same request
             del self[partition]
         own = getattr(result, "_partition_records", None)  # an error has none
         if own is not None:
-            data = self._take(partition)
-            result._partition_records = _Reader(partition, own, data, self._tell)
+            data, aborted = self._taken.pop(partition)
+            result._partition_records = _Reader(partition, own, data, aborted, self._tell)
             self._sizes[partition] = len(data)
-            self._ahead(len(data))
+            self._count(len(data))
         super().__setitem__(partition, result)
 
     def __delitem__(self, partition: TopicPartition) -> None:
         super().__delitem__(partition)
-        self._ahead(-self._sizes.pop(partition, 0))
+        self._count(-self._sizes.pop(partition, 0))
 
     def clear(self) -> None:
+        """Lets go of all."""
         super().clear()
-        self._ahead(-sum(self._sizes.values()))
+        self._count(-sum(self._sizes.values()))
         self._sizes.clear()
+
+    def _count(self, size: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.fetched(size)
 
 
 class _Reader:
@@ -134,22 +128,23 @@ class _Reader:
 
     Args:
         partition: the source partition.
-        own: aiokafka's reader of the same bytes.
+        own: aiokafka's reader, of a stand-in.
         data: the bytes.
+        aborted: producers of transactions that were aborted, and from which offset on.
         tell: see `FetchedBatches`.
 
     Attributes:
         next_fetch_offset: the offset behind the last batch that was given or skipped; aiokafka reads it.
     """
 
-    def __init__(self, partition: TopicPartition, own: Any, data: bytes | memoryview, tell: TellEpoch) -> None:
+    def __init__(
+        self, partition: TopicPartition, own: Any, data: bytes | memoryview, aborted: _Aborted, tell: TellEpoch
+    ) -> None:
         self.next_fetch_offset: int = own.next_fetch_offset
         self._partition = partition
-        self._own = own
         self._tell = tell
         self._verifies: bool = own._check_crcs
-        aborted: Sequence[tuple[int, int]] = own._aborted_transactions if own._isolation_level else ()
-        self._aborted = deque(aborted)
+        self._aborted = deque(sorted(aborted, key=itemgetter(1)))  # brokers promise no order
         self._aborting: set[int] = set()
         self._epoch: int | None = None
         self._batches = self._read(data)
@@ -161,8 +156,6 @@ class _Reader:
         return next(self._batches)
 
     def _read(self, data: bytes | memoryview) -> Iterator[SourceBatch]:
-        # It and its iterator hold each other, and the bytes, which would stay until cycles are collected.
-        self._own._records_iterator = None
         given = False
         try:
             for piece in split(memoryview(data)):

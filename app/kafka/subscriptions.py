@@ -18,7 +18,7 @@ class PolledSubscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka 
 
     @classmethod
     def adopt(cls, subscription: Any) -> None:
-        """Makes aiokafka's own one of these; others stay as they are."""
+        """Makes aiokafka's own one of these; another one of ours stays as it is."""
         if type(subscription) is SubscriptionState:
             subscription.__class__ = cls
 
@@ -65,15 +65,12 @@ class Undelivered(Protocol):
 class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no types
     """Tells `undelivered` when the position of a partition is set."""
 
-    def __init__(self, assignment: Assignment, partition: TopicPartition, undelivered: Undelivered) -> None:
-        super().__init__(assignment)
-        self._of = assignment
-        self._partition = partition
-        self._undelivered = undelivered
-        self._committed: OffsetAndMetadata | None = None
+    partition: TopicPartition
+    of: _Assignment
+    committed: OffsetAndMetadata | None = None
 
     def update_committed(self, offset_meta: OffsetAndMetadata) -> None:
-        self._committed = offset_meta
+        self.committed = offset_meta
         super().update_committed(offset_meta)
 
     def await_reset(self, strategy: int) -> None:
@@ -82,7 +79,7 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
     def reset_to(self, position: int) -> None:
         super().reset_to(position)
-        committed = self._committed
+        committed = self.committed
         metadata = committed.metadata if committed is not None and committed.offset == position else None
         self._moved(metadata, by_client=True)
 
@@ -91,42 +88,37 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
         self._moved(None, offset=position)
 
     def _moved(self, metadata: str | None, *, by_client: bool = False, offset: int | None = None) -> None:
-        if self._of.active:  # the position of an earlier assignment says nothing about this one
-            self._undelivered.moved(self._partition, metadata, by_client=by_client, offset=offset)
+        if self.of.active:  # the position of an earlier assignment says nothing about this one
+            self.of.undelivered.moved(self.partition, metadata, by_client=by_client, offset=offset)
 
 
 class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
     """Gives the safe offsets to `commit` and to auto-commit."""
 
-    def __init__(self, partitions: Iterable[TopicPartition], undelivered: Undelivered) -> None:
-        super().__init__(tuple(partitions))
-        self._undelivered = undelivered
-        self._states = {partition: _State(self, partition, undelivered) for partition in self.tps}
-
-    def state_value(self, tp: TopicPartition) -> _State | None:
-        return self._states.get(tp)
+    undelivered: Undelivered
 
     def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self._undelivered.safe(super().all_consumed_offsets())
+        return self.undelivered.safe(super().all_consumed_offsets())
 
 
 class Subscriptions(PolledSubscriptions):
     """Tells `undelivered`, the records that were fetched and not delivered, of each assignment and position."""
 
-    def __init__(self, undelivered: Undelivered) -> None:
-        super().__init__()
-        self._undelivered = undelivered
+    undelivered: Undelivered
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)
-        self._replace()
+        self._adopt()
 
     def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
         super().assign_from_user(partitions)
-        self._replace()
+        self._adopt()
 
-    def _replace(self) -> None:
-        # Tasks that wait for the assignment run later, so none of them has seen the one that is replaced.
-        partitions = tuple(self.subscription.assignment.tps)
-        self.subscription._assignment = _Assignment(partitions, self._undelivered)
-        self._undelivered.assigned(partitions)
+    def _adopt(self) -> None:
+        # Tasks that wait for the assignment run later, so none of them has seen it before.
+        assignment: Any = self.subscription.assignment
+        assignment.__class__, assignment.undelivered = _Assignment, self.undelivered
+        for partition in assignment.tps:
+            state = assignment.state_value(partition)
+            state.__class__, state.partition, state.of = _State, partition, assignment
+        self.undelivered.assigned(tuple(assignment.tps))

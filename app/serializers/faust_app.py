@@ -14,7 +14,7 @@ from faust.types import AppT, ProcessingGuarantee
 
 from app.config.naming import check_name
 from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
-from app.kafka.delivering import count_as_poll, idle_s
+from app.kafka.consumer_controls import count_as_poll, idle_s
 from app.kafka.topics import Topic, topics
 
 __all__ = [

@@ -79,6 +79,7 @@ class Reader:
     def __init__(self, log: Log, offset: int, isolation: str, most: int = 1 << 20) -> None:
         self.log = log
         self.most = most
+        self.aborts = isolation == "read_committed"
         self.code = 0
         self.sent = 0
         self.meanwhile: Callable[[], None] = lambda: None
@@ -143,6 +144,6 @@ class Reader:
         data, aborted = self.log.read(offset, self.most)
         if not data:
             await asyncio.sleep(0.01)
-        end = self.log.end
+        end, aborted = self.log.end, aborted if self.aborts else []
         self.meanwhile()
         return SimpleNamespace(API_VERSION=4, topics=[(topic, [(number, self.code, end, end, aborted, data)])])

@@ -15,8 +15,7 @@ from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.delivering import idle_s
+from app.kafka.consumer_controls import ConsumerControls, idle_s
 from app.kafka.fetched import FetchedBatches
 
 PLACE = TopicPartition("t", 0)

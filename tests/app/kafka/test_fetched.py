@@ -331,8 +331,8 @@ async def test_what_is_let_go_counts_no_more() -> None:
         result = reader.fetcher._records[PLACE]
         reader.fetcher.seek_to(PLACE, 0)
         assert ahead.now == 0
-        reader.fetcher._records._take = lambda _: log.batches[0]
         for _ in range(2):  # the leader has moved: the old one and the new one answer
+            reader.fetcher._records._taken[PLACE] = log.batches[0], ()
             result._partition_records = _Own()
             reader.fetcher._records[PLACE] = result
             assert ahead.now == size
@@ -345,8 +345,6 @@ class _Own:
 
     next_fetch_offset = 0
     _check_crcs = True
-    _aborted_transactions = ()
-    _isolation_level = 1
 
 
 async def test_a_fetch_waits_until_it_may() -> None:
@@ -367,13 +365,13 @@ async def test_what_is_not_taken_up_is_not_kept() -> None:
     log = Log()
     log.append(0, [record(1), record(2)], transactional=False)
     async with reading(log) as (reader, ahead):
-        own: Any = reader.fetcher._records._take.__self__
+        own: Any = reader.fetcher._records
         reader.meanwhile = lambda: reader.fetcher.seek_to(PLACE, 1 - reader.position)
-        while not own._fetched:
+        while not own._taken:
             assert await reader.poll() == []
         assert ahead.now == 0
         reader.meanwhile, reader.code = lambda: None, 6  # NOT_LEADER_OR_FOLLOWER
         sent = reader.sent
         while reader.sent < sent + 2:
             assert await reader.poll() == []
-        assert own._fetched == {}
+        assert own._taken == {}

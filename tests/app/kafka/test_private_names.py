@@ -23,7 +23,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.consumer.subscription_state import Subscription, SubscriptionState, TopicPartitionState
+from aiokafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator, MessageBatch
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
@@ -56,6 +56,7 @@ NAMES = (
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_fetcher", "see its end, replace its records"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_subscription", "positions without waiting"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_pending_tasks", "stop in bounded time"),
+    PrivateName("app.kafka.consumer_controls", SubscriptionState, "_last_fetch_ended", "count a download as a poll"),
     PrivateName("app.kafka.fetched", Fetcher, "_records", "poll batches in the place of records"),
     PrivateName("app.kafka.fetched", Fetcher, "_set_error", "keep the first error of a partition"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_commit_refresh_task", "stop in bounded time"),
@@ -66,13 +67,8 @@ NAMES = (
     PrivateName("app.kafka.membership", GroupCoordinator, "_stop_heartbeat_task", "let a rebalance go on"),
     PrivateName("app.kafka.membership", GroupCoordinator, "_maybe_leave_group", "leave a group in any case"),
     PrivateName("app.kafka.gate", AIOKafkaConnection, "_request_timeout", "wait as long as a rebalance takes"),
-    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_subscription", "commit what was delivered, not fetched"),
-    PrivateName("app.kafka.delivering", SubscriptionState, "_last_fetch_ended", "count a download as a poll"),
     PrivateName("app.kafka.fetched", FetchResult, "_partition_records", "poll batches in the place of records"),
-    PrivateName("app.kafka.fetched", PartitionRecords, "_records_iterator", "let go of the bytes of a response"),
-    PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
-    PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
     PrivateName("app.kafka.producer", MessageAccumulator, "_compression_type", "the producer's settings"),
     PrivateName("app.kafka.producer", Sender, "_acks", "the producer's settings"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_message_accumulator", "what it holds when it is abandoned"),
@@ -88,8 +84,6 @@ NAMES = (
     ),
     PrivateName("app.kafka.subscriptions", SubscriptionState, "_assignment_waiters", "log no error that was given"),
     PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_waiters", "log no error that was given"),
-    PrivateName("app.kafka.subscriptions", Subscription, "_assignment", "commit what was delivered, not fetched"),
-    PrivateName("app.kafka.subscriptions", TopicPartitionState, "_assignment", "leave former assignments alone"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
@@ -117,7 +111,7 @@ BEHIND = {
     PartitionRecords: ("next_fetch_offset",),
     Sender: ("close",),
     SubscriptionState: ("abort_waiters", "fetch_context", "subscription"),
-    TopicPartitionState: ("has_valid_position", "highwater", "lso", "position"),
+    TopicPartitionState: ("has_valid_position", "position"),
     TransactionManager: (
         "begin_transaction",
         "increment_sequence_number",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v4
 
-from app.kafka.fetch_responses import handed_over, viewed
+from app.kafka.receiver import handed_over, viewed
 
 LONG = 100_000
 
