@@ -42,7 +42,7 @@ _REPORTED_BY_US = (
     "aiokafka.producer.sender",
 )
 """Loggers of what aiokafka tries again. Some of their warnings and errors come with each healthy start or rebalance;
-of the others a pipeline tells itself, by `app.kafka.troubles` or as the reason of a restart."""
+the others a pipeline reports itself, by `app.kafka.troubles` or as the reason of a restart."""
 
 
 def keep_secrets() -> None:
@@ -164,27 +164,27 @@ def bound_repeats(logger: logging.Logger) -> Callable[[], None]:
     """Gives each handler of a logger a `RepeatFilter`. May be called again.
 
     Returns:
-        Says what they have left out; see `RepeatFilter.tell_left_out`.
+        Logs what they have left out; see `RepeatFilter.log_left_out`.
     """
     for handler in logger.handlers:
         if not any(isinstance(each, RepeatFilter) for each in handler.filters):
             handler.addFilter(RepeatFilter(handler))
     filters = [each for handler in logger.handlers for each in handler.filters if isinstance(each, RepeatFilter)]
 
-    def tell() -> None:
+    def log_left_out() -> None:
         for each in filters:
-            each.tell_left_out()
+            each.log_left_out()
 
-    return tell
+    return log_left_out
 
 
 class RepeatFilter(logging.Filter):
     """Bounds how often a line of ours, or of the Kafka client, is repeated. For a handler.
 
     Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In 30
-    seconds a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
-    counted, and told in a line of its own, which comes with the first line of any kind after that time. Lines at DEBUG
-    all pass, and those with `fields`: a change of state is told each time.
+    seconds a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is counted,
+    and reported by a separate line, which comes with the first line of any kind after that time. Lines at DEBUG all
+    pass, and those with `fields`: a change of state is logged each time.
 
     Without it, aiokafka logs each connection attempt to a broker that is down, about thirty lines a second, and hides
     all other lines; and a million records that fail leave a million lines.
@@ -219,8 +219,8 @@ class RepeatFilter(logging.Filter):
             self._emit(each.last, each.left_out)
         return passes
 
-    def tell_left_out(self) -> None:
-        """Says what was left out and not told yet: the last lines are about to be written."""
+    def log_left_out(self) -> None:
+        """Logs what was left out and not reported yet: the last lines are about to be written."""
         with self._lock:
             over = self._forget(math.inf, 0)
         for each in over:
@@ -243,9 +243,9 @@ class RepeatFilter(logging.Filter):
         if not (isinstance(args, tuple) and args):  # else a formatter takes from them what the line names
             template, args = last.getMessage().replace("%", "%%"), ()
         template = f"left out %d lines like this: {template}"
-        told = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, template, (left_out, *args), None)
-        told.left_out = left_out
-        self._handler.handle(told)
+        line = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, template, (left_out, *args), None)
+        line.left_out = left_out
+        self._handler.handle(line)
 
 
 @dataclass(slots=True)

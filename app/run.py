@@ -97,7 +97,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     # Before logging is set up: the caller prints an error as one line.
     plans, control_topic = asyncio.run(check_patiently(settings, findings, _tell_wait, read_control_topic))
     sockets = listening(settings)  # all that took its time is behind it, and nobody takes the port any more
-    tell_left_out = set_up_logging(log_level, settings.log_format)
+    log_left_out = set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     application = _Application(settings, plans, config, control_topic, sockets)
@@ -114,7 +114,7 @@ def run_worker(settings: Settings, log_level: str, config: str | None = None) ->
     finally:
         _join_store_calls()
         application.tell_end()
-        tell_left_out()
+        log_left_out()
     failed = [] if crashed else [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
         told = f"[pipeline.{pipeline.settings.name}] {pipeline.last_error}"

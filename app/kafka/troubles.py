@@ -1,6 +1,6 @@
 """The register of troubles: what is wrong with the brokers, the group or the store of a pipeline, and since when.
 
-Whoever sees a trouble notes it here, and ends it. `/health`, the metrics, REST and the log read it from here.
+The code that sees a trouble notes it here, and ends it. `/health`, the metrics, REST and the log read the register.
 """
 
 from __future__ import annotations
@@ -289,10 +289,10 @@ class Troubles:
         elif self._store.due():
             self._remind_of_store(ago(self.clock() - (self._store.since_s or 0.0)))
 
-    def _log_end(self, episode: Episode, told: str) -> None:
+    def _log_end(self, episode: Episode, what: str) -> None:
         lasted_s = episode.end()
         if lasted_s is not None:
-            log.info("pipeline %s: %s again, after %s", self._pipeline, told, lasted(lasted_s), extra=_NEVER_LEFT_OUT)
+            log.info("pipeline %s: %s again, after %s", self._pipeline, what, lasted(lasted_s), extra=_NEVER_LEFT_OUT)
 
     def _remind_of_store(self, since: str) -> None:
         waiting = [each.args[0] for each in self._noted[AT_STORE].values()]

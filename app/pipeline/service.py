@@ -392,7 +392,7 @@ class Pipeline(Service):
         self.failing_since = self.failing_since or self._runtime.time()
         self.stats.restarts += 1
         self._note(error)
-        self._log.begins_again(error, delay_s)
+        self._log.restarts(error, delay_s)
 
     def _give_up(self, error: BaseException) -> None:
         self._note(error)

@@ -18,7 +18,7 @@ from transforms.text import bytes_text
 log = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0
-_BEGINS_AGAIN_S = 30.0
+_RESTARTS_S = 30.0
 _MOST_NAMED = 5
 _QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
 
@@ -34,9 +34,9 @@ class StateLog:
         self._began_s = troubles.clock()
         self._state = pipeline.status
         self._start = ""
-        self._restarts = Episode(troubles.clock, _BEGINS_AGAIN_S)
+        self._failing = Episode(troubles.clock, _RESTARTS_S)
         self._error = ""
-        self._untold = 0
+        self._unlogged = 0
 
     async def follow(self) -> None:
         """Looks at the pipeline once a second, until it is cancelled."""
@@ -45,7 +45,7 @@ class StateLog:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Tells what has changed since the last look."""
+        """Logs what has changed since the last look."""
         state, before = self._pipeline.status, self._state
         self._state = state
         if state != before and (state in _QUIET or (before in _QUIET and state == "RUNNING")):
@@ -53,7 +53,7 @@ class StateLog:
         self._troubles.look()
 
     def starts(self, plan: Plan, store: PayloadStore | None) -> None:
-        """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed.
+        """Logs from where to where the pipeline goes, how, with which limits; again only if that has changed.
 
         And where its group begins, if that is known.
         """
@@ -91,30 +91,30 @@ class StateLog:
             log.info("pipeline %s: %s", self._name, plan.beginning, extra=_fields(group=settings.group_id))
 
     def is_asked(self, what: str) -> None:
-        """Tells what a request wants of the pipeline."""
+        """Logs what a request wants of the pipeline."""
         log.info("pipeline %s is asked %s", self._name, what, extra=_fields(state=self._pipeline.status))
 
     def fails(self, reason: str) -> None:
-        """Tells that the pipeline has failed for good."""
-        told = reason.replace("\n", "; ")
-        log.error("pipeline %s has failed: %s", self._name, told, extra=_fields(state="FAILED"))
+        """Logs that the pipeline has failed for good."""
+        line = reason.replace("\n", "; ")
+        log.error("pipeline %s has failed: %s", self._name, line, extra=_fields(state="FAILED"))
 
-    def begins_again(self, error: Exception, delay_s: float) -> None:
-        """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
+    def restarts(self, error: Exception, delay_s: float) -> None:
+        """Logs that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
         text = str(error)
         if text != self._error:
-            self._error, self._untold = text, 0
-            self._restarts.end()
-        if not self._restarts.due():
-            self._untold += 1
+            self._error, self._unlogged = text, 0
+            self._failing.end()
+        if not self._failing.due():
+            self._unlogged += 1
             return
-        untold = f" (and {self._untold} times since the last line)" if self._untold else ""
-        self._untold = 0
+        unlogged = f" (and {self._unlogged} times since the last line)" if self._unlogged else ""
+        self._unlogged = 0
         fields = _fields(state="RESTARTING")
-        log.warning("pipeline %s restarts in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
+        log.warning("pipeline %s restarts in %.1f s%s: %s", self._name, delay_s, unlogged, text, extra=fields)
 
     def ends(self, left: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Tells how the pipeline has ended: what it has moved, and what is not committed.
+        """Logs how the pipeline has ended: what it has moved, and what is not committed.
 
         Args:
             left: see `Lanes.uncommitted`.
@@ -143,12 +143,12 @@ def uncommitted_text(left: Mapping[TopicPartition, tuple[int, int]]) -> str:
     """What is read again, for people; see `Lanes.uncommitted`."""
     if not left:
         return "all that was read is committed"
-    told = [
+    named = [
         f"{count:,} from topic {each.topic}, partition {each.partition}, offset {offset} on"
         for each, (offset, count) in sorted(left.items())
     ]
-    others = f", and of {len(told) - _MOST_NAMED} more partitions" if told[_MOST_NAMED:] else ""
-    return f"not committed, and read again: {', '.join(told[:_MOST_NAMED])}{others}"
+    others = f", and of {len(named) - _MOST_NAMED} more partitions" if named[_MOST_NAMED:] else ""
+    return f"not committed, and read again: {', '.join(named[:_MOST_NAMED])}{others}"
 
 
 def _topic(name: str, partitions: int) -> str:

@@ -89,7 +89,7 @@ def test_lines_of_ours_are_bounded_by_pipeline() -> None:
         "WARNING any other line",
     ]
     log.write("wideload.x", "any other line")
-    log.repeats.tell_left_out()
+    log.repeats.log_left_out()
     assert log.lines == ["WARNING left out 1 lines like this: any other line"]
 
 
@@ -110,7 +110,7 @@ def test_what_was_left_out_is_a_field() -> None:
     log = Log(JsonFormatter())
     for offset in range(12):
         log.write("wideload.x", FAILS, "p", "raw", 3, offset, "wrong")
-    log.repeats.tell_left_out()
+    log.repeats.log_left_out()
     last = json.loads(log.lines[-1])
     named = ("pipeline", "topic", "partition", "offset", "left_out")
     assert [last[name] for name in named] == ["p", "raw", 3, 11, 2]
@@ -127,7 +127,7 @@ def test_filter_remembers_little() -> None:
     for number in range(2_500):
         log.write("aiokafka.x", f"line {'x' * number}")
     log.write("aiokafka.x", f"line {'x' * 2_499}")
-    log.repeats.tell_left_out()
+    log.repeats.log_left_out()
     assert len(log.repeats._passed) <= 1_000
     assert log.lines[-1].startswith("WARNING left out 1 lines like this: line xxx")
 

@@ -39,17 +39,17 @@ def test_changes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(lines) == 4
 
 
-def test_a_flow_that_begins_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flow_that_restarts_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
     """One reason is told once in its time, and then how often; another reason at once."""
     now_s = 100.0
     log = StateLog(Pipeline(), Troubles("p", lambda: now_s))
     for delay_s in (0.5, 1, 2, 4):
-        log.begins_again(ValueError("away"), delay_s)
+        log.restarts(ValueError("away"), delay_s)
     assert told(caplog) == ["WARNING pipeline p restarts in 0.5 s: away"]
     now_s += 30
-    log.begins_again(ValueError("away"), 8)
+    log.restarts(ValueError("away"), 8)
     assert told(caplog) == ["WARNING pipeline p restarts in 8.0 s (and 3 times since the last line): away"]
-    log.begins_again(ValueError("refused"), 0.5)
+    log.restarts(ValueError("refused"), 0.5)
     assert told(caplog) == ["WARNING pipeline p restarts in 0.5 s: refused"]
 
 
