@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from aiokafka import TopicPartition
 
@@ -51,10 +51,6 @@ class OldBatch(SourceBatch):
                 self._most_plain_bytes = 0
         return min(limit, self._most_plain_bytes)
 
-    def kept(self) -> SourceBatch:
-        """See `SourceBatch`."""
-        return OldBatch(self.partition, self.offset, Message.read(memoryview(bytes(self._message.data))))
-
     def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
         """See `SourceBatch`. How many records they are is not known: compaction may have removed some."""
         try:
@@ -69,10 +65,6 @@ class OldBatch(SourceBatch):
     def forget(self) -> None:
         """See `SourceBatch`."""
         self._plain = b""
-
-    def rows(self) -> Sequence[SourceRecord]:
-        """See `SourceBatch`."""
-        return list(self.records())
 
     def records(self) -> Iterator[SourceRecord]:
         """See `SourceBatch`; what is compressed is there once `unopened` has let it be decompressed."""

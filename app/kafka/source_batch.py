@@ -140,8 +140,7 @@ class SourceBatch:
     @property
     def worth_a_request(self) -> bool:
         """True if to send the batch by itself costs less than to merge it with others."""
-        if self.batch is None:
-            return False
+        assert self.batch is not None
         return self.batch.count * _RECORD_US + self.size / 1024 * _KB_US[CODECS[self.batch.codec]] >= _REQUEST_US
 
     def goes_whole(self, codec: int | None, limit_bytes: int) -> bool:
@@ -149,8 +148,9 @@ class SourceBatch:
 
         `codec` is the number of the one with which all records leave; None if each keeps its own.
         """
-        alone = codec in (None, self.codec) and self.worth_a_request
-        return self.whole and self.size <= limit_bytes and (self.merged_from > 0 or alone)
+        if not self.whole or self.size > limit_bytes:
+            return False
+        return self.merged_from > 0 or (codec in (None, self.codec) and self.worth_a_request)
 
     @property
     def mergeable(self) -> bool:
@@ -196,8 +196,7 @@ class SourceBatch:
 
     def kept(self) -> SourceBatch:
         """The same with bytes of its own: a batch that waits must not keep all that was fetched with it."""
-        if self.batch is None:
-            return self
+        assert self.batch is not None
         kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
@@ -226,8 +225,7 @@ class SourceBatch:
         False if it does not read one, as where the name of a header is not UTF-8; if a record is `Unopened`; or if the
         headers would take much more memory than their bytes.
         """
-        if self.batch is None:
-            return True
+        assert self.batch is not None
         try:
             data = self.batch.uncompressed()
             self._plain_bytes = len(data)
@@ -250,13 +248,9 @@ class SourceBatch:
             self.batch.forget()
 
     def rows(self) -> Sequence[SourceRecord]:
-        """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition."""
-        if self.batch is None:
-            return self.unbatched
-        rows: list[Any] = self._rows or list(DefaultRecordBatch(self.batch.uncompressed()))
-        if self.offset > self.batch.base_offset:
-            rows = [row for row in rows if row.offset >= self.offset]
-        return rows
+        """The records, if it is `plain` and all are wanted: each has an offset, but neither topic nor partition."""
+        assert self.batch is not None
+        return self._rows or list(DefaultRecordBatch(self.batch.uncompressed()))
 
     def records(self) -> Iterator[SourceRecord]:
         """The records that are wanted, each made when it is asked for.
