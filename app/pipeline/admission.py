@@ -151,7 +151,7 @@ class Admission:
                 return False
         batch = lane.read.open(self._most_bytes)
         self._share.fetched(lane.read.opened - batch.size)
-        lane.codec = batch.codec
+        lane.codec = batch.codec if self._codec is None else self._codec
         self._stats.batches_taken_apart += 1
         self._left -= size // _DECOMPRESSED_FOR_ONE
         return True
@@ -186,7 +186,7 @@ class Admission:
             self._dispatcher.follow(lane, batch, held)
         else:
             self._share.take(held)
-            self._delivery.forward(lane, batch, held)
+            self._delivery.output_of(lane).forward(lane, batch, held)
         assert batch.batch is not None
         self._left -= 1 + batch.batch.count // _PASSING_FOR_ONE
         self._count_looked_at(batch.batch)
@@ -230,7 +230,7 @@ class Admission:
         records, share, delivered = lane.read.records, self._share, lane.delivered
         chunks = self._assembler is not None
         passes = self._chain.passes
-        append = self._delivery.append
+        append = self._delivery.output_of(lane).append
         while records and self._left > 0:
             record = records[0]
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
@@ -277,7 +277,7 @@ class Admission:
         if whole is None:
             lane.skip(chunk)
         else:
-            work = self._chain.begin(whole, self._leaves_with(lane))
+            work = self._chain.begin(whole, lane.codec)
             self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         self._dispatcher.release(lane)
         return True
@@ -288,7 +288,7 @@ class Admission:
         passing = not lane.items and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False
-        work = self._chain.begin(record, self._leaves_with(lane))
+        work = self._chain.begin(record, lane.codec)
         if work is not None and work.lacks_size:
             # It waits alone, and reserves nothing: what it needs may be all, or nothing if it is refused.
             try:
@@ -313,10 +313,6 @@ class Admission:
             return False
         self._dispatcher.fail(lane, record, error, held)
         return True
-
-    def _leaves_with(self, lane: Lane) -> int:
-        """The number of the codec with which the records of the lane leave."""
-        return lane.codec if self._codec is None else self._codec
 
     def expire(self, *, reading: bool) -> bool:
         """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.

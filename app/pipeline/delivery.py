@@ -10,15 +10,13 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.shielded import shielded
-from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.committed_offsets import CommittedOffsets
-from app.pipeline.lane import Item, Lane
+from app.pipeline.lane import Lane
 from app.pipeline.output import Output, Parts
 from app.pipeline.pace import Pace
 from app.pipeline.transaction import Transaction
 from transforms.logger_name import logger_name
-from transforms.record import RecordLike
 
 log = logging.getLogger(logger_name(__name__))
 
@@ -56,6 +54,10 @@ class AtLeastOnce(Output):
         """Reaches the cluster; raises `KafkaError`."""
         await self.writer.start()
         self._committing = self._parts.termination.begin(self._commit_regularly(), lasting=True)
+
+    def output_of(self, lane: Lane) -> AtLeastOnce:  # noqa: ARG002  # it is that of all lanes
+        """What writes the records of a lane."""
+        return self
 
     def due(self) -> None:
         """Notes that there may be something to commit."""
@@ -208,15 +210,9 @@ class ExactlyOnce:
     async def start(self) -> None:
         """Nothing: each lane has a producer, and there are no lanes yet."""
 
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
-        """See `Output.append`; so with the others."""
-        self._of[lane.partition].append(record, offset, held, codec)
-
-    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        self._of[lane.partition].forward(batch, held)
-
-    def write(self, lane: Lane, item: Item) -> None:
-        self._of[lane.partition].write(item)
+    def output_of(self, lane: Lane) -> Transaction:
+        """See `AtLeastOnce.output_of`; so with the others."""
+        return self._of[lane.partition]
 
     def flush(self) -> None:
         for each in self._of.values():

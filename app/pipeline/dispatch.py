@@ -194,7 +194,7 @@ class Dispatcher:
             tracker = lane.tracked(item.source.offset)
             released = tracker.released
             try:
-                self._delivery.write(lane, item)
+                self._delivery.output_of(lane).write(lane, item)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 # One of several results may be written. A hold ends once its last record is safe.
                 holds = isinstance(item, Letter) and item.hold is not None

@@ -75,7 +75,7 @@ class Working(Item):
     """A record on which the chain works, or which waits with its result.
 
     Attributes:
-        codec: the number of the codec that the record came with; 0 for none.
+        codec: the number of the codec with which the result leaves; 0 for none.
         result: the records to write, in order; empty if there is nothing to write; None until it is known.
         stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
     """
@@ -119,7 +119,7 @@ class Lane:
             is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
         items: empty while records pass straight through.
         work: bytes that the items held when they were admitted.
-        codec: the number of the codec of the batch that was taken apart last; 0 for none.
+        codec: the number of the codec with which records of the batch leave that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is

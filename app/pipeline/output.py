@@ -91,7 +91,7 @@ class Output:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
+    # Each record that passes comes through here: the calls are counted (see `Admission._admit_records`).
     def append(
         self,
         lane: Lane,
@@ -108,7 +108,7 @@ class Output:
             record: what to write.
             offset: the commit of the lane stays at or below it until the record is durable.
             held: bytes of the budget that the record holds until then.
-            codec: the number of the codec that the record came with.
+            codec: the number of the codec with which it leaves.
             outbox: of the partition; None for that of the sink where the record belongs.
         """
         tracker = lane.tracked(offset)
@@ -121,7 +121,7 @@ class Output:
                 else:
                     partition = partition_of(record.key, self._parts.plan.sink.partitions)
             outbox = self._outboxes.get(partition) or self._outbox(partition)
-        origins = outbox.append(record, codec if self._codec is None else self._codec)
+        origins = outbox.append(record, codec)
         if tracker is not origins.tracker:
             origins.switch(tracker, offset)
         origins.offsets.append(offset)

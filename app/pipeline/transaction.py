@@ -89,26 +89,26 @@ class Transaction:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
-    def append(self, record: RecordLike, offset: int, held: int, codec: int) -> None:
+    # Each record that passes comes through here: the calls are counted (see `Admission._admit_records`).
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
         """See `Output.append`."""
         if self._state != "open":
-            self._write(held, partial(self.output.append, self.lane, record, offset, held, codec))
+            self._write(held, partial(self.output.append, lane, record, offset, held, codec))
             return
         self._held += held
-        self.output.append(self.lane, record, offset, held, codec)
+        self.output.append(lane, record, offset, held, codec)
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
 
-    def forward(self, batch: SourceBatch, held: int) -> None:
+    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """See `Output.forward`."""
         waits = self._state in {"ending", "over"}
-        self._write(held, partial(self.output.forward, self.lane, batch.kept() if waits else batch, held))
+        self._write(held, partial(self.output.forward, lane, batch.kept() if waits else batch, held))
 
-    def write(self, item: Item) -> None:
+    def write(self, lane: Lane, item: Item) -> None:
         """See `Output.write`: all results of an item go in one transaction."""
-        self._write(item.held, partial(self.output.write, self.lane, item))
+        self._write(item.held, partial(self.output.write, lane, item))
 
     def _write(self, held: int, write: Callable[[], None]) -> None:
         """Writes records that hold so many bytes, or lets them wait for the next transaction."""

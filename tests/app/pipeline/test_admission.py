@@ -50,6 +50,7 @@ class Let:
         self.works: dict[bytes, Work] = {}
         self.failed: list[tuple[int, BaseException]] = []
         self.answer: Work | Exception | None = None
+        output = SimpleNamespace(append=self._append, forward=self._forward)
         self.admission = Admission(
             cast(
                 Any,
@@ -62,7 +63,7 @@ class Let:
             self.lanes,
             self.share,
             assembler=None,
-            delivery=cast(Any, SimpleNamespace(append=self._append, forward=self._forward)),
+            delivery=cast(Any, SimpleNamespace(output_of=lambda _: output)),
             dispatcher=cast(Any, SimpleNamespace(**self._dispatched())),
             stats=self.stats,
             turn=turn,

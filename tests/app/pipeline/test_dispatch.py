@@ -65,6 +65,10 @@ class Output:
             item.hold.last = item.source.offset
         self.held.append(any(hold.last is None for hold in lane.holds))
 
+    def output_of(self, lane: Lane) -> Output:
+        """That of all lanes."""
+        return self
+
     def flush(self) -> None:
         """Sends what was written."""
         self.sent = len(self.values)

@@ -92,8 +92,8 @@ async def test_what_it_holds_is_given_back_once() -> None:
     async with made() as (transaction, _):
         share = transaction._parts.share
         share.take(7)
-        transaction.append(RECORD, 0, 1, 0)
-        transaction.append(RECORD, 1, 2, 0)
+        transaction.append(transaction.lane, RECORD, 0, 1, 0)
+        transaction.append(transaction.lane, RECORD, 1, 2, 0)
         transaction._give(1)
         assert share.used == 6
         transaction.discard()
@@ -117,7 +117,7 @@ async def test_it_ends_when_nothing_more_is_at_hand() -> None:
         with ends(transaction) as ended:
             transaction.flush()
             assert ended == []
-            transaction.append(RECORD, 0, 1, 0)
+            transaction.append(transaction.lane, RECORD, 0, 1, 0)
             assert ended == []
             transaction.flush()
         assert len(ended) == 1
@@ -133,9 +133,9 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
     async with made(boundary, caught_up=lambda _: what != "behind") as (transaction, lane):
         with ends(transaction) as ended:
             if what == "offsets":
-                transaction.write(Skipped(PlacedRecord("raw", 0, 0, 1)))
+                transaction.write(lane, Skipped(PlacedRecord("raw", 0, 0, 1)))
             else:
-                transaction.append(RECORD, 0, 1, 0)
+                transaction.append(transaction.lane, RECORD, 0, 1, 0)
             lane.read = cast(Any, what == "read")
             if what == "slot":
                 lane.items.append(Working(PlacedRecord("raw", 0, 1, 1), 1))
@@ -148,7 +148,7 @@ async def test_it_waits_for_its_turn_and_looks_again() -> None:
     pace = Pace(per_second=100, at_once=1, under_way=1)
     async with made(pace=pace) as (transaction, lane):
         with ends(transaction) as ended:
-            transaction.append(RECORD, 0, 1, 0)
+            transaction.append(transaction.lane, RECORD, 0, 1, 0)
             pace.ask(lambda: True)
             transaction.flush()
             lane.read = cast(Any, True)
@@ -174,11 +174,11 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
     async with made() as (transaction, _):
         monkeypatch.setattr(transaction.output.writer, "flush", partial(asyncio.sleep, 0))
         monkeypatch.setattr(transaction.output.writer, "commit", commit)
-        transaction.append(RECORD, 0, 1, 0)
+        transaction.append(transaction.lane, RECORD, 0, 1, 0)
         transaction.end()
         monkeypatch.setattr(transaction.output, "append", fail)
         for offset in (1, 2):
-            transaction.append(RECORD, offset, 1, 0)
+            transaction.append(transaction.lane, RECORD, offset, 1, 0)
         await transaction.finish()
         assert isinstance(transaction._parts.termination.error, DefectError)
         monkeypatch.undo()
