@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import describe, translated
@@ -72,9 +72,8 @@ class AtLeastOnce(Output):
             try:
                 await self.commit()
             except KafkaError as exc:
-                self._parts.termination.fail(
-                    translated(exc, f"committing offsets of group {self._parts.settings.group_id}")
-                )
+                what = f"committing offsets of group {self._parts.settings.group_id}"
+                self._parts.termination.fail(translated(exc, what))
                 return
             await asyncio.sleep(self._parts.settings.flush_interval_ms / 1000)
 
@@ -86,21 +85,19 @@ class AtLeastOnce(Output):
         """
         # aiokafka tries a commit again: an older one could follow that of a revocation.
         async with self._turn:
-            commits = {lane.partition: commit for lane in self._parts.lanes if (commit := lane.to_commit())}
+            commits = {lane: commit for lane in self._parts.lanes if (commit := lane.to_commit())}
             if not commits:
                 return
             try:
-                await self._parts.source.commit(commits)
+                await self._parts.source.commit({lane.partition: commit for lane, commit in commits.items()})
             except GroupMovedOnError as exc:
                 log.info(
                     "pipeline %s: offsets not committed, the group has moved on: %s", self._parts.settings.name, exc
                 )
                 return
             self._parts.stats.commits += 1
-            for partition, commit in commits.items():
-                lane = self._parts.lanes.get(partition)
-                if lane is not None:
-                    lane.mark_committed(*commit)
+            for lane, commit in commits.items():
+                lane.mark_committed(*commit)
 
     def press(self) -> None:
         """Sends what has been written without lingering; does not wait."""
@@ -173,12 +170,10 @@ class ExactlyOnce:
             KafkaError: a producer could not be started.
         """
         wanted = {lane.partition: lane for lane in lanes}
-        going = [each for partition, each in self._of.items() if partition not in wanted or not each.idle]
-        for each in going:
-            del self._of[each.lane.partition]
-        await self._stop(going)
-        for partition, each in self._of.items():
-            each.lane = wanted.pop(partition)
+        going = [place for place, each in self._of.items() if place not in wanted or not each.idle]
+        await self._stop([self._of.pop(place) for place in going])
+        for place, each in self._of.items():
+            each.lane = wanted.pop(place)
         slots = asyncio.Semaphore(_STARTING)
         starting = [asyncio.create_task(self._start(lane, slots)) for lane in wanted.values()]
         try:
@@ -238,29 +233,27 @@ class ExactlyOnce:
 
     async def stop(self) -> None:
         """Forgets what is not committed, aborts what is open, and stops the producers; raises no `KafkaError`."""
-        stopping = list(self._of.values())
-        self._of.clear()
-        await self._stop(stopping)
+        stopping, self._of = self._of, {}
+        await self._stop(stopping.values())
         await asyncio.gather(*self._stopping)
 
-    async def _stop(self, stopping: Sequence[Transaction]) -> None:
+    async def _stop(self, stopping: Iterable[Transaction]) -> None:
         """Stops producers to the end, even if the caller is cancelled, as by one rebalance after another.
 
         A producer that is half stopped would stay for good, with its connections.
         """
-        task = asyncio.get_running_loop().create_task(self._stop_all(stopping))
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
-        await shielded(task)
+        tasks = {asyncio.create_task(self._stop_one(each)) for each in stopping}
+        self._stopping |= tasks
+        for task in tasks:
+            task.add_done_callback(self._stopping.discard)
+        await shielded(asyncio.gather(*tasks))
 
-    async def _stop_all(self, stopping: Sequence[Transaction]) -> None:
-        results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
-        for each, result in zip(stopping, results, strict=True):
-            if isinstance(result, (KafkaError, OSError)):
-                name = self._parts.settings.name
-                log.info("pipeline %s: producer %s did not stop cleanly: %s", name, each.id, describe(result))
-            elif isinstance(result, BaseException):
-                raise result
+    async def _stop_one(self, each: Transaction) -> None:
+        try:
+            await each.stop()
+        except (KafkaError, OSError) as exc:
+            name = self._parts.settings.name
+            log.info("pipeline %s: producer %s did not stop cleanly: %s", name, each.id, describe(exc))
 
 
 Delivery = AtLeastOnce | ExactlyOnce

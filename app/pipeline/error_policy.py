@@ -115,18 +115,15 @@ class ErrorPolicy:
         else:  # a defect of ours must stop the pipeline as loudly
             self._termination.fail_by_defect(error, record)
 
-    def letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | RecordError | None:
-        """The dead letters of records, or a failure; None if one is large, see `write_letters`."""
+    def letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | None:
+        """The dead letters of records; None if one is large, see `write_letters`."""
         assert self._writer is not None
         letters = []
-        try:
-            for source in sources:
-                letter = self._writer.whole(source, cause)
-                if letter is None:
-                    return None
-                letters.append(letter)
-        except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
-            return RecordError(sources[-1], exc, "")
+        for source in sources:
+            letter = self._writer.whole(source, cause)
+            if letter is None:
+                return None
+            letters.append(letter)
         return self._made(self._writer.topic, letters, sources, cause)
 
     async def write_letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | RecordError:

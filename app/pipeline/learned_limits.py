@@ -1,10 +1,10 @@
 """The limits that a pipeline has learned from refusals, beyond what the configuration of topics says.
 
-A pipeline sends no record over the `max.message.bytes` that its preflight has found. If a topic refuses one all the
-same, its limit has been lowered since. The pipeline begins again at that record, with the new limit: it offloads the
-record, splits it, writes a dead letter, or stops. If the configuration does not explain the refusal (a broker that
-compresses records itself may make them larger), it must not repeat for ever: the refused size becomes the limit. A
-record that is refused for another reason is remembered by its place in the source, for the next one may fare better.
+A pipeline sends no record over the `max.message.bytes` that its preflight has found. If a topic still refuses one, its
+limit has been lowered since. The pipeline restarts at that record, with the new limit: it offloads the record, splits
+it, writes a dead letter, or stops. If the configuration does not explain the refusal (a broker that compresses records
+itself may make them larger), it must not repeat for ever: the refused size becomes the limit. A record that is refused
+for another reason is remembered by its place in the source, for the next one may fare better.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class LearnedLimits:
             topic = next(each for each in found.topics if each.name == error.refused.topic)
             self.sizes[topic.name] = topic.max_message_bytes, error.refused.size
         elif error.place in self.unfit:
-            told = "topic {}, partition {}, offset {}".format(*error.place)
-            reason = f"{told}: {self.unfit[error.place]}; and it cannot be a dead letter: {error}"
+            place = "topic {}, partition {}, offset {}".format(*error.place)
+            reason = f"{place}: {self.unfit[error.place]}; and it cannot be a dead letter: {error}"
             raise ClusterError(reason, retriable=False) from error
         elif error.place is not None:
             self.unfit[error.place] = error.error

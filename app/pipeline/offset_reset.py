@@ -1,7 +1,7 @@
 """The offset reset: finds where to read a partition whose committed offset is missing, or not in its log.
 
 No record that is there is passed over in silence. `auto.offset.reset` decides for a group that has committed nothing.
-If an offset is out of range, or the topic was created anew, reading begins at the first record, and the log says why.
+If an offset is out of range, or the topic was created again, reading begins at the first record, and the log says why.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEADERS_S = 5.0  # an unclean election changes the leaders of many partitions, 
 class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
 
-    `renewed` are the topics that were created anew since their offsets were committed.
+    `renewed` are the topics that were created again since their offsets were committed.
     """
 
     # State that changes: `_renewed`, `_known`; on the event loop, between two awaits.
@@ -53,14 +53,14 @@ class OffsetReset:
 
     @property
     def renewing(self) -> bool:
-        """True until partitions of the topics that were created anew begin at their first record."""
+        """True until partitions of the topics that were created again begin at their first record."""
         return bool(self._renewed)
 
     async def renew(self, lanes: Iterable[Lane]) -> None:
-        """Begins topics that were created anew at their first records; those offsets are committed for the old ones.
+        """Begins topics that were created again at their first records; those offsets are committed for the old ones.
 
         Raises:
-            GroupMovedOnError: the group assigns its partitions again; what it assigns then begins anew.
+            GroupMovedOnError: the group assigns its partitions again; what it assigns then begins at its first record.
             KafkaError: the cluster did not answer.
         """
         for lane in lanes:
@@ -113,18 +113,16 @@ class OffsetReset:
         # the group has begun, and was allowed to.
         if self._reset == "earliest":
             await self._begin(lane, first)
-        elif not await self._group_knows(partition.topic):
+            return
+        # Asked once: the offsets that this flow itself commits at its first look do not count.
+        if partition.topic not in self._known:
+            self._known[partition.topic] = await self._source.known(partition.topic)
+        if not self._known[partition.topic]:
             await self._begin(lane, end)
         # The group has read other partitions of the topic: it commits each of them at the first look.
         elif await self._begin(lane, first):
-            told = "pipeline %s: topic %s, partition %d is new, and read from its first record"
-            log.warning(told, self._name, *partition)
-
-    async def _group_knows(self, topic: str) -> bool:
-        # Asked once: the offsets that this flow itself commits at its first look do not count.
-        if topic not in self._known:
-            self._known[topic] = await self._source.known(topic)
-        return self._known[topic]
+            what = "pipeline %s: topic %s, partition %d is new, and read from its first record"
+            log.warning(what, self._name, *partition)
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane, first, end = await self._look(partition)
@@ -163,24 +161,24 @@ class OffsetReset:
         """Begins again where a log was cut: the reset policy says whether, not where, as for Kafka's own consumer.
 
         Raises:
-            ClusterError: see `find`. All partitions that are known to be cut are told before.
+            ClusterError: see `find`. All partitions that are known to be cut are logged before.
         """
-        told = _told(partition, cut)
+        text = _cut_text(partition, cut)
         if self._reset == "none":
-            raise ClusterError(f"{told}; consumer.auto.offset.reset is none", retriable=False)
+            raise ClusterError(f"{text}; consumer.auto.offset.reset is none", retriable=False)
         if not await self._begin_at_cut(partition, offset, cut):
             return
-        # The flow ends. The next one is not told of a log that was cut where nothing was committed yet.
+        # The flow ends. The next one does not learn of a log that was cut where nothing was committed yet.
         read = {lane: self._source.position(lane.partition) for lane in self._lanes if lane.tracker is not None}
         await self._source.compare({lane.partition: at for lane, at in read.items() if at is not None}, _LEADERS_S)
         for lane in self._lanes:
             elsewhere = self._source.cut(lane.partition)
             if lane.tracker is not None and elsewhere is not None:
                 await self._begin_at_cut(lane.partition, elsewhere.read, elsewhere)
-        raise ClusterError(told, retriable=True)
+        raise ClusterError(text, retriable=True)
 
     async def _begin_at_cut(self, partition: TopicPartition, offset: int, cut: Cut) -> bool:
-        """Tells what is gone, and commits where the log parts; True if the flow ends, with what it has read of it."""
+        """Logs what is gone, and commits where the log parts; True if the flow ends, with what it has read of it."""
         lane, first, _ = await self._look(partition)
         if lane is None:
             return False
@@ -201,7 +199,7 @@ class OffsetReset:
             log.warning(
                 "pipeline %s: %s; it is read again from there; %s records are gone, or have others in their place",
                 self._name,
-                _told(partition, cut),
+                _cut_text(partition, cut),
                 f"{cut.read - cut.offset:,}",
             )
         return tracker is not None
@@ -229,7 +227,7 @@ class OffsetReset:
         return True
 
 
-def _told(partition: TopicPartition, cut: Cut) -> str:
+def _cut_text(partition: TopicPartition, cut: Cut) -> str:
     return (
         f"topic {partition.topic}, partition {partition.partition}: the cluster has lost the end of the log, as by an "
         f"unclean election: it was read up to offset {cut.read:,}, and parts from what was read at {cut.offset:,}"

@@ -56,8 +56,8 @@ class Output:
         parts: of the flow.
         give: called with bytes of the budget, when the records that held them are durable.
         due: called when there may be something to commit.
-        transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
-        bounds: limit the batches on their way, if several outputs share them; None for its own.
+        transactional_id: if it writes in transactions, which the caller begins and ends.
+        bounds: limit the batches on their way, if several outputs share them.
 
     Attributes:
         writer: the producer.

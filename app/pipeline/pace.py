@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Pace"]
-
 _WEIGHT = 0.2  # of the last one, in the average of how long they take
 
 
@@ -15,7 +13,7 @@ class Pace:
     """Lets lanes end their transactions one after the other, so many a second. Belongs to one event loop.
 
     Each transaction costs the worker and the brokers CPU, and a pipeline may have hundreds of lanes. Where ends take
-    long, one of them has no CPU to spare, and there are fewer. After a rest, some may end at once.
+    long, one of them has no CPU to spare, and there are fewer. After a rest, some may end together.
 
     Args:
         per_second: how many may end in a second.
@@ -35,7 +33,7 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self, turn: Callable[[], bool]) -> None:
-        """Calls `turn` when the next may end, maybe at once; it returns False if it does not end by now."""
+        """Calls `turn` when the next may end, maybe now; it returns False if there is nothing to end."""
         self._waiting.append(turn)
         if self._timer is None:
             self._go_on()

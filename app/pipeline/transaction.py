@@ -36,11 +36,8 @@ class Transaction:
     At hand is what leaves the lane without a record that is still to come: what is read, though not admitted yet, what
     a stage works on, and what the leader of the source partition had when it answered last.
 
-    Args:
-        parts: of the flow.
-        lane: of the source partition.
-        bounds: limit the batches on their way in the transactions of all lanes.
-        pace: of the transactions that end because nothing more is at hand.
+    `bounds` limit the batches on their way in the transactions of all lanes; `pace` is that of the transactions that
+    end because nothing more is at hand.
 
     Attributes:
         lane: of the source partition, as it is assigned now; it may be replaced while this is `idle`.
@@ -75,10 +72,8 @@ class Transaction:
     async def start(self) -> None:
         """Takes the `transactional.id`: the open transaction of another producer is aborted, or committed to its end.
 
-        If this fails, `stop` lets go of what there is.
-
         Raises:
-            KafkaError: the cluster does not let it.
+            KafkaError: the cluster refuses it; `stop` then releases what there is.
         """
         await self.output.writer.start()
 
@@ -189,7 +184,7 @@ class Transaction:
             async with asyncio.timeout(limit_s) as timeout:
                 if writer.failure is None:
                     await writer.flush()
-                # A write that has failed ends the flow; and the partition may have been given up meanwhile.
+                # A write that has failed ends the flow; and the partition may have been given up since.
                 if writer.failure is None and lanes.holds(lane):
                     commit = lane.to_commit()
                     await writer.commit({} if commit is None else {lane.partition: commit})
