@@ -74,10 +74,10 @@ def apart(
         ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value is wrong.
     """
     check_config(whole, enabled=limits_names(whole))
-    ours = {key.name: key for key in keys}
+    names = [*(key.name for key in keys), *arguments.keys()]
     for name in whole:
-        if name not in ours and not arguments.knows(name):
-            raise unknown(name, [*ours, *arguments.keys()])
+        if name not in names:
+            raise unknown(name, names)
     return beside(keys, whole, whole)
 
 

@@ -61,12 +61,8 @@ class Arguments:
         defaults = {name: value for name, value in self.defaults.items() if not name.endswith(ending)}
         return replace(self, defaults=defaults)
 
-    def knows(self, key: str) -> bool:
-        """Whether a key of a configuration is the client's."""
-        return key in self.aside or key in self._read_here or self._name(key) is not None
-
     def keys(self) -> list[str]:
-        """Every key of which `knows` is true."""
+        """Every key of a configuration that is the client's."""
         own = (name.replace("_", ".") for name in self.defaults)
         return [*own, *_RENAMED, *self.renamed, *self._read_here, *self.aside]
 
@@ -105,11 +101,8 @@ class Arguments:
         given = {key: client[key] for key in (_BOOTSTRAP, *self._read_here) if client.get(key) is not None}
         # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
         needs_context = "ssl_cafile" not in self.defaults or any(key in given for key in _TLS)
-        if (
-            needs_context
-            and arguments.get("ssl_context") is None
-            and str(client.get(_PROTOCOL)).upper().endswith("SSL")
-        ):
+        encrypts = str(client.get(_PROTOCOL)).upper().endswith("SSL")
+        if encrypts and needs_context and arguments.get("ssl_context") is None:
             # Any address will do, as no connection is made.
             settings = embedded_client_settings({**given, _BOOTSTRAP: "-", _PROTOCOL: "SSL"})
             arguments["ssl_context"] = security_arguments(settings)["ssl_context"]
@@ -131,23 +124,13 @@ class Arguments:
             return value.upper()
         if (name, value) in _WORDS:
             return _WORDS[name, value]
-        default = self.defaults[name]
-        if isinstance(default, bool):
-            return _parsed(key, lambda: _TRUTH[value.strip().lower()], value, "true or false")
-        if name == "acks" or isinstance(default, int | float) or name.endswith(_NUMBERS):
-            return _parsed(key, lambda: _number(value), value, "a number")
+        default, allowed = self.defaults[name], "a number"
+        try:
+            if isinstance(default, bool):
+                allowed = "true or false"
+                return _TRUTH[value.strip().lower()]
+            if name == "acks" or isinstance(default, int | float) or name.endswith(_NUMBERS):
+                return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
+        except (KeyError, ValueError):
+            raise ConfigurationError(key, f"found {value!r}, allowed is {allowed}") from None
         return value
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> object:
-    try:
-        return parse()
-    except (KeyError, ValueError):
-        raise ConfigurationError(key, f"found {text!r}, allowed is {allowed}") from None
