@@ -6,19 +6,19 @@ Source: seed 000, "Deserializer"; design, "Reference".
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from transforms.compression import CompressionError
 from transforms.encryption import stored_bytes
-from transforms.errors import PayloadCorruptError, PayloadTooLargeError, TransformError
+from transforms.errors import PayloadCorruptError, PayloadTooLargeError
 from transforms.formats import WIDELOAD, Format
 from transforms.frames import OversizeError
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 
-__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "MeasuredRecord", "has_large_key"]
+__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "Referring", "has_large_key"]
 
 DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes in flight
 
@@ -26,19 +26,6 @@ DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes i
 def has_large_key(record: RecordLike) -> bool:
     """Whether the key is a reference: that of our own writers, whatever the format of values."""
     return bool(record.headers) and record.key is not None and is_reference(record.headers, KEY)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRecord(Record):
-    """A record whose references say no size, after the store was asked how long their payloads are.
-
-    Attributes:
-        key_bytes: stored bytes of the payload of the key; None if nobody asked.
-        value_bytes: the same of the value.
-    """
-
-    key_bytes: int | None = None
-    value_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +41,40 @@ class Inflation:
     reference: Reference
     headers: tuple[Header, ...]
     stored_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Referring:
+    """A record that refers to payloads, whose references were read and verified.
+
+    Attributes:
+        record: without the headers of the reference in its key.
+        key: the reference in place of the key; None if the key is none.
+        value: what is begun for the value; None if it is not a reference.
+        key_bytes: stored bytes of the payload of the key, as the store has measured them; None if nobody asked.
+        value_bytes: the same of the value.
+    """
+
+    record: RecordLike
+    key: Reference | None
+    value: Inflation | None
+    key_bytes: int | None = None
+    value_bytes: int | None = None
+
+    @property
+    def references(self) -> Sequence[Reference]:
+        """Those of key and value."""
+        return [each for each in (self.key, None if self.value is None else self.value.reference) if each is not None]
+
+    @property
+    def lacks_size(self) -> bool:
+        """Whether a reference says no size."""
+        return any(each.size is None for each in self.references)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the store was asked for a size, and knew it."""
+        return self.key_bytes is not None or self.value_bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,85 +97,78 @@ class Inflate:
         """Whether the record is a reference, or has the mark of a plain value. False for a tombstone."""
         return self.format.wants(record)
 
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """The memory that restoring the value may take: the size in the reference, else as measured, else the limit.
+    def read(self, record: RecordLike) -> Referring:
+        """Reads and verifies the references of key and value, before any request to the store.
 
-        It is twice that if the value is copied, or the payload encrypted, because both are held. So is a compressed
-        payload beside its value, which may be as long as the limit allows if the reference does not say. Never raises;
-        a malformed reference takes no memory, as nothing is read for it.
+        Raises:
+            MalformedReferenceError: the key, the value or a header breaks the format.
+            SignatureError: see `verify`.
+            PayloadTooLargeError: the size in a reference is over `max_bytes`.
         """
-        if self.format.marks and not self.format.refers(record):
-            return len(record.value or b"")  # the mark's removal makes a copy
-        try:
-            inflation = self.begin(record)
-        except TransformError:
-            return 0
-        stored, reference = inflation.stored_limit_bytes, inflation.reference
-        if reference.codec is not None:
-            return stored + (self.max_bytes if reference.size is None else reference.size)
-        return 2 * stored if self.copied or reference.encryption is not None else stored
+        key = None
+        if has_large_key(record):
+            key, headers = Reference.read(record.key or b"", record.headers, KEY)
+            self.verify(key, KEY)
+            self.stored_limit_bytes(key)
+            record = Record(record.key, record.value, tuple(headers), record.timestamp)
+        return Referring(record, key, self.begin(record) if self.format.refers(record) else None)
 
-    def reserve_key_bytes(self, record: RecordLike) -> int:
-        """As `reserve_bytes`, for the key; 0 for a key that is no reference."""
-        if not has_large_key(record):
-            return 0
-        try:
-            reference, _ = self.begin_key(record)
-        except TransformError:
-            return 0
-        measured_bytes = record.key_bytes if isinstance(record, MeasuredRecord) else None
-        return self.stored_limit_bytes(reference, measured_bytes)
-
-    def lacks_size(self, record: RecordLike) -> bool:
-        """Whether a reference of the record says no size, and nobody has asked the store for it.
-
-        False for a malformed reference, which fails before the store is asked for anything.
-        """
-        if isinstance(record, MeasuredRecord):
-            return False
-        try:
-            references = self._references(record)
-        except TransformError:
-            return False
-        return any(reference is not None and reference.size is None for reference in references)
-
-    def measured(self, record: RecordLike, measure: Callable[[str], int | None]) -> MeasuredRecord:
+    def measured(self, referring: Referring, measure: Callable[[str], int | None]) -> Referring:
         """The record, with the length of each payload of which its reference says no size.
 
         Args:
-            record: with references.
+            referring: to be measured.
             measure: the stored bytes of the payload at a path; None if nobody knows.
 
         Raises:
             PayloadTooLargeError: a payload is over `max_bytes`.
-            TransformError: see `begin` and `begin_key`.
         """
-        found: list[int | None] = []
-        for reference in self._references(record):
+
+        def size_of(reference: Reference | None) -> int | None:
             size = None if reference is None or reference.size is not None else measure(reference.path)
             if reference is not None and size is not None and size > self.max_bytes:
                 raise PayloadTooLargeError(reference.path, size, self.max_bytes)
-            found.append(size)
-        return MeasuredRecord(record.key, record.value, record.headers, record.timestamp, *found)
+            return size
 
-    def _references(self, record: RecordLike) -> tuple[Reference | None, Reference | None]:
-        """The references of key and value; None for each that is none."""
-        key = self.begin_key(record)[0] if has_large_key(record) else None
-        return key, self.begin(record).reference if self.format.refers(record) else None
+        value = None if referring.value is None else referring.value.reference
+        return replace(referring, key_bytes=size_of(referring.key), value_bytes=size_of(value))
 
-    def begin_key(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """Reads and verifies the reference of the key; gives it, and the headers without it.
+    def reserve_bytes(self, referring: Referring) -> int:
+        """The memory that restoring may take: the size in the reference, else as measured, else the limit.
+
+        For the value, it is twice that if the value is copied, or the payload encrypted, because both are held. So is a
+        compressed payload beside its value, which may be as long as the limit allows if the reference does not say. A
+        mark that goes makes a copy, too.
+        """
+        key, value = referring.key, referring.value
+        key_bytes = 0 if key is None else self.stored_limit_bytes(key, referring.key_bytes)
+        if value is None:
+            return key_bytes + (len(referring.record.value or b"") if self.format.marks else 0)
+        reference = value.reference
+        stored = self.stored_limit_bytes(reference, referring.value_bytes)
+        if reference.codec is not None:
+            return key_bytes + stored + (self.max_bytes if reference.size is None else reference.size)
+        return key_bytes + (2 * stored if self.copied or reference.encryption is not None else stored)
+
+    def restored(self, referring: Referring, download: Callable[[Reference, int | None], bytes]) -> RecordLike:
+        """The record with its key and value.
+
+        Args:
+            referring: to be restored.
+            download: the stored bytes of a reference, decrypted; it is given how many were measured.
 
         Raises:
-            MalformedReferenceError: the key or a header breaks the format.
-            SignatureError: see `verify`.
-            PayloadTooLargeError: the size in the reference is over `max_bytes`.
+            PayloadCorruptError: see `finish`.
+            PayloadTooLargeError: there are more bytes than allowed.
         """
-        assert record.key is not None
-        reference, headers = Reference.read(record.key, record.headers, KEY)
-        self.verify(reference, KEY)
-        self.stored_limit_bytes(reference)
-        return reference, tuple(headers)
+        record = referring.record
+        if referring.key is not None:
+            key = self.restore(referring.key, download(referring.key, referring.key_bytes))
+            record = Record(key, record.value, record.headers, record.timestamp)
+        if referring.value is not None:
+            stored = download(referring.value.reference, referring.value_bytes)
+            return self.finish(record, referring.value, stored)
+        return self.format.read_inline(record) if self.format.wants(record) else record
 
     def begin(self, record: RecordLike) -> Inflation:
         """Reads and verifies the reference, before any request to the store.
@@ -166,8 +180,7 @@ class Inflate:
         """
         reference, headers = self.format.read_reference(record)
         self.verify(reference)
-        measured_bytes = record.value_bytes if isinstance(record, MeasuredRecord) else None
-        return Inflation(reference, headers, self.stored_limit_bytes(reference, measured_bytes))
+        return Inflation(reference, headers, self.stored_limit_bytes(reference))
 
     def verify(self, reference: Reference, part: Field = VALUE) -> None:
         """Checks the signature of the reference, if there is a key.

@@ -22,7 +22,7 @@ from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
 from app.kafka.source_batch import Unopened
 from app.kafka.topic_reader import Selection, open_reader
-from app.pipeline.chain import inflate_stage
+from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Limits
 from transforms.chunk import is_chunk
@@ -223,7 +223,7 @@ def _restorer(
         return Restorer(None, Limits(), unwrap)
     settings = pipeline_of(loaded, pipeline)
     store = opened_store(settings, stack)
-    return Restorer(inflate_stage(settings, store, PipelineStats()), settings.chunks.limits, unwrap)
+    return Restorer(InflateStage(settings, store, PipelineStats(), measures=False), settings.chunks.limits, unwrap)
 
 
 @click.command("consume")

@@ -20,10 +20,10 @@ from app.config.parsing import load
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.sender import Message, SendError
 from app.kafka.topics import Topic
-from app.pipeline.chain import Chain, offload_stage
+from app.pipeline.chain import Chain
 from app.pipeline.fallback import Fallback
 from app.pipeline.runtime import monotonic
-from app.pipeline.stages import ChunkStage, Stage, WrapperStage
+from app.pipeline.stages import ChunkStage, OffloadStage, Stage, WrapperStage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Work
 from transforms.assembly import Limits
@@ -118,7 +118,7 @@ class Packing:
             settings = replace(self.pipeline, on_reference="pass")
             store = opened_store(settings, stack)
             falls_back = self.strategy == "auto"
-            stages.append(offload_stage(settings, store, topic, PipelineStats(), self.wrap, falls_back=falls_back))
+            stages.append(OffloadStage(settings, store, topic, PipelineStats(), self.wrap, falls_back=falls_back))
         if self.wrap is not None:
             stages.append(WrapperStage(self.wrap))
         if self.splits:

@@ -133,9 +133,9 @@ class Restorer(Pending):
     async def _inflated(self, found: Restored, *, marked: bool) -> Restored:
         """With the payload of its reference, if it is one; `marked` says whether the mark of a plain value goes too."""
         step = None if self._inflate is None else self._inflate.plan(found.record, found.source, 0)
-        if self._inflate is None or step is None or not (marked or isinstance(step, Store)):
+        if step is None or not (marked or isinstance(step, Store)):
             return found
-        record = await asyncio.to_thread(self._inflate.restored, found.record, found.source)
+        (record,) = await asyncio.to_thread(step.taken)
         return dataclasses.replace(found, record=record, inflated=isinstance(step, Store))
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
 from app.pipeline.stages import (
@@ -22,17 +21,12 @@ from app.pipeline.stages import (
 )
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Now, Step, Store, Work
-from stores.encryption import open_keyring
 from stores.store import PayloadStore
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, TransformError
-from transforms.formats import FORMATS
-from transforms.inflate import Inflate
-from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.record_format import check_names
-from transforms.wrapper import Wrap
 
 
 class Chain:
@@ -168,11 +162,13 @@ def build(
         # Even if it is long: else nobody knows what `inflate` behind it needs.
         stages.append(WrapperStage(wrapper.unwrap, at_once=inflates))
     if inflates:
-        stages.append(inflate_stage(settings, store, stats, copied=wrapper.wraps))
+        assert store is not None
+        stages.append(InflateStage(settings, store, stats, copied=wrapper.wraps))
     wrap = wrapper.wrap if wrapper.wraps else None
     chunking = Chunking(chunks.limit_bytes(sink.max_message_bytes))
     if settings.offloads:
-        stages.append(offload_stage(settings, store, sink, stats, wrap, falls_back=chunks.strategy == "auto"))
+        assert store is not None
+        stages.append(OffloadStage(settings, store, sink, stats, wrap, falls_back=chunks.strategy == "auto"))
     elif chunks.splits and on_reference != "pass":
         # What is wrapped has no headers, and readers may look for a chunk's behind `unwrap`.
         stages.append(ClaimStage(chunking.wants if wrap is None else lambda _: False))
@@ -181,41 +177,3 @@ def build(
     if chunks.splits:
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id, on_reference))
     return Chain(stages, sink)
-
-
-def inflate_stage(
-    settings: PipelineSettings, store: PayloadStore | None, stats: PipelineStats, *, copied: bool = False
-) -> InflateStage:
-    """The stage that inflates what pipelines with these settings do; `copied` if the next stage copies values."""
-    assert store is not None
-    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], copied=copied, signing=settings.signing)
-    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
-    return InflateStage(inflate, store, stats, reference_scope(settings.reference_scope, store), keyring)
-
-
-def offload_stage(
-    settings: PipelineSettings,
-    store: PayloadStore | None,
-    sink: Topic,
-    stats: PipelineStats,
-    wrap: Wrap | None,
-    *,
-    falls_back: bool,
-) -> OffloadStage:
-    """The stage that offloads to a topic as pipelines with these settings do, in front of `wrap` if there is one."""
-    assert store is not None
-    offload = Offload(
-        settings.threshold_bytes,
-        sink.max_message_bytes,
-        settings.codec,
-        FORMATS[settings.reference_format],
-        None if wrap is None else wrap.batch_of_one_bytes,
-        settings.signing,
-        settings.max_bytes,
-        settings.on_reference,
-    )
-    by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
-    keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
-    return OffloadStage(
-        offload, store, sink.name, stats, by_digest=by_digest, keyring=keyring, wrap=wrap, falls_back=falls_back
-    )

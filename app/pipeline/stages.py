@@ -9,12 +9,14 @@ from functools import partial
 from typing import Protocol, cast
 
 from app.cluster.preflight import CLOCKS_APART_MS
-from app.config.reference_scope import ReferenceScope
+from app.config.reference_scope import reference_scope
+from app.config.settings import PipelineSettings
 from app.kafka.batches.batch import sent_bytes
 from app.kafka.topics import Topic
 from app.pipeline.runtime import random_id
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Now, Step, Store, Thread
+from stores.encryption import open_keyring
 from stores.payload import download, measure, publish
 from stores.store import PayloadStore, Stat
 from stores.store import Store as BuiltInStore
@@ -29,8 +31,8 @@ from transforms.errors import (
     RecordUnfitError,
     ReferenceClaimedError,
 )
-from transforms.inflate import Inflate, Inflation, MeasuredRecord, has_large_key
-from transforms.keyring import Keyring
+from transforms.formats import FORMATS
+from transforms.inflate import Inflate, Referring, has_large_key
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
@@ -100,39 +102,44 @@ class OffloadStage:
     """Publishes large values under the name of the sink topic, and puts references in their place.
 
     Args:
-        offload: decides which values are large.
-        store: takes them.
-        topic: the sink topic.
+        settings: of a pipeline.
+        store: takes the values.
+        sink: the topic of the references.
         stats: counts the times of store calls.
-        by_digest: whether the digest of a payload is its id.
-        keyring: encrypts payloads, if it `writes`; None to store them as they are.
-        wrap: puts a wrapper around what this stage keeps; None if there is none.
+        wrap: puts a wrapper around what this stage makes or keeps; None if there is none.
         falls_back: whether records may go on without the store.
     """
 
     def __init__(
         self,
-        offload: Offload,
+        settings: PipelineSettings,
         store: PayloadStore,
-        topic: str,
+        sink: Topic,
         stats: PipelineStats,
-        *,
-        by_digest: bool,
-        keyring: Keyring | None = None,
         wrap: Wrap | None = None,
+        *,
         falls_back: bool = False,
     ) -> None:
-        self._changes: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
+        self._offload = offload = Offload(
+            settings.threshold_bytes,
+            sink.max_message_bytes,
+            settings.codec,
+            FORMATS[settings.reference_format],
+            None if wrap is None else wrap.batch_of_one_bytes,
+            settings.signing,
+            settings.max_bytes,
+            settings.on_reference,
+        )
+        small = -1 if offload.format.marks or wrap is not None else settings.threshold_bytes
+        self.small_bytes: float = min(small, sink.max_message_bytes - HEADERLESS_OVERHEAD_BYTES)
         self.wants_any = offload.wants_any
-        small = -1 if offload.format.marks or wrap is not None else offload.threshold_bytes
-        self.small_bytes: float = min(small, (offload.sink_limit_bytes or math.inf) - HEADERLESS_OVERHEAD_BYTES)
-        self._offload = offload
+        self._changes: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
         self._store = store
-        self._topic = topic
+        self._topic = sink.name
         self._stats = stats
-        self._by_digest = by_digest
-        self._keyring = keyring
-        self._encrypts = keyring is not None and keyring.writes
+        self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+        self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
+        self._encrypts = self._keyring is not None and self._keyring.writes
         self._wrap = wrap
         self._falls_back = falls_back
 
@@ -170,97 +177,68 @@ class OffloadStage:
 class InflateStage:
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
-    `reference_scope` refuses paths that the store itself would accept; None if there is no need. `keyring` decrypts
-    payloads; None if there is no key.
+    Args:
+        settings: of a pipeline.
+        store: has the payloads.
+        stats: counts the times of store calls.
+        copied: whether the next stage copies values.
+        measures: whether the store is asked first how long a payload is, if its reference does not say it.
     """
 
     def __init__(
         self,
-        inflate: Inflate,
+        settings: PipelineSettings,
         store: PayloadStore,
         stats: PipelineStats,
-        reference_scope: ReferenceScope | None = None,
-        keyring: Keyring | None = None,
+        *,
+        copied: bool = False,
+        measures: bool = True,
     ) -> None:
-        self.small_bytes: float = -1 if inflate.format.marks else math.inf
-        self._inflate = inflate
+        form = FORMATS[settings.reference_format]
+        self.small_bytes: float = -1 if form.marks else math.inf
+        self._inflate = Inflate(settings.max_bytes, form, copied=copied, signing=settings.signing)
         self._store = store
         self._stats = stats
-        self._reference_scope = reference_scope
-        self._keyring = keyring
+        self._reference_scope = reference_scope(settings.reference_scope, store)
+        self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
+        self._measures = measures and isinstance(store, Stat)
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         return self._inflate.format.wants_any(batch) or batch.may_hold(_KEY_FLAG)
 
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
-        inflate = self._inflate
-        if not (inflate.format.wants(record) or has_large_key(record)):
+        form = self._inflate.format
+        if not (form.wants(record) or has_large_key(record)):
             return None
-        if not (inflate.format.refers(record) or has_large_key(record)):
-            return Now(lambda: (inflate.format.read_inline(record),), inflate.reserve_bytes(record))
-        self._begun(record, source)  # what is refused waits neither for the store nor for room
-        if isinstance(self._store, Stat) and inflate.lacks_size(record):
-            return Store(partial(self._measure, record, source), None)
-        return self._restoring(record, source)
+        if not (form.refers(record) or has_large_key(record)):
+            return Now(lambda: (form.read_inline(record),), len(record.value or b""))
+        referring = self._inflate.read(record)
+        for reference in referring.references:  # what is refused waits neither for the store nor for room
+            if self._reference_scope is not None:
+                self._reference_scope.check(reference.path, source)
+            elif isinstance(self._store, BuiltInStore):
+                self._store.root.check_readable(reference.path)
+        if self._measures and referring.lacks_size:
+            return Store(lambda: self._restoring(self._inflate.measured(referring, self._stored_bytes)), None)
+        return self._restoring(referring)
 
-    def _restoring(self, record: RecordLike, source: RecordLike) -> Store:
-        reserve_bytes = self._inflate.reserve_bytes(record) + self._inflate.reserve_key_bytes(record)
-        return Store(partial(self._restore, record, source), reserve_bytes, "inflate")
+    def _restoring(self, referring: Referring) -> Store:
+        return Store(partial(self._restore, referring), self._inflate.reserve_bytes(referring), "inflate")
 
-    def _measure(self, record: RecordLike, source: RecordLike) -> Store:
-        return self._restoring(self._inflate.measured(record, lambda path: self._stored_bytes(path, source)), source)
-
-    def _restore(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike] | Step:
+    def _restore(self, referring: Referring) -> Sequence[RecordLike] | Step:
         try:
-            return (self.restored(record, source),)
+            return (self._inflate.restored(referring, self._downloaded),)
         except PayloadTooLargeError:
-            if not isinstance(record, MeasuredRecord):
+            if not referring.is_measured:
                 raise
             # A measured payload may be replaced by a longer one before it is read: it is measured again.
-            again = self._inflate.measured(record, lambda path: self._stored_bytes(path, source))
-            if again == record:
+            again = self._inflate.measured(referring, self._stored_bytes)
+            if again == referring:
                 raise  # it is as long as before
-            return self._restoring(again, source)
+            return self._restoring(again)
 
-    def restored(self, record: RecordLike, source: RecordLike) -> RecordLike:
-        """The record with the value and the key that were offloaded; takes time. Raises what `Chain.go_on` raises."""
-        inflate = self._inflate
-        measured = record if isinstance(record, MeasuredRecord) else None
-        reference, record, inflation = self._begun(record, source)
-        if reference is not None:
-            found = None if measured is None else measured.key_bytes
-            key = inflate.restore(reference, self._downloaded(reference, found))
-            record = Record(key, record.value, record.headers, record.timestamp)
-        if inflation is not None:
-            found = None if measured is None else measured.value_bytes
-            return inflate.finish(record, inflation, self._downloaded(inflation.reference, found))
-        return inflate.format.read_inline(record) if inflate.format.wants(record) else record
-
-    def _begun(self, record: RecordLike, source: RecordLike) -> tuple[Reference | None, RecordLike, Inflation | None]:
-        """The reference of the key; the record without its headers; and what is begun for the value.
-
-        None for a key, or a value, that is not a reference. Raises what is refused before the store is asked.
-        """
-        key: Reference | None = None
-        if has_large_key(record):
-            key, headers = self._inflate.begin_key(record)
-            self._check_path(key.path, source)
-            record = Record(record.key, record.value, headers, record.timestamp)
-        if not self._inflate.format.refers(record):
-            return key, record, None
-        inflation = self._inflate.begin(record)
-        self._check_path(inflation.reference.path, source)
-        return key, record, inflation
-
-    def _check_path(self, path: str, source: RecordLike) -> None:
-        if self._reference_scope is not None:
-            self._reference_scope.check(path, source)
-        elif isinstance(self._store, BuiltInStore):
-            self._store.root.check_readable(path)
-
-    def _stored_bytes(self, path: str, source: RecordLike) -> int | None:
+    def _stored_bytes(self, path: str) -> int | None:
         """None if the store does not report it, and will not: a download may still succeed."""
-        self._check_path(path, source)
         assert isinstance(self._store, Stat)
         try:
             return measure(self._store, path)

@@ -30,6 +30,11 @@ class Step:
     reserve_bytes: int | None = 0
     counts: str = ""
 
+    def taken(self) -> Sequence[RecordLike]:
+        """What it makes, with all steps that follow from it."""
+        made = self.do()
+        return made.taken() if isinstance(made, Step) else made
+
 
 class Now(Step):
     """A step that takes no time. It makes one record of one, and the same one each time."""

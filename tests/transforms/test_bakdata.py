@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transforms.reserved import reserved_bytes
 from tests.vectors.bakdata import MAX_BYTE_SIZE, BakdataCase, bakdata_cases
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG, BakdataFlag, BakdataHeaders
 from transforms.batch_size import batch_of_one_bytes
@@ -128,7 +129,7 @@ def test_any_record_is_read_or_refused(
     """Whatever stands in a record, it is read, or refused with an error of the project; a tombstone passes."""
     form = FORMATS[name]
     record = Record(None, value, tuple(headers))
-    assert Inflate(1000, form).reserve_bytes(record) <= 2000
+    assert reserved_bytes(Inflate(1000, form), record) <= 2000
     try:
         found = inflated(form, record, stored, 1000)
     except TransformError:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.transforms.reserved import reserved_bytes
 from transforms.encryption import DATA_KEY_RANDOM_BYTES, DataKey, decrypt, encrypt, unwrapped, wrapped
 from transforms.errors import ConfigurationError, EncryptionError, PayloadCorruptError, WideloadError
 from transforms.inflate import Inflate
@@ -141,8 +142,8 @@ def test_inflate_reserves_for_both() -> None:
     """The memory for an encrypted value is counted twice, with the tag, and a claimed size is bounded."""
     reference, _ = made(b"hello")
     record = Record(None, reference.value(), reference.headers())
-    assert Inflate(5).reserve_bytes(record) == 2 * (5 + TAG_BYTES)
-    assert Inflate(4).reserve_bytes(record) == 0
+    assert reserved_bytes(Inflate(5), record) == 2 * (5 + TAG_BYTES)
+    assert reserved_bytes(Inflate(4), record) == 0
 
 
 @pytest.mark.parametrize(

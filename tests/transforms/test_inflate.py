@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import codecs, headers, records, reference_headers, values
+from tests.transforms.reserved import reserved_bytes
 from transforms.compression import CODECS, Codec, compress
 from transforms.errors import MalformedReferenceError, PayloadCorruptError, PayloadTooLargeError, TransformError
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
@@ -120,7 +121,7 @@ def test_inflate_wants(record: Record, *, wanted: bool) -> None:
 def test_inflate_reserve_bytes_any_record(record: Record, max_bytes: int) -> None:
     """For any record the reservation is a number up to twice the limit; what cannot be inflated takes none."""
     inflate = Inflate(max_bytes)
-    reserved = inflate.reserve_bytes(record)
+    reserved = reserved_bytes(inflate, record)
     assert 0 <= reserved <= 2 * max_bytes
     try:
         inflate.begin(record)
@@ -141,7 +142,7 @@ def test_inflate_reserve_bytes_any_record(record: Record, max_bytes: int) -> Non
 )
 def test_inflate_reserve_bytes(reference: Reference, reserved: int) -> None:
     """Reserved is what the reference says, twice if compressed; all where it says nothing; none for what is refused."""
-    assert Inflate(max_bytes=1_000).reserve_bytes(referring(reference)) == reserved
+    assert reserved_bytes(Inflate(max_bytes=1_000), referring(reference)) == reserved
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS])
@@ -157,7 +158,7 @@ def test_inflate_holds_what_it_reserves(codec: Codec | None) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(stored) + peak < Inflate().reserve_bytes(record) + (1 << 18)
+    assert len(stored) + peak < reserved_bytes(Inflate(), record) + (1 << 18)
     assert peak < len(value) + (1 << 18)
 
 

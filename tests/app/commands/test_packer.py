@@ -12,10 +12,8 @@ from app.commands.packer import Packer, _Warning
 from app.kafka.sender import SendError
 from app.kafka.topics import Topic
 from app.pipeline.chain import Chain
-from app.pipeline.stages import OffloadStage
-from app.pipeline.stats import PipelineStats
+from tests.app.pipeline.chains import offload_stage
 from transforms.errors import PayloadStoreError
-from transforms.offload import Offload
 from transforms.record import Record
 
 _LONG_S = 30.0
@@ -58,7 +56,7 @@ async def packed(values: Sequence[str], at_once: int, broken: str | None = None)
         if broken is not None:
             raise SendError(broken)
 
-    stage = OffloadStage(Offload(10), Meeting(at_once), "t", PipelineStats(), by_digest=False)
+    stage = offload_stage(Meeting(at_once), 10)
     chain = Chain([stage], Topic("t", 1, 1_000_000, "delete"))
     found: list[tuple[str, bytes | None]] = []
     try:
@@ -79,7 +77,7 @@ def large(name: str) -> str:
 async def test_several_are_packed_at_once_and_come_in_order() -> None:
     """Store calls do not wait for each other; small messages between keep their places."""
     found = await packed([large("a"), "b", large("c"), "d"], at_once=2)
-    assert found == [("a", b"meeting://t/a"), ("b", b"b"), ("c", b"meeting://t/c"), ("d", b"d")]
+    assert found == [("a", b"meeting://orders/a"), ("b", b"b"), ("c", b"meeting://orders/c"), ("d", b"d")]
 
 
 async def test_what_comes_before_an_error_is_given() -> None:
@@ -87,7 +85,7 @@ async def test_what_comes_before_an_error_is_given() -> None:
     found = await packed(["a", large("bad"), "c"], at_once=1)
     assert found == [("a", b"a"), ("bad: it is bad", None)]
     found = await packed([large("a"), "b"], at_once=1, broken="c cannot be read")
-    assert found == [("a", b"meeting://t/a"), ("b", b"b"), ("c cannot be read", None)]
+    assert found == [("a", b"meeting://orders/a"), ("b", b"b"), ("c cannot be read", None)]
 
 
 def test_a_store_that_is_down_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

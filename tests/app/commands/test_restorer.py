@@ -11,9 +11,9 @@ from app.commands.restorer import Restored, Restorer
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
+from tests.app.pipeline.chains import settings_of
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
-from transforms.inflate import Inflate
 from transforms.record import Header, Record
 
 PLACE = TopicPartition("orders", 0)
@@ -36,7 +36,8 @@ class Read:
 def restorer() -> Restorer:
     """One whose messages expire after a minute."""
     store = open_store({"large.message.payload.store.class": "memory"})
-    return Restorer(InflateStage(Inflate(10_000), store, PipelineStats()), Limits(100, 1_000_000, 100_000, 60_000))
+    settings = settings_of(["inflate"], large_message_max_bytes=10_000)
+    return Restorer(InflateStage(settings, store, PipelineStats()), Limits(100, 1_000_000, 100_000, 60_000))
 
 
 def chunks(uuid: str, first: int) -> list[Read]:

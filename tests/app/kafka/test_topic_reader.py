@@ -24,17 +24,17 @@ from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
+from tests.app.pipeline.chains import settings_of
 from tests.built_batches import built, changed, record, repacked
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
-from transforms.inflate import Inflate
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import pack
 from transforms.record_format import MAX_HEADERS
 
 LIMIT = 1_000_000
 STORE = {"large.message.payload.store.class": "memory"}
-STAGE = InflateStage(Inflate(10_000), open_store(STORE), PipelineStats())
+STAGE = InflateStage(settings_of(["inflate"], large_message_max_bytes=10_000), open_store(STORE), PipelineStats())
 
 
 def holding(log: Log, size: int, count: int, codec: str = "zstd") -> None:

@@ -11,7 +11,7 @@ from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
 from app.pipeline.chain import Chain, build
-from app.pipeline.stages import Stage
+from app.pipeline.stages import OffloadStage, Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Step, Store, Work
 from stores.registry import open_store
@@ -47,6 +47,14 @@ def apply(
             work = without_store(work, step)
         work = chain.go_on(work)
     return tuple(map(plain, work.results())), work.applied
+
+
+def offload_stage(
+    store: Any, threshold: int = 100, limit: int = ROOMY, *, falls_back: bool = False, **fields: Any
+) -> OffloadStage:
+    """A stage that offloads what is longer than a threshold."""
+    settings = replace(settings_of(["offload"]), **{"threshold_bytes": threshold, "on_reference": "pass", **fields})
+    return OffloadStage(settings, store, sink(limit), PipelineStats(), falls_back=falls_back)
 
 
 def finished(chain: Chain, work: Work) -> tuple[tuple[RecordLike, ...], tuple[str, ...]]:

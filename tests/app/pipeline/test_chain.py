@@ -21,7 +21,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Thread
 from stores.memory import MemoryStore
 from stores.store import PayloadStore
-from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of, sink, taken
+from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, offload_stage, settings_of, sink, taken
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.assembly import Assembled, Assembler, Limits
 from transforms.batch_size import batch_of_one_bytes
@@ -55,7 +55,7 @@ PIECE: Header = ("large-message.chunk.uuid", b"u")
 
 def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Chain:
     """A chain that offloads, with limits of the test's own."""
-    stage = OffloadStage(Offload(threshold, limit, codec), memory(), "orders", PipelineStats(), by_digest=True)
+    stage = offload_stage(memory(), threshold, limit, compression=codec or "none")
     return Chain([stage], sink(limit))
 
 
@@ -264,7 +264,7 @@ def test_chain_blocks_only_where_the_store_is_asked(
 def test_chain_applies_only_what_is_wanted() -> None:
     """A small reference behind inflate is a small value, which offload lets pass."""
     store = memory()
-    stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
+    stage = offload_stage(store, 0)
     record = Record(b"k", b"small")
     (reference,) = taken(stage, record)
     (restored,), applied = apply(chain_of(["inflate", "offload"], store), reference)
@@ -708,7 +708,7 @@ def test_work_of_a_stage_is_done_once(monkeypatch: pytest.MonkeyPatch, size: int
     """A wrapper comes off once, though it is looked at for bytes, threads and the store, and the store fails once."""
     monkeypatch.setattr(Counted, "times", 0)
     store = Refusing()
-    offload = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    offload = offload_stage(store)
     chain = Chain([WrapperStage(Counted()), offload], sink(ROOMY))
     work = begun(chain, Record(b"k", MessageWrapper({}, b"v" * size).serialize()))
     assert (work.step is not None, work.reserve_bytes >= size, Counted.times) == (True, True, begun_times)
@@ -729,7 +729,7 @@ def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
         def unwrap(self, record: RecordLike) -> Record:
             raise KeyError("defect")
 
-    offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
+    offload = offload_stage(memory())
     chain = Chain([WrapperStage(Defect()), offload], sink(ROOMY))
     work = begun(chain, Record(b"k", b"v"))
     assert work.step is None

@@ -12,11 +12,20 @@ from app.config.parsing import parse
 from app.kafka.batches.batch import sent_bytes
 from app.pipeline import stages as stages_module
 from app.pipeline.chain import Chain, build
-from app.pipeline.stages import OffloadStage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Thread
 from stores.store import PayloadStore
-from tests.app.pipeline.chains import apply, begun, chain_of, finished, memory, settings_of, sink, without_store
+from tests.app.pipeline.chains import (
+    apply,
+    begun,
+    chain_of,
+    finished,
+    memory,
+    offload_stage,
+    settings_of,
+    sink,
+    without_store,
+)
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import (
@@ -175,7 +184,7 @@ def test_compressed_size_is_that_behind_the_wrapper() -> None:
 def test_record_that_compresses_keeps_the_mark(form: FormatName) -> None:
     """A format that marks values marks those that stay, too."""
     offload = Offload(1_000_000, 20_000, format=FORMATS[form])
-    stage = OffloadStage(offload, memory(), "orders", PipelineStats(), by_digest=True)
+    stage = offload_stage(memory(), 1_000_000, 20_000, reference_format=form)
     chain = Chain([stage], sink(20_000))
     assert not chain.passes(TEXT)
     (made,), applied = apply(chain, TEXT, ZSTD)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
 
 from app.pipeline.chain import Chain
 from app.pipeline.fallback import Fallback
 from app.pipeline.runtime import monotonic
-from app.pipeline.stages import ChunkStage, OffloadStage
-from app.pipeline.stats import PipelineStats
+from app.pipeline.stages import ChunkStage
 from app.pipeline.work import Work
-from stores.store import PayloadStore
-from tests.app.pipeline.chains import begun, sink
+from tests.app.pipeline.chains import begun, offload_stage, sink
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.chunk import Chunking
 from transforms.errors import (
@@ -22,7 +19,6 @@ from transforms.errors import (
     PayloadUnfitError,
     ReferenceClaimedError,
 )
-from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 from transforms.reference import KEY, VALUE, is_reference
 
@@ -50,9 +46,7 @@ def gone_on(fallback: Fallback, work: Work) -> tuple[Sequence[RecordLike], tuple
 def test_fallback_asks_the_store_now_and_then() -> None:
     """While the store is down one record every five seconds asks it; what only the store can take always does."""
     store = Refusing()
-    stage = OffloadStage(
-        Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(store, 100, falls_back=True)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     now_s, told = [0.0], list[PayloadStoreError]()
     fallback = Fallback(chain, told.append, clock=lambda: now_s[0])
@@ -75,10 +69,7 @@ def test_fallback_asks_the_store_now_and_then() -> None:
 def test_fallback_lets_no_reference_of_a_producer_go_on(codec: int) -> None:
     """A small record that claims to be a reference needs the store: to go on without it would be to follow it."""
     store = Refusing()
-    offload = Offload(100, 1_000, on_reference="offload")
-    stage = OffloadStage(
-        offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(store, 100, 1_000, falls_back=True, on_reference="offload")
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     fallback = Fallback(chain, lambda error: None, clock=monotonic)
     forged = Record(b"k", b"s3://b/t/i", ((VALUE.flag, b"true"),))
@@ -112,9 +103,7 @@ def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
             return super().publish(topic, data)
 
     store = Slow()
-    stage = OffloadStage(
-        Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(store, 2_000, falls_back=True)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     now_s, beside = [0.0], list[tuple[str, ...]]()
     fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
@@ -138,9 +127,7 @@ def test_fallback_lets_one_ask_however_long_that_takes() -> None:
             return super().publish(topic, data)
 
     store = Hanging()
-    stage = OffloadStage(
-        Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(store, 2_000, falls_back=True)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     now_s, beside = [0.0], list[tuple[str, ...]]()
     fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
@@ -162,9 +149,7 @@ def test_fallback_takes_what_the_store_does_not_take() -> None:
                 raise PayloadUnfitError("413")
             return super().publish(topic, data)
 
-    stage = OffloadStage(
-        Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(Small(), 100, falls_back=True)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(10_000))
     told: list[PayloadStoreError] = []
     fallback = Fallback(chain, told.append, clock=monotonic)
@@ -184,9 +169,7 @@ def test_fallback_is_none_for_what_is_final() -> None:
         def publish(self, topic: str, data: bytes) -> str:
             raise PayloadStoreError("no access")
 
-    stage = OffloadStage(
-        Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(Closed(), 100, falls_back=True)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     record = Record(b"k", b"v" * 5_000)
     with pytest.raises(PayloadStoreError, match="no access"):
@@ -200,10 +183,7 @@ def test_fallback_is_none_for_what_is_final() -> None:
 def test_fallback_takes_what_readers_would_refuse_as_a_payload() -> None:
     """A value over `large.message.max.bytes` goes as chunks, whether the store is up or down."""
     store = Refusing()
-    offload = Offload(100, max_bytes=5_000)
-    stage = OffloadStage(
-        offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False, falls_back=True
-    )
+    stage = offload_stage(store, falls_back=True, max_bytes=5_000)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], sink(1_000))
     for store.down in (False, True):
         fallback = Fallback(chain, lambda error: None, clock=monotonic)

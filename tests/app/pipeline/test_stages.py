@@ -7,15 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from app.pipeline.stages import InflateStage, OffloadStage
+from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
-from tests.app.pipeline.chains import begun, chain_of, memory, taken
+from tests.app.pipeline.chains import begun, chain_of, memory, offload_stage, settings_of, taken
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.compression import CODECS, Codec
 from transforms.errors import PayloadTooLargeError
-from transforms.inflate import Inflate
-from transforms.offload import Offload
 from transforms.record import Record
 
 
@@ -23,7 +21,7 @@ from transforms.record import Record
 def test_digest_names_the_stored_bytes(codec: Codec | None) -> None:
     """The default id is the SHA-256 of what is stored, compressed or not, so that a replay rewrites the object."""
     store = memory()
-    stage = OffloadStage(Offload(0, None, codec), store, "orders", PipelineStats(), by_digest=True)
+    stage = offload_stage(store, 0, compression=codec or "none")
     record = Record(None, b"value " * 500)
     paths = {taken(stage, record)[0].value, taken(stage, record)[0].value}
     (path,) = paths
@@ -36,7 +34,7 @@ def test_digest_names_the_stored_bytes(codec: Codec | None) -> None:
 def test_value_that_does_not_shrink_is_stored_as_it_is() -> None:
     """The digest is then that of the value, and the reference names no compression."""
     store = memory()
-    stage = OffloadStage(Offload(0, None, "zstd"), store, "orders", PipelineStats(), by_digest=True)
+    stage = offload_stage(store, 0, compression="zstd")
     value = hashlib.sha256(b"").digest()
     record = Record(None, value)
     (reference,) = taken(stage, record)
@@ -49,10 +47,10 @@ def test_own_store_names_its_payloads_itself() -> None:
     """A store that offers no more than the seed's interface is used through it."""
     store = open_store({"large.message.payload.store.class": f"{PlainStore.__module__}:PlainStore"})
     record = Record(b"k", b"v" * 200)
-    offload = OffloadStage(Offload(100), store, "orders", PipelineStats(), by_digest=True)
+    offload = offload_stage(store)
     (reference,) = taken(offload, record)
     assert reference.value == b"plain://orders/0"
-    assert taken(InflateStage(Inflate(), store, PipelineStats()), reference) == (record,)
+    assert taken(InflateStage(settings_of(["inflate"]), store, PipelineStats()), reference) == (record,)
 
 
 def test_a_reference_without_a_size_is_measured() -> None:
