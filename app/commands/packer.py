@@ -181,21 +181,22 @@ class Packer:
 
     def _begin(self, record: Record, name: str) -> asyncio.Future[Message]:
         plain = Message.plain(record)
-        work = self._chain.begin(record, self._codec)
-        if work is not None and work.step is not None:
-            return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
         done: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         try:
-            done.set_result(plain if work is None else self._message(work, plain.size, name))
-        except SendError as exc:
-            done.set_exception(exc)
+            work = self._chain.begin(record, self._codec)
+        except (TransformError, PayloadStoreError) as exc:
+            done.set_exception(SendError(f"{name}: {exc}"))
+            return done
+        if work is not None and work.step is not None:
+            return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
+        done.set_result(plain if work is None else self._message(work, plain.size, name))
         return done
 
     def _message(self, work: Work, size: int, name: str) -> Message:
         try:
             while work.step is not None:
                 work = self._fallback.go_on(work)
-            return Message(work.results(), size, work.applied)
+            return Message(work.records, size, work.applied)
         except (TransformError, PayloadStoreError) as exc:
             raise SendError(f"{name}: {exc}") from exc
 

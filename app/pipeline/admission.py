@@ -277,8 +277,13 @@ class Admission:
         if whole is None:
             lane.skip(chunk)
         else:
-            work = self._chain.begin(whole, lane.codec)
-            self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
+            held = held_bytes(whole)
+            try:
+                work = self._chain.begin(whole, lane.codec)
+            except Exception as exc:  # noqa: BLE001  # the error policy decides
+                self._dispatcher.fail(lane, whole, exc, held)
+            else:
+                self._dispatcher.enter(lane, whole, work, held + (0 if work is None else work.reserve_bytes))
         self._dispatcher.release(lane)
         return True
 
@@ -288,16 +293,16 @@ class Admission:
         passing = not lane.items and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False
-        work = self._chain.begin(record, lane.codec)
-        if work is not None and work.lacks_size:
-            # It waits alone, and reserves nothing: what it needs may be all, or nothing if it is refused.
-            try:
+        try:
+            work = self._chain.begin(record, lane.codec)
+            if work is not None and work.lacks_size:
+                # It waits alone, and reserves nothing: what it needs may be all, or nothing if it is refused.
                 work = self._dispatcher.measured(lane, record, work)
-            except Exception as exc:  # noqa: BLE001  # the error policy decides
-                return self._fail(lane, record, exc, held)
-            if work is None:
-                lane.read.for_work = True
-                return False
+                if work is None:
+                    lane.read.for_work = True
+                    return False
+        except Exception as exc:  # noqa: BLE001  # the error policy decides
+            return self._fail(lane, record, exc, held)
         if work is not None:
             held += work.reserve_bytes
         # Work that takes no time is done at once, and what it leaves passes: it waits for no store.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
@@ -79,21 +78,19 @@ class Chain:
             codec: the number of the codec with which it leaves.
 
         Returns:
-            The work, which has an `error` if the record is refused; None if the record passes.
+            The work; None if the record passes.
+
+        Raises:
+            TransformError: this record can never succeed: `KeyMissingError` if the sink would refuse it,
+                `HeaderNameError` if no client could write it.
+            PayloadStoreError: its reference is refused.
         """
         if self.passes(record):
             return None
-        work = Work(record, 0 if self._recompressed else codec, (record,))
-        try:
-            self._check(record)
-            return self._advance(work, Now.level, math.inf)
-        except Exception as exc:  # noqa: BLE001  # the caller knows with which record
-            return replace(work, error=exc)
-
-    def _check(self, record: RecordLike) -> None:
         if self._compacted and record.key is None:
             raise KeyMissingError(self._topic)
         check_names(record)
+        return self._advance(Work(record, 0 if self._recompressed else codec, (record,)), Now.level, math.inf)
 
     def go_on(self, work: Work) -> Work:
         """Takes the next step of the work, and those behind it that need no more than it does: no store, no more bytes.
@@ -148,12 +145,7 @@ def build(
 ) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
 
-    Args:
-        settings: of the pipeline.
-        store: opened with `settings.store`; None if that is empty.
-        sink: the output topic.
-        stats: counts the times of store calls.
-        unfit: knows the records that the sink refuses; None if it has refused none.
+    `unfit` knows the records that the sink refuses; None if it has refused none.
     """
     wrapper, chunks, on_reference = settings.wrapper, settings.chunks, settings.on_reference
     inflates = "inflate" in settings.transforms

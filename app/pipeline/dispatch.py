@@ -78,12 +78,7 @@ class Dispatcher:
         elif work.step is not None:
             self._begin(lane, self._transform(lane, item, work))
         else:
-            try:
-                result = self._retries.finish(record, work)
-            except Exception as exc:  # noqa: BLE001  # the error policy decides
-                self._fail(lane, item, exc)
-            else:
-                self._finish(lane, item, result)
+            self._finish(lane, item, self._retries.finish(record, work))
 
     def fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         """Lets the error policy decide on a record, or several that are not read, at the end of its lane."""

@@ -238,8 +238,8 @@ class Retries:
     # --- what was done -----------------------------------------------------------------------------------------------
 
     def finish(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
-        """The results of work that has no step left, which are counted; raises its `error`."""
-        results, stats = work.results(), self._stats
+        """The records to write of work that has no step left, which are counted."""
+        results, stats = work.records, self._stats
         for name in work.applied:
             if name == "offload":
                 stats.offloaded_records += 1

@@ -41,7 +41,6 @@ from transforms.wrapper import Unwrap, Wrap
 
 _KEY_FLAG = KEY.flag.encode()
 _COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
-_COMPRESSING_COPIES = 3  # the record is put into a batch, copied from there, and compressed
 
 
 class Stage(Protocol):
@@ -82,17 +81,27 @@ class SizedRecord(Record):
     sent_bytes: int = 0
 
 
-def _compressed(record: RecordLike, codec: int, wrap: Wrap | None = None) -> SizedRecord:
-    """The record with its size as it is sent, behind the wrapper that follows; takes time."""
-    if isinstance(record, SizedRecord):
-        return record
-    size = sent_bytes(record if wrap is None else wrap.wrap(record), codec)
-    return SizedRecord(record.key, record.value, record.headers, record.timestamp, size)
+def _compressed(
+    record: RecordLike,
+    codec: int,
+    limit_bytes: int,
+    otherwise: Callable[[SizedRecord], Step],
+    *,
+    wrap: Wrap | None = None,
+    copies: int = 0,
+) -> Thread:
+    """Compresses a record: it goes on if it is within a limit as it is sent, else another step is taken.
 
+    `wrap` is the wrapper that follows; `copies` are those of the value that the other step needs, or the wrapper.
+    """
 
-def _compressing_bytes(record: RecordLike) -> int:
-    """Bytes that it takes to compress a record: it is put into a batch, copied from there, and compressed."""
-    return 3 * len(record.value or b"")
+    def compress() -> Sequence[RecordLike] | Step:
+        size = sent_bytes(record if wrap is None else wrap.wrap(record), codec)
+        sized = SizedRecord(record.key, record.value, record.headers, record.timestamp, size)
+        return (sized,) if size <= limit_bytes else otherwise(sized)
+
+    # It is put into a batch, copied from there, and compressed.
+    return Thread(compress, (copies + 3) * len(record.value or b""))
 
 
 # --- the transforms --------------------------------------------------------------------------------------------------
@@ -101,13 +110,8 @@ def _compressing_bytes(record: RecordLike) -> int:
 class OffloadStage:
     """Publishes large values under the name of the sink topic, and puts references in their place.
 
-    Args:
-        settings: of a pipeline.
-        store: takes the values.
-        sink: the topic of the references.
-        stats: counts the times of store calls.
-        wrap: puts a wrapper around what this stage makes or keeps; None if there is none.
-        falls_back: whether records may go on without the store.
+    `wrap` puts a wrapper around what this stage makes or keeps; None if there is none. `falls_back` says whether
+    records may go on without the store.
     """
 
     def __init__(
@@ -156,15 +160,15 @@ class OffloadStage:
         limit = offload.limit_for(record)
         if not codec or limit is None:
             return storing
-
-        def compress() -> Sequence[RecordLike] | Step:
-            found = _compressed(offload.keep(record), codec, self._wrap)
-            if found.sent_bytes <= limit:
-                return (found,)
-            return storing if kept is None else replace(storing, kept=found)
-
         # Before the store is asked for anything.
-        return Thread(compress, max(copies, int(self._wrap is not None)) * length + _compressing_bytes(record))
+        return _compressed(
+            offload.keep(record),
+            codec,
+            limit,
+            lambda sized: storing if kept is None else replace(storing, kept=sized),
+            wrap=self._wrap,
+            copies=max(copies, int(self._wrap is not None)),
+        )
 
     def _publish(self, record: RecordLike) -> Sequence[RecordLike]:
         assert record.value is not None
@@ -177,12 +181,8 @@ class OffloadStage:
 class InflateStage:
     """Downloads the payloads of references, verifies them, and restores values and keys.
 
-    Args:
-        settings: of a pipeline.
-        store: has the payloads.
-        stats: counts the times of store calls.
-        copied: whether the next stage copies values.
-        measures: whether the store is asked first how long a payload is, if its reference does not say it.
+    `copied` says whether the next stage copies values; `measures`, whether the store is asked first how long a payload
+    is, if its reference does not say it.
     """
 
     def __init__(
@@ -278,16 +278,13 @@ class ChunkStage:
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
         if not self._chunking.wants(record):
             return None
-        length, limit = len(record.value or b""), self._chunking.limit_bytes
-        splitting = Thread(partial(self._split, record, source), length, "chunk")  # the pieces are a copy
+        # The pieces are a copy.
+        splitting = Thread(partial(self._split, record, source), len(record.value or b""), "chunk")
         if not codec or (self._on_reference != "pass" and record.headers and is_chunk(record.headers)):
             return splitting
-
-        def compress() -> Sequence[RecordLike] | Step:
-            found = _compressed(record, codec)
-            return (found,) if found.sent_bytes <= limit else splitting
-
-        return Thread(compress, length + _compressing_bytes(record))
+        if isinstance(record, SizedRecord):
+            return splitting if record.sent_bytes > self._chunking.limit_bytes else None
+        return _compressed(record, codec, self._chunking.limit_bytes, lambda _: splitting, copies=1)
 
     def _split(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         value = record.value or b""
@@ -414,7 +411,10 @@ class SinkStage:
         if is_within(record, self._limit_bytes):
             return None
         if codec and not isinstance(record, SizedRecord):
-            return Thread(lambda: self._checked(_compressed(record, codec)), _compressing_bytes(record))
+            return _compressed(record, codec, self._limit_bytes, self._checking)
+        return self._checking(record)
+
+    def _checking(self, record: RecordLike) -> Now:
         return Now(lambda: self._checked(record))
 
     def _checked(self, record: RecordLike) -> Sequence[RecordLike]:

@@ -69,12 +69,11 @@ class Work:
     Attributes:
         source: the record as it was read.
         codec: the number of the codec with which it leaves; 0 for none.
-        records: what was made of it so far.
+        records: what was made of it so far, in order.
         position: the stage whose step is next, as an index.
         step: the next step; None if there is none.
         reserve_bytes: the most that is needed in addition to the record itself, as far as it is known.
         applied: the names of the transforms that are counted so far.
-        error: why the work has failed before its first step; None if it has not.
     """
 
     source: RecordLike
@@ -84,15 +83,8 @@ class Work:
     step: Step | None = None
     reserve_bytes: int = 0
     applied: tuple[str, ...] = ()
-    error: Exception | None = None
 
     @property
     def lacks_size(self) -> bool:
         """True if the next step asks the store how many bytes are needed."""
         return self.step is not None and self.step.reserve_bytes is None
-
-    def results(self) -> Sequence[RecordLike]:
-        """The records to write, in order, once no step is left; raises `error`."""
-        if self.error is not None:
-            raise self.error
-        return self.records

@@ -283,7 +283,6 @@ def test_both_are_counted() -> None:
         (["unwrap"], wrapped(SMALL), False),
         (["unwrap", "offload"], wrapped(SMALL), False),
         (["unwrap", "offload"], wrapped(TOMBSTONE), False),
-        (["unwrap", "offload"], Record(b"k", b"plain"), False),
         (["unwrap", "offload"], wrapped(LARGE), True),
         (["offload", "wrap"], SMALL, False),
         (["offload", "wrap"], LARGE, True),

@@ -46,7 +46,7 @@ def apply(
         if not offloading and isinstance(step, Store):
             work = without_store(work, step)
         work = chain.go_on(work)
-    return tuple(map(plain, work.results())), work.applied
+    return tuple(map(plain, work.records)), work.applied
 
 
 def offload_stage(
@@ -61,7 +61,7 @@ def finished(chain: Chain, work: Work) -> tuple[tuple[RecordLike, ...], tuple[st
     """All the steps of work that are left, and what it counts."""
     while work.step is not None:
         work = chain.go_on(work)
-    return tuple(map(plain, work.results())), work.applied
+    return tuple(map(plain, work.records)), work.applied
 
 
 def taken(stage: Stage, record: RecordLike) -> Sequence[RecordLike]:

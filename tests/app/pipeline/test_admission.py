@@ -19,11 +19,11 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
-from tests.app.pipeline.chains import begun, chain_of, memory
+from tests.app.pipeline.chains import chain_of, memory
 from tests.app.pipeline.lanes import lane_of
 from tests.built_batches import built, changed, record, repacked
-from transforms.errors import PayloadTooLargeError
-from transforms.record import Record, SourceRecord
+from transforms.errors import PayloadTooLargeError, ReferenceRefusedError
+from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
 from transforms.record_format import MAX_HEADERS
 
@@ -47,7 +47,7 @@ class Let:
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
         self.refused: list[Unopened] = []
-        self.works: dict[bytes, Work] = {}
+        self.works: dict[bytes, Work | Exception] = {}
         self.failed: list[tuple[int, BaseException]] = []
         self.answer: Work | Exception | None = None
         output = SimpleNamespace(append=self._append, forward=self._forward)
@@ -57,7 +57,7 @@ class Let:
                 SimpleNamespace(
                     passes_whole=lambda batch, whole: not batch.may_hold(b"work"),
                     passes=lambda record: record.key != b"work" and record.key not in self.works,
-                    begin=lambda record, codec: self.works.get(record.key),
+                    begin=lambda record, codec: self._begun(record),
                 ),
             ),
             self.lanes,
@@ -70,6 +70,12 @@ class Let:
             limit_bytes=1_000_000,
             codec=None,
         )
+
+    def _begun(self, record: RecordLike) -> Work | None:
+        work = self.works.get(record.key or b"")
+        if isinstance(work, Exception):
+            raise work
+        return work
 
     def add(self, partition: int, *records: tuple[int, bytes, int]) -> None:
         """Adds records of (offset, key, bytes in all) of a partition, and admits."""
@@ -461,11 +467,12 @@ async def test_a_reference_that_is_refused_does_not_wait_behind_a_store() -> Non
     """It needs no store, and goes on while records of other partitions take all the room."""
     let = Let(100_000)
     forged = Record(b"forged", b"file:///etc/passwd", (("large-message", b"true"), ("large-message.size", b"90000")))
-    refused = begun(chain_of(["inflate"], memory()), forged)
-    let.works = {b"sized": _waits_for_store(85_000), b"forged": refused}
+    with pytest.raises(ReferenceRefusedError) as refused:
+        chain_of(["inflate"], memory()).begin(forged)
+    let.works = {b"sized": _waits_for_store(85_000), b"forged": refused.value}
     let.add(0, (0, b"sized", 500), (1, b"sized", 500))
     let.add(1, (0, b"forged", 500))
-    assert let.worked == [(0, 0), (1, 0)]
+    assert (let.worked, let.failed) == ([(0, 0)], [(0, refused.value)])
 
 
 async def test_each_partition_has_its_part_while_another_is_stuck() -> None:

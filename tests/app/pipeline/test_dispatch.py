@@ -39,7 +39,7 @@ from tests.app.pipeline.test_lane_assembler import SETTINGS
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
 from transforms.chunk import Chunking
-from transforms.errors import PayloadNotFoundError
+from transforms.errors import PayloadNotFoundError, ReferenceRefusedError
 from transforms.record import Record
 from transforms.retention import LONGEST_HOLD_S
 
@@ -309,7 +309,9 @@ async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
         hanging = runtime.threads.call(release.wait, 30)
         try:
             bench.begin(chain, runtime)
-            bench.dispatcher.enter(bench.lane, record, chain.begin(record), held_bytes(record))
+            with pytest.raises(ReferenceRefusedError) as refused:
+                chain.begin(record)
+            bench.dispatcher.fail(bench.lane, record, refused.value, held_bytes(record))
             assert not hanging.done()
             written = [*bench.output.values]
         finally:

@@ -63,10 +63,10 @@ def test_a_reference_without_a_size_is_measured() -> None:
     assert (work.lacks_size, work.reserve_bytes) == (True, 0)
     measured = chain.go_on(work)
     assert (measured.lacks_size, measured.reserve_bytes) == (False, 600)
-    assert chain.go_on(measured).results()[0].value == bytes(600)
+    assert chain.go_on(measured).records[0].value == bytes(600)
     cast(Any, store).put("orders", path.rpartition("/")[2], bytes(700))
     again = chain.go_on(measured)
-    assert (again.step is None, again.reserve_bytes, chain.go_on(again).results()[0].value) == (False, 700, bytes(700))
+    assert (again.step is None, again.reserve_bytes, chain.go_on(again).records[0].value) == (False, 700, bytes(700))
 
 
 def test_a_payload_is_measured_before_it_is_refused() -> None:
