@@ -8,11 +8,10 @@ Apache Kafka's `clients/src/main/resources/common/message`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 from app.kafka.gate import Versions
@@ -33,12 +32,6 @@ _COMMIT = version(
 _COMMIT_IN_TRANSACTION = version(
     f"28.2 transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{_OFFSETS}",
     f"throttle_time_ms:int32 errors:{_COMMIT_RESULTS}",
-    flexible=False,
-)
-_COMMITTED = version(
-    "9.5 group:text topics:[topic:text partitions:[int32]]",
-    "throttle_time_ms:int32 topics:[topic:text "
-    "partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text error_code:int16]] error_code:int16",
     flexible=False,
 )
 _METADATA = version(
@@ -69,31 +62,10 @@ def committing_epochs(struct: Any, versions: Versions, before: Callable[[TopicPa
 
 
 def asking_for_epochs(struct: Any, versions: Versions) -> Any:
-    """What aiokafka has made of a request for committed offsets, or for metadata, so that the answer has epochs."""
-    made = _METADATA if struct.API_KEY == _METADATA.API_KEY else _COMMITTED
-    if not knows(versions, made):
+    """What aiokafka has made of a request for metadata, so that the answer has epochs."""
+    if not knows(versions, _METADATA):
         return struct
-    return made(*(getattr(struct, name) for name in struct.SCHEMA.names))
-
-
-CommittedEpoch = tuple[TopicPartition, int, int, str]
-"""Of a committed offset the partition, the offset, the epoch, and the metadata."""
-
-
-def take_committed_epochs(response: Any) -> tuple[Any, Sequence[CommittedEpoch]]:
-    """Takes the epochs out of a response with committed offsets: gives the response without them, and the epochs."""
-    topics: list[Any] = []
-    taken: list[CommittedEpoch] = []
-    if response.API_VERSION != _COMMITTED.API_VERSION:
-        return response, taken
-    for topic, partitions in response.topics:
-        rest = []
-        for number, offset, *epochs, metadata, code in partitions:
-            rest.append((number, offset, metadata, code))
-            # None where an error of the whole response was given to each partition.
-            taken += [(TopicPartition(topic, number), offset, epoch, metadata or "") for epoch in epochs if offset >= 0]
-        topics.append((topic, rest))
-    return OffsetFetchResponse_v3(response.throttle_time_ms, topics, response.error_code), taken
+    return _METADATA(struct.topics, struct.allow_auto_topic_creation)
 
 
 def take_leader_epochs(response: Any) -> tuple[Any, Mapping[TopicPartition, int]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -36,12 +36,10 @@ from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
 from app.kafka.epoch_requests import (
     FETCH_WITH_EPOCH,
-    CommittedEpoch,
     FetchEpochEnds,
     asking_for_epochs,
     committing_epochs,
     fetching_from,
-    take_committed_epochs,
     take_leader_epochs,
 )
 from app.kafka.gate import Call, Gate, Place, Send
@@ -81,7 +79,7 @@ class LeaderEpochs:
                 MetadataRequest: self._ask_for_leaders,
                 OffsetCommitRequest: self._commit,
                 OffsetFetchRequest: self._fetch_offsets,
-                FetchOffsets: self._fetch_stable_offsets,
+                FetchOffsets: self._fetch_offsets,
             },
         )
 
@@ -122,20 +120,11 @@ class LeaderEpochs:
     def _epoch_to_commit(self, partition: TopicPartition, offset: int, metadata: str) -> int:
         return self._assigned()[partition].epoch_to_commit(offset, metadata)
 
-    async def _fetch_offsets(self, call: Call, send: Send) -> Any:
-        call.change(asking_for_epochs)
-        response, epochs = take_committed_epochs(await send())
-        self._note_committed(epochs)
-        return response
-
-    async def _fetch_stable_offsets(self, _: Call, send: Send) -> Any:
+    async def _fetch_offsets(self, _: Call, send: Send) -> Any:
         response = await send()
-        self._note_committed(FetchOffsets.epochs(response))
-        return response
-
-    def _note_committed(self, epochs: Iterable[CommittedEpoch]) -> None:
-        for partition, offset, epoch, metadata in epochs:
+        for partition, offset, epoch, metadata in response.epochs:
             self._assigned()[partition].committed(offset, epoch, metadata)
+        return response
 
     async def _ask_for_leaders(self, call: Call, send: Send) -> Any:
         call.change(asking_for_epochs)

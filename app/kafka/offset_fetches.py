@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.errors import GroupIdNotFound, KafkaError
-from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchRequest_v3, OffsetFetchResponse_v3
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import OffsetAndMetadata
@@ -79,14 +79,6 @@ class FetchOffsets(Query):
                     found[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata or "")
         return found
 
-    @staticmethod
-    def epochs(response: Any) -> Iterator[tuple[TopicPartition, int, int, str]]:
-        """Partition, offset, leader epoch and metadata of each committed offset of a response."""
-        for topic, partitions, _ in response.topics:
-            for partition, offset, epoch, metadata, *_ in partitions:
-                if offset >= 0:
-                    yield TopicPartition(topic, partition), offset, epoch, metadata or ""
-
 
 _Found = TypeVar("_Found")
 
@@ -115,6 +107,9 @@ async def ask_coordinator(
 class OffsetFetches:
     """Holds back the requests of one client for committed offsets, as the module says. Belongs to one event loop.
 
+    Those of aiokafka are sent as ours. A response has `epochs`: partition, offset, leader epoch and metadata of each
+    committed offset.
+
     It waits for all partitions of `__consumer_offsets` that the coordinator leads: each kind of broker has its own way
     to choose the one of a group. Without Describe on that topic nothing is held back, and the log says so once.
 
@@ -132,6 +127,11 @@ class OffsetFetches:
         Gate.of(client).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchOffsets), self._held_back))
 
     async def _held_back(self, call: Call, send: Send) -> Any:
+        request, places = call.request, list[TopicPartition]()
+        if isinstance(request, OffsetFetchRequest):
+            built = request.build(OffsetFetchRequest_v3)
+            places = [TopicPartition(topic, number) for topic, numbers in built.topics for number in numbers]
+            call.request = FetchOffsets(built.consumer_group, places, stable=False)
         waiting = object()
         try:
             while behind := await self._behind(call):
@@ -140,17 +140,15 @@ class OffsetFetches:
                 await asyncio.sleep(self._backoff_s)
         finally:
             self._troubles.end(OFFSETS, waiting)
-        if isinstance(call.request, FetchOffsets):
-            return await send()
-        asked: list[tuple[str, list[int]]] = []
-
-        def seen(struct: Any, _: object) -> Any:
-            asked.extend(struct.topics or ())
-            return struct
-
-        call.change(seen)
         response = await send()
-        _tell_errors(asked, response)
+        epochs = [
+            (TopicPartition(topic, number), offset, epoch, metadata or "")
+            for topic, partitions, _ in response.topics
+            for number, offset, epoch, metadata, *_ in partitions
+            if offset >= 0
+        ]
+        response = _as_aiokafkas(response, places) if request is not call.request else response
+        response.epochs = epochs
         return response
 
     async def _behind(self, call: Call) -> Sequence[int]:
@@ -178,17 +176,18 @@ class OffsetFetches:
         return 0
 
 
-def _tell_errors(asked: Sequence[tuple[str, list[int]]], response: Any) -> None:
-    """Gives the error of a whole response to each of its partitions, as before version 2, so that aiokafka knows it.
+def _as_aiokafkas(response: Any, places: Sequence[TopicPartition]) -> Any:
+    """The response in the version that aiokafka reads, with the error of the whole one for each of its partitions.
 
     A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
     the errors of partitions alone: for it, nothing would be committed. That is so if a broker does not know the group:
     Kafka has no such error here, but other brokers do.
     """
-    if code := getattr(response, "error_code", 0):
-        code = 0 if code == GroupIdNotFound.errno else code
-        response.topics = [(topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in asked]
-    response.topics = [
-        (topic, [(*rest, _NOT_COORDINATOR if code in _AWAY else code) for *rest, code in partitions])
-        for topic, partitions in response.topics
+    code = 0 if response.error_code == GroupIdNotFound.errno else response.error_code
+    found = [(topic, [row[:2] + row[3:5] for row in rows]) for topic, rows, _ in response.topics]
+    if response.error_code:
+        found = [(topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in by_topic(places)]
+    topics = [
+        (topic, [(*rest, _NOT_COORDINATOR if code in _AWAY else code) for *rest, code in rows]) for topic, rows in found
     ]
+    return OffsetFetchResponse_v3(response.throttle_time_ms, topics, 0)

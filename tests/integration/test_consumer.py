@@ -15,7 +15,7 @@ from aiokafka.errors import (
     KafkaError,
     NoOffsetForPartitionError,
 )
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse_v3
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchResponse_v3
 from aiokafka.protocol.group import JoinGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
@@ -23,6 +23,7 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.gate import Call, Gate, Place, Send
+from app.kafka.offset_fetches import FetchOffsets
 from app.kafka.queries import DescribeGroups
 from app.kafka.troubles import GROUP, Troubles
 from app.pipeline.budget import Budget, Share
@@ -244,7 +245,7 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
 
     def refused(self: AIOKafkaConnection, request: Any, **options: Any) -> Any:
         nonlocal refusals
-        if not isinstance(getattr(request, "request", None), OffsetFetchRequest) or refusals == 0:
+        if not isinstance(getattr(request, "request", None), FetchOffsets) or refusals == 0:
             return send(self, request, **options)
         refusals -= 1
         answer = asyncio.get_running_loop().create_future()

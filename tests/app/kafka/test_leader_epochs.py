@@ -265,7 +265,7 @@ async def test_log_of_a_new_topic() -> None:
     async with reading(filled((0, 10)), 0, 0) as leader:
         await offsets(leader)
         request = OffsetFetchRequest("g", [("raw", [0])])
-        await leader.told(request, committed(request, 0))
+        await leader.told(request, committed(0))
         leader.log = filled((0, 4))
         assert await refused(leader) == 20
         assert leader.epochs.cut(PLACE) is None
@@ -415,12 +415,10 @@ async def test_end_of_a_log_where_nothing_was_read() -> None:
         assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
 
 
-def committed(request: Any, epoch: int, offset: int = 20, note: str = "m") -> Any:
-    """A response with a committed offset, for both ways to ask."""
-    if isinstance(request, FetchOffsets):
-        return SimpleNamespace(API_VERSION=7, error_code=0, topics=[("raw", [(0, offset, epoch, note, 0, {})], {})])
-    topics = [("raw", [(0, offset, epoch, note, 0)])]
-    return SimpleNamespace(API_VERSION=5, throttle_time_ms=0, error_code=0, topics=topics)
+def committed(epoch: int, offset: int = 20, note: str = "m") -> Any:
+    """A response with a committed offset."""
+    topics = [("raw", [(0, offset, epoch, note, 0, {})], {})]
+    return SimpleNamespace(throttle_time_ms=0, error_code=0, topics=topics)
 
 
 async def committing(client: Any, commit: Any, versions: Any) -> Any:
@@ -439,7 +437,7 @@ async def committing(client: Any, commit: Any, versions: Any) -> Any:
 async def test_committed_offset_of_a_log_that_was_cut(request_: Any) -> None:
     """The epoch that is committed with it is asked for before the first fetch; aiokafka gets the form that it reads."""
     async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
-        response = await leader.told(request_, committed(request_, 3))
+        response = await leader.told(request_, committed(3))
         if isinstance(request_, OffsetFetchRequest):
             rows = [{"partition": 0, "offset": 20, "metadata": "m", "error_code": 0}]
             assert response.to_object()["topics"] == [{"topic": "raw", "partitions": rows}]
@@ -462,7 +460,7 @@ async def test_log_that_was_cut_behind_the_committed_offset(request_: Any) -> No
         seen = await committing(leader.client, commit, NEW)
         assert seen.topics == [("raw", [(0, 4, 3, NOTE)])]
     async with reading(filled((2, 3), (3, 2), (5, 9)), 4, 5) as leader:
-        await leader.told(request_, committed(request_, 3, 4, NOTE))
+        await leader.told(request_, committed(3, 4, NOTE))
         assert await refused(leader) == 4
         assert leader.epochs.cut(PLACE) == Cut(10, 3, 20)
         leader.epochs.begin(PLACE, None)
@@ -474,7 +472,7 @@ async def test_log_with_all_that_was_delivered() -> None:
     log = filled((2, 3), (3, 7), (5, 2))
     async with reading(log, 4, 5) as leader:
         request = OffsetFetchRequest("g", [("raw", [0])])
-        await leader.told(request, committed(request, 3, 4, NOTE))
+        await leader.told(request, committed(3, 4, NOTE))
         leader.most = 1  # a batch at a time
         while leader.position < 12:
             await leader.poll()
@@ -489,22 +487,10 @@ async def test_committed_offsets_that_there_are_not() -> None:
     """A partition without one, and one with an error that was the whole response's, say nothing."""
     async with reading(filled((3, 5)), 0, 3) as leader:
         request = OffsetFetchRequest("g", [("raw", [0, 1])])
-        found = [("raw", [(0, -1, -1, "", 0), (1, -1, "", 16)])]
-        answered = await leader.told(
-            request, SimpleNamespace(API_VERSION=5, throttle_time_ms=0, error_code=0, topics=found)
-        )
+        found = [("raw", [(0, -1, -1, "", 0, {}), (1, -1, -1, "", 16, {})], {})]
+        answered = await leader.told(request, SimpleNamespace(throttle_time_ms=0, error_code=0, topics=found))
         assert answered.topics == [("raw", [(0, -1, "", 0), (1, -1, "", 16)])]
         assert leader.before(0) == -1
-
-
-async def test_committed_offset_of_an_old_broker() -> None:
-    """It has no epoch, so there is nothing to compare."""
-    async with reading(filled((3, 5), (5, 9)), 20, 5) as leader:
-        request = OffsetFetchRequest("g", [("raw", [0])])
-        response = SimpleNamespace(API_VERSION=3, error_code=0, topics=[("raw", [(0, 20, "m", 0)])])
-        assert (await leader.told(request, response)).topics == response.topics
-        assert await offsets(leader) == list(range(20, 28))
-        assert leader.asked == []
 
 
 async def test_what_another_member_has_committed_is_compared() -> None:
@@ -513,7 +499,7 @@ async def test_what_another_member_has_committed_is_compared() -> None:
         request = OffsetFetchRequest("g", [("raw", [0])])
         for count in (1, 2):
             await offsets(leader)
-            await leader.told(request, committed(request, 3))
+            await leader.told(request, committed(3))
             leader.log = filled((3, 1), until=leader.log, cut=leader.log.end)
             await offsets(leader)
             assert len(leader.asked) == count

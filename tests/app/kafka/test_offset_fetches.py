@@ -12,7 +12,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, NotCoordinatorError
 from aiokafka.protocol.api import RequestStruct
-from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
+from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v1
 from aiokafka.protocol.offset import OffsetRequest, OffsetResponse_v3
@@ -24,7 +24,7 @@ from tests.app.kafka.wired import Wire, wired
 
 TOPIC = "__consumer_offsets"
 FETCH = OffsetFetchRequest("g", [("t", [0, 1])])
-FETCHED = OffsetFetchResponse_v3(0, [("t", [(0, 7, "", 0)])], 0)
+FETCHED = SimpleNamespace(throttle_time_ms=0, error_code=0, topics=[("t", [(0, 7, 3, "", 0, {})], {})])
 STABLE = FetchOffsets("g", [TopicPartition("t", 0)], stable=True)
 NEWEST = {3: (1, 12), 2: (1, 9), 9: (1, 9), 1: (4, 4)}
 
@@ -84,18 +84,19 @@ async def test_waits_until_the_coordinator_has_them(request_: Any, behind: int, 
     made = Connection(
         MetadataRequest=[metadata(3)],
         OffsetRequest=[latest(other, behind, behind), latest(other, 0, behind), latest(other, 0, 0)],
-        OffsetFetchRequest=[FETCHED],
         FetchOffsets=[FETCHED],
     )
     connection = await opened(made)
-    assert await connection.send(request_) is FETCHED
-    assert made.kinds == ["MetadataRequest", *["OffsetRequest"] * 3, type(request_).__name__]
+    response = await connection.send(request_)
+    assert response.epochs == [(TopicPartition("t", 0), 7, 3, "")]
+    assert (response is FETCHED) == (request_ is STABLE)
+    assert made.kinds == ["MetadataRequest", *["OffsetRequest"] * 3, "FetchOffsets"]
     asked, offsets = made.structs[:2]
     assert (asked.topics, asked.allow_auto_topic_creation) == ([TOPIC], False)
     assert (offsets.replica_id, offsets.isolation_level) == (-1, 0)
     assert offsets.topics == [(TOPIC, [(0, -1), (1, -1), (2, -1)])]
     await connection.send(request_)  # how many there are is known by now
-    assert made.kinds[5:] == ["OffsetRequest", type(request_).__name__]
+    assert made.kinds[5:] == ["OffsetRequest", "FetchOffsets"]
 
 
 async def test_other_requests_are_sent_at_once() -> None:
@@ -109,12 +110,12 @@ async def test_other_requests_are_sent_at_once() -> None:
 @pytest.mark.parametrize(("found", "told"), [(metadata(0, 29), 1), (metadata(0, 3), 0)])
 async def test_without_the_topic(found: Any, told: int, caplog: pytest.LogCaptureFixture) -> None:
     """Who may not describe it, or where it is not there yet, goes on at once; the first is told, one time."""
-    made = Connection(MetadataRequest=[found], OffsetFetchRequest=[FETCHED])
+    made = Connection(MetadataRequest=[found], FetchOffsets=[FETCHED])
     connection = await opened(made)
     with caplog.at_level(logging.INFO, "wideload.kafka.offset_fetches"):
         for _ in range(2):
-            assert await connection.send(FETCH) is FETCHED
-    assert made.kinds == ["MetadataRequest", "OffsetFetchRequest"] * 2
+            assert (await connection.send(FETCH)).topics == [("t", [(0, 7, "", 0)])]
+    assert made.kinds == ["MetadataRequest", "FetchOffsets"] * 2
     assert caplog.text.count(f"grant Describe on topic {TOPIC}") == told
 
 
@@ -122,11 +123,11 @@ async def test_trouble() -> None:
     """It says which broker is waited for once that takes long; no more when it has answered, or is away."""
     now_s = 0.0
     gone: Any = ConnectionError("gone")
-    made = Connection(MetadataRequest=[metadata(2)], OffsetRequest=[latest(5, 5)], OffsetFetchRequest=[FETCHED])
+    made = Connection(MetadataRequest=[metadata(2)], OffsetRequest=[latest(5, 5)], FetchOffsets=[FETCHED])
     troubles = Troubles("p", lambda: now_s)
     connection = await opened(made, troubles)
     assert troubles.text(OFFSETS) is None
-    for answer, outcome in ((latest(0, 0), FETCHED), (gone, gone)):
+    for answer, outcome in ((latest(0, 0), None), (gone, gone)):
         now_s, made.answers["OffsetRequest"][:] = 0.0, [latest(5, 5)]
         count = len(made.kinds)
         waiting = asyncio.create_task(connection.send(FETCH))
@@ -140,32 +141,28 @@ async def test_trouble() -> None:
         assert f"topic {TOPIC}, partition 0 and 1 more, waits for its replicas" in told
         made.answers["OffsetRequest"][:] = [answer]
         await asyncio.wait([waiting])
-        assert (waiting.exception() or waiting.result()) is outcome
+        assert waiting.exception() is outcome
         assert troubles.text(OFFSETS) is None
 
 
 @pytest.mark.parametrize(
-    ("request_", "response", "rows"),
+    ("error", "found", "rows"),
     [
-        (
-            OffsetFetchRequest("g", [("t", [0, 1])]),
-            OffsetFetchResponse_v3(0, [], 16),
-            [(0, -1, "", 16), (1, -1, "", 16)],
-        ),
+        (16, [], [(0, -1, "", 16), (1, -1, "", 16)]),
         # GROUP_ID_NOT_FOUND: kfake has no group before the first commit.
-        (OffsetFetchRequest("g", [("t", [0])]), OffsetFetchResponse_v3(0, [], 69), [(0, -1, "", 0)]),
+        (69, [], [(0, -1, "", 0), (1, -1, "", 0)]),
         # COORDINATOR_NOT_AVAILABLE, REQUEST_TIMED_OUT: aiokafka would end by them, where another coordinator helps.
-        (OffsetFetchRequest("g", [("t", [0])]), OffsetFetchResponse_v3(0, [], 15), [(0, -1, "", 16)]),
-        (FETCH, OffsetFetchResponse_v1([("t", [(0, -1, "", 7)])]), [(0, -1, "", 16)]),
-        (FETCH, OffsetFetchResponse_v3(0, [("t", [(0, 7, "", 0)])], 0), [(0, 7, "", 0)]),
-        (FETCH, OffsetFetchResponse_v1([("t", [(0, 7, "", 0)])]), [(0, 7, "", 0)]),
+        (15, [], [(0, -1, "", 16), (1, -1, "", 16)]),
+        (0, [(0, -1, -1, "", 7, {})], [(0, -1, "", 16)]),
+        (0, [(0, 7, 3, "", 0, {})], [(0, 7, "", 0)]),
     ],
 )
-async def test_error_of_a_response_is_one_of_its_partitions(request_: Any, response: Any, rows: list[Any]) -> None:
+async def test_error_of_a_response_is_one_of_its_partitions(error: int, found: list[Any], rows: list[Any]) -> None:
     """aiokafka looks at these alone: a response with an error and without partitions would mean "nothing committed"."""
-    made = Connection(MetadataRequest=[metadata(0)], OffsetFetchRequest=[response])
+    response = SimpleNamespace(throttle_time_ms=0, error_code=error, topics=[("t", found, {})] if found else [])
+    made = Connection(MetadataRequest=[metadata(0)], FetchOffsets=[response])
     connection = await opened(made)
-    assert (await connection.send(request_)).topics == [("t", rows)]
+    assert (await connection.send(FETCH)).topics == [("t", rows)]
 
 
 def answer(*partitions: tuple[int, int, str | None, int], error: int = 0) -> SimpleNamespace:
