@@ -20,7 +20,7 @@ from app.commands.restorer import Restored, Restorer
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
@@ -152,7 +152,7 @@ class _Run:
 
     async def take(self, source: SourceRecord) -> None:
         """Restores, writes and prints one record. A record that cannot be restored, or read, is printed as failed."""
-        if isinstance(source, Unopened):
+        if isinstance(source, UnreadBatch):
             self.totals.messages += source.count - 1
             self.totals.failed += source.count - 1
             await self._put(Restored(source, source, error=str(source.error)))

@@ -23,7 +23,7 @@ from app.commands.wrapper_check import WrapperCheck
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Selection, open_reader
 from stores.store import Stat
 from transforms.assembly import Limits
@@ -99,14 +99,14 @@ class _Printer:
             printable(path or "", 500),
         )
 
-    def show_unread(self, unopened: Unopened) -> None:
+    def show_unread(self, unread: UnreadBatch) -> None:
         """Prints why records are not read."""
         if self._rows is None:
-            place = {"partition": unopened.partition, "offset": unopened.first, "last_offset": unopened.offset}
-            sys.stdout.write(json_line({**place, "unread": str(unopened.error)}))
+            place = {"partition": unread.partition, "offset": unread.first, "last_offset": unread.offset}
+            sys.stdout.write(json_line({**place, "unread": str(unread.error)}))
             return
-        text = printable(str(unopened.error), 500)
-        self._rows.add(str(unopened.partition), str(unopened.first), "-", "unread", "-", "-", "-", "-", text)
+        text = printable(str(unread.error), 500)
+        self._rows.add(str(unread.partition), str(unread.first), "-", "unread", "-", "-", "-", "-", text)
 
     def show_wrapper(self, record: SourceRecord, check: WrapperCheck) -> None:
         """Prints one wrapper."""
@@ -248,9 +248,9 @@ class _Inspection:
     async def take(self, read: Sequence[SourceRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
-        records = [record for record in read if not isinstance(record, Unopened)]
+        records = [record for record in read if not isinstance(record, UnreadBatch)]
         for record in read:
-            if isinstance(record, Unopened):
+            if isinstance(record, UnreadBatch):
                 totals.unread += record.count
                 self._printer.show_unread(record)
         wrappers = {at: found for at, record in enumerate(records) if (found := WrapperCheck.of(record)) is not None}

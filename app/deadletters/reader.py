@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from app.config.reference_scope import ReferenceScope
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from stores.payload import download
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
@@ -68,7 +68,7 @@ class FoundLetter:
     @property
     def spans(self) -> Sequence[range]:
         """All its offsets, in ranges: those of records that are not read may be hundreds of millions."""
-        if isinstance(self.record, Unopened):
+        if isinstance(self.record, UnreadBatch):
             return (range(self.record.first, self.record.offset + 1),)
         return [range(offset, offset + 1) for offset in self.offsets]
 
@@ -138,7 +138,7 @@ class LetterReader:
 
         Records that are not read are one letter.
         """
-        if isinstance(record, Unopened):
+        if isinstance(record, UnreadBatch):
             offsets = (record.offset,) if record.first == record.offset else (record.first, record.offset)
             yield FoundLetter(record.partition, offsets, record, record.timestamp, record.error)
             return

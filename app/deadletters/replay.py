@@ -23,7 +23,7 @@ from app.deadletters.replay_offsets import ReplayedOffsets
 from app.deadletters.tally import REPLAYED, Tally
 from app.kafka.sender import find_topic
 from app.kafka.shielded import shielded
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.structs import partition_of
 from app.kafka.topics import Topic
 from stores.encryption import open_keyring
@@ -157,7 +157,7 @@ class Replay:
         async for records in self.log.records(partition, start, end):
             for record in records:
                 if last is not None:
-                    first = record.first if isinstance(record, Unopened) else record.offset
+                    first = record.first if isinstance(record, UnreadBatch) else record.offset
                     replayed.add(last + 1, first)  # an offset without a record needs no replay
                 last = record.offset
                 duplicates = reader.duplicates

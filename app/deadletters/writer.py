@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from app.config.settings import PipelineSettings
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topics import Topic
 from stores.encryption import open_keyring
 from stores.payload import publish
@@ -67,7 +67,7 @@ class LetterWriter:
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
         """The whole letter; None if the topic would not take it, or if no client can write it."""
-        if isinstance(source, Unopened) or not record_format.is_writable(source):
+        if isinstance(source, UnreadBatch) or not record_format.is_writable(source):
             return None
         context = cause.headers(source)
         letter = dead_letter(source, context)
@@ -84,15 +84,15 @@ class LetterWriter:
         letter = self.whole(source, cause)
         if letter is not None:
             return (letter,)
-        unopened = isinstance(source, Unopened)
-        own_value = source.value and not unopened and record_format.is_writable(source)
+        unread = isinstance(source, UnreadBatch)
+        own_value = source.value and not unread and record_format.is_writable(source)
         if own_value and not (is_ambiguous(source) or self._may_refer(source)):
             context = cause.headers(source)
             value = (_with_header(dead_letter(source, context), mark_of("value", context)),)
             letters = self._stored(value) or self._chunks(value, source)
             if letters:
                 return letters
-        records = _batches(source, cause) if unopened else _records(source, cause)
+        records = _batches(source, cause) if unread else _records(source, cause)
         for record in records:
             if batch_of_one_bytes(record) <= self._limit:
                 return (record,)

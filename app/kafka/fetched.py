@@ -21,7 +21,7 @@ from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.old_batch import OldBatch
 from app.kafka.receiver import viewed
-from app.kafka.source_batch import SourceBatch, Unopened, decoded, placed
+from app.kafka.source_batch import SourceBatch, UnreadBatch, decoded, placed
 from transforms.errors import MalformedError
 from transforms.message_set import Message
 from transforms.record import Record
@@ -215,7 +215,7 @@ class _Reader:
         first = max(first, self.next_fetch_offset)
         self.next_fetch_offset = last + 1
         topic, number = self._partition.topic, self._partition.partition
-        failed = Unopened(topic, number, last, -1, bytes(piece), placed(error, first, last), first, last - first + 1)
+        failed = UnreadBatch(topic, number, last, -1, bytes(piece), placed(error, first, last), first, last - first + 1)
         return SourceBatch(self._partition, first, None, (failed,))
 
     def _committed(self, batch: RecordBatch) -> bool:

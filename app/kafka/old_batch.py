@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aiokafka import TopicPartition
 
-from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
+from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from transforms.errors import WORKER_ALLOWS, BatchTooLargeError, MalformedError
 from transforms.frames import OversizeError
 from transforms.message_set import Message
@@ -37,7 +37,7 @@ class OldBatch(SourceBatch):
 
     @property
     def plain_bytes(self) -> int:
-        """As it was read, before `unopened` has decompressed it."""
+        """As it was read, before `unread` has decompressed it."""
         return len(self._plain) or self.size
 
     def most_plain_bytes(self, limit: int) -> int:
@@ -51,15 +51,15 @@ class OldBatch(SourceBatch):
                 self._most_plain_bytes = 0
         return min(limit, self._most_plain_bytes)
 
-    def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
+    def unread(self, limit: int, allowed: str = WORKER_ALLOWS) -> UnreadBatch | None:
         """See `SourceBatch`. How many records they are is not known: compaction may have removed some."""
         try:
             self._plain = self._message.plain(limit)
         except OversizeError:
             error = BatchTooLargeError(self.offset, self._message.last_offset, limit, allowed)
-            return self._unread(self._message, self.offset, error, 1)
+            return self._passed_on(self._message, self.offset, error, 1)
         except MalformedError as exc:
-            return self._unread(self._message, self.offset, exc, 1)
+            return self._passed_on(self._message, self.offset, exc, 1)
         return None
 
     def forget(self) -> None:
@@ -67,7 +67,7 @@ class OldBatch(SourceBatch):
         self._plain = b""
 
     def records(self) -> Iterator[SourceRecord]:
-        """See `SourceBatch`; what is compressed is there once `unopened` has let it be decompressed."""
+        """See `SourceBatch`; what is compressed is there once `unread` has let it be decompressed."""
         topic, number = self.partition
         first = self.offset
         try:
@@ -76,4 +76,4 @@ class OldBatch(SourceBatch):
                     yield ReadRecord(topic, number, offset, record.timestamp, record.key, record.value, ())
                     first = offset + 1
         except MalformedError as exc:
-            yield self._unread(self._message, first, exc, 1)
+            yield self._passed_on(self._message, first, exc, 1)

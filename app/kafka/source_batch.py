@@ -1,7 +1,7 @@
 """Batches as they were read, and the records in them.
 
-What brokers have taken and nobody can decode is a failed record (`Unopened`), which the error policy decides on. Only a
-batch whose checksum is wrong is an error of the reader: the next fetch may bring it undamaged.
+What brokers have accepted and nobody can decode is a failed record (`UnreadBatch`), on which the error policy decides.
+Only a batch whose checksum is wrong is an error of the reader: the next fetch may bring it undamaged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReadRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unopened:
+class UnreadBatch:
     """A batch too large to decompress, or that cannot be decoded, passed on as one record: its value is the raw batch.
 
     Attributes:
@@ -201,7 +201,7 @@ class SourceBatch:
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
 
-    def unopened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Unopened | None:
+    def unread(self, limit: int, allowed: str = WORKER_ALLOWS) -> UnreadBatch | None:
         """All its records, if they take more than `limit` bytes before compression, or are damaged; else None."""
         if (batch := self.batch) is None:
             return None
@@ -211,18 +211,18 @@ class SourceBatch:
         except MalformedError as exc:
             return self._undecoded(batch, self.offset, exc)
         error = BatchTooLargeError(self.offset, batch.last_offset, limit, allowed)
-        return self._unread(batch, self.offset, error, batch.count)
+        return self._passed_on(batch, self.offset, error, batch.count)
 
     def opened(self, limit: int, allowed: str = WORKER_ALLOWS) -> Iterator[SourceRecord]:
-        """The records that are wanted, or what `unopened` has in their place; `allowed` is `limit` for people."""
-        unopened = self.unopened(limit, allowed)
-        return self.records() if unopened is None else iter((unopened,))
+        """The records that are wanted, or what `unread` has in their place; `allowed` is `limit` for people."""
+        unread = self.unread(limit, allowed)
+        return self.records() if unread is None else iter((unread,))
 
     @property
     def plain(self) -> bool:
         """True if aiokafka may read each record at once.
 
-        False if it does not read one, as where the name of a header is not UTF-8; if a record is `Unopened`; or if the
+        False if it does not read one, as where the name of a header is not UTF-8; if one is an `UnreadBatch`; or if the
         headers would take much more memory than their bytes.
         """
         assert self.batch is not None
@@ -255,7 +255,7 @@ class SourceBatch:
     def records(self) -> Iterator[SourceRecord]:
         """The records that are wanted, each made when it is asked for.
 
-        One with too many headers is `Unopened`, as are all from the first that cannot be decoded.
+        One with too many headers is `UnreadBatch`, as are all from the first that cannot be decoded.
         """
         if self.batch is None:
             yield from self.unbatched
@@ -299,18 +299,18 @@ class SourceBatch:
         if held is not None:
             yield held
 
-    def _undecoded(self, batch: RecordBatch, first: int, error: MalformedError) -> Unopened:
+    def _undecoded(self, batch: RecordBatch, first: int, error: MalformedError) -> UnreadBatch:
         """The records from offset `first` on: to commit what is behind them would lose them."""
         first = max(first, self.offset)
-        return self._unread(batch, first, error, batch.last_offset - first + 1)
+        return self._passed_on(batch, first, error, batch.last_offset - first + 1)
 
-    def _unread(self, batch: RecordBatch | Message, first: int, error: TransformError, count: int) -> Unopened:
+    def _passed_on(self, batch: RecordBatch | Message, first: int, error: TransformError, count: int) -> UnreadBatch:
         if isinstance(error, MalformedError):
             if not batch.intact:
                 raise CorruptRecordException(f"{self.partition}, offset {first}: {error}") from error
             error = placed(error, first, batch.last_offset)
         topic, number = self.partition
-        return Unopened(
+        return UnreadBatch(
             topic, number, batch.last_offset, batch.latest_timestamp, bytes(batch.data), error, first, count
         )
 
@@ -319,7 +319,7 @@ class SourceBatch:
         topic, number = self.partition
         for offset, timestamp, found, data in _entries(batch):
             if isinstance(found, TooManyHeadersError):
-                yield Unopened(topic, number, offset, timestamp, single(batch, data, offset), found, offset)
+                yield UnreadBatch(topic, number, offset, timestamp, single(batch, data, offset), found, offset)
             else:
                 yield ReadRecord(topic, number, offset, timestamp, found.key, found.value, list(found.headers))
 

@@ -16,7 +16,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, translated, writing_producer
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.producer import ProducerControls
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import TopicReader, reading, topic_consumer
 from app.kafka.topics import identities
 from transforms.record import SourceRecord
@@ -176,7 +176,7 @@ class TopicLog:
         """Takes what has come; False if nothing has."""
         async for _, records in reader.poll(self._partition, timeout_ms=_POLL_MS):
             for record in records:
-                if isinstance(record, Unopened):
+                if isinstance(record, UnreadBatch):
                     self._skipped(f"offset {record.first}: {record.error}")
                 else:
                     self._take(record, record.offset < self._new_from)

@@ -39,7 +39,7 @@ class TopicReader:
     """Reads the records of one consumer. Belongs to its event loop.
 
     Names of headers may be any bytes; see `transforms/record_format.py`. A batch that holds more than it may comes as
-    one `Unopened`, as does a record with more headers than the worker reads.
+    one `UnreadBatch`, as does a record with more headers than the worker reads.
 
     Args:
         consumer: started, and not polled yet.

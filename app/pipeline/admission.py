@@ -13,7 +13,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import SourceBatch, UnreadBatch
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
@@ -236,7 +236,7 @@ class Admission:
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
             if record.headers:
                 held += header_bytes(record.headers)
-            apart = record.offset < delivered or type(record) is Unopened
+            apart = record.offset < delivered or type(record) is UnreadBatch
             apart = apart or (chunks and bool(record.headers) and is_chunk(record.headers))
             if not lane.items and not apart and passes(record):
                 if self._full or not share.admits(held):
@@ -253,7 +253,7 @@ class Admission:
 
     def _admit_apart(self, lane: Lane, record: SourceRecord, held: int) -> bool:
         """Lets a record go on that is not for the chain, if there is room for it."""
-        if isinstance(record, Unopened) and record.offset >= lane.delivered:
+        if isinstance(record, UnreadBatch) and record.offset >= lane.delivered:
             if not self._fail(lane, record, record.error, held):
                 return False
             self._stats.records_in += record.count - 1

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import SourceBatch, UnreadBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
 from app.pipeline.lane_assembler import LaneAssembler, PlacedRecord
@@ -297,7 +297,7 @@ class Lane:
 
 
 def _first(source: SourceRecord) -> int:
-    return source.first if isinstance(source, Unopened) else source.offset
+    return source.first if isinstance(source, UnreadBatch) else source.offset
 
 
 def _place(record: SourceRecord) -> PlacedRecord:

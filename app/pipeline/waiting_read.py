@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import SourceBatch, UnreadBatch
 from transforms.record import SourceRecord
 
 _MADE_AT_ONCE = 500
@@ -48,11 +48,11 @@ class WaitingRead:
             CorruptRecordException: the batch cannot be read.
         """
         batch = self.batches.popleft()
-        unopened = batch.unopened(limit)
-        if unopened is None:
+        unread = batch.unread(limit)
+        if unread is None:
             self.opened, self.source = batch.plain_bytes, batch.records()
         else:
-            self.opened, self.source = batch.size, iter((unopened,))
+            self.opened, self.source = batch.size, iter((unread,))
         return batch
 
     def make(self) -> bool:
@@ -88,5 +88,5 @@ class WaitingRead:
         """
         if self.opened and self.make():
             record = self.records[0]
-            return record.first if isinstance(record, Unopened) else record.offset
+            return record.first if isinstance(record, UnreadBatch) else record.offset
         return self.batches[0].offset if self.batches else None

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetched import FetchedBatches
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import SourceBatch, UnreadBatch
 from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
@@ -124,10 +124,10 @@ class PartitionReader:
                 position, self._reader = first, None
                 continue
             for record in (record for batch in polled for record in _records(batch)):
-                if (record.first if isinstance(record, Unopened) else record.offset) >= end:
+                if (record.first if isinstance(record, UnreadBatch) else record.offset) >= end:
                     return
                 position = min(record.offset, end - 1) + 1
-                yield _unread(record, position - 1) if isinstance(record, Unopened) else record
+                yield _unread(record, position - 1) if isinstance(record, UnreadBatch) else record
             if self._reader is reader:
                 # Offsets without a record: marks of transactions, and records that compaction has removed.
                 position = max(position, self._run(self._consumer.position(self._place)))
@@ -187,10 +187,10 @@ class PartitionReader:
         return found
 
 
-def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
+def _records(batch: SourceBatch) -> Iterator[PartitionRecord | UnreadBatch]:
     kind = batch.timestamp_type
     for record in batch.opened(_MOST_BYTES, _ALLOWED):
-        if isinstance(record, Unopened):
+        if isinstance(record, UnreadBatch):
             yield record
             continue
         found = PartitionRecord(record.offset, record.timestamp, kind, record.key, record.value, record.headers)
@@ -206,7 +206,7 @@ def _records(batch: SourceBatch) -> Iterator[PartitionRecord | Unopened]:
         yield found
 
 
-def _unread(unopened: Unopened, last: int) -> PartitionRecord:
+def _unread(unread: UnreadBatch, last: int) -> PartitionRecord:
     """What is not read, up to the end of a range: the rest of it is a record of the next one."""
-    problem = Problem("value", "malformed", str(unopened.error))
-    return PartitionRecord(last, unopened.timestamp, 0, None, unopened.value, (), problem)
+    problem = Problem("value", "malformed", str(unread.error))
+    return PartitionRecord(last, unread.timestamp, 0, None, unread.value, (), problem)

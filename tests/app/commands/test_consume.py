@@ -13,7 +13,7 @@ import pytest
 
 from app.commands.consume import _Printer, _Run, json_line, text_json
 from app.commands.folder import Folder
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from transforms.errors import BatchTooLargeError, WideloadError
 from transforms.record import Header
 
@@ -67,7 +67,7 @@ async def test_consume_tells_of_records_that_are_not_read(capsys: pytest.Capture
     """A batch that holds too much is a line with its place and the reason; no file has its bytes as a value."""
     run, names = _Run(printer(), Folder(str(tmp_path)), None), partial(os.listdir, tmp_path)
     error = BatchTooLargeError(5, 7, 100)
-    await run.take(Unopened("orders", 0, 7, 1, b"batch", error, 5, 3))
+    await run.take(UnreadBatch("orders", 0, 7, 1, b"batch", error, 5, 3))
     await run.take(Read(b"v"))
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first["partition"], first["offset"], first["error"]) == (0, 7, str(error))

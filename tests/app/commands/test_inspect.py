@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.commands.inspect import _Inspection, _Printer, _Settings
-from app.kafka.source_batch import ReadRecord, Unopened
+from app.kafka.source_batch import ReadRecord, UnreadBatch
 from transforms.errors import BatchTooLargeError
 
 
@@ -18,7 +18,7 @@ async def test_inspect_tells_of_records_that_are_not_read(capsys: pytest.Capture
     error = BatchTooLargeError(5, 7, 100)
     with ThreadPoolExecutor(1) as executor:
         inspection = _Inspection(_Printer(as_json=as_json, only_bad=True), _Settings(), executor)
-        batch = Unopened("orders", 0, 7, 1, b"batch", error, 5, 3)
+        batch = UnreadBatch("orders", 0, 7, 1, b"batch", error, 5, 3)
         await inspection.take([batch, ReadRecord("orders", 0, 8, 1, b"k", b"value", ())])
     totals = inspection.totals
     assert (totals.unread, totals.records, totals.value_bytes, totals.bad) == (3, 1, 5, 3)

@@ -13,7 +13,7 @@ from app.deadletters.log import Filters
 from app.deadletters.reader import FoundLetter
 from app.deadletters.replay import Replay
 from app.deadletters.replay_offsets import ReplayedOffsets
-from app.kafka.source_batch import ReadRecord, Unopened
+from app.kafka.source_batch import ReadRecord, UnreadBatch
 from app.kafka.topics import Topic
 from transforms.errors import (
     BatchTooLargeError,
@@ -61,7 +61,7 @@ def replaying(*, skip_unreadable: bool) -> Replay:
     error = BatchTooLargeError(1, MILLIONS, 9)
     found: list[SourceRecord] = [
         ReadRecord("dead", 0, 0, 0, b"k", b"v", ()),
-        Unopened("dead", 0, MILLIONS, 0, b"batch", error, 1, MILLIONS),
+        UnreadBatch("dead", 0, MILLIONS, 0, b"batch", error, 1, MILLIONS),
         ReadRecord("dead", 0, MILLIONS + 1, 0, b"k", b"v", ()),
     ]
 

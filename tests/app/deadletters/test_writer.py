@@ -14,7 +14,7 @@ from app.config.settings import PipelineSettings
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.replay import letter_reader
 from app.deadletters.writer import LetterWriter
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
@@ -223,10 +223,10 @@ def test_letter_of_records_that_were_not_read(limit: int, store: bool, context: 
     desk = Desk(limit, store=store, context=context)
     batch = bytes(range(256)) * 20
     error = BatchTooLargeError(5, 7, 100)
-    unopened = Unopened("raw", 3, 7, 1_700_000_000_123, batch, error, 5, 3)
+    unread = UnreadBatch("raw", 3, 7, 1_700_000_000_123, batch, error, 5, 3)
     cause = Cause(error, pipeline="p", stage="inflate", context=context)
-    assert desk.letters.whole(unopened, cause) is None
-    written = desk.letters.any(unopened, cause)
+    assert desk.letters.whole(unread, cause) is None
+    written = desk.letters.any(unread, cause)
     assert len(written) == 1 or not store
     assert all(batch_of_one_bytes(record) <= limit for record in written)
     sources = [Source(r.key, r.value, tuple(r.headers), r.timestamp, "dlq", 0, n) for n, r in enumerate(written)]

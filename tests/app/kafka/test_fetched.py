@@ -14,7 +14,7 @@ import pytest
 from aiokafka.errors import CorruptRecordException
 
 from app.kafka.fetched import FetchedBatches
-from app.kafka.source_batch import SourceBatch, Unopened
+from app.kafka.source_batch import SourceBatch, UnreadBatch
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
 from tests.built_batches import built, changed, message, record, repacked, wrapped
 from transforms.record import Record, SourceRecord
@@ -193,7 +193,7 @@ async def test_a_header_that_a_broker_has_taken(damage: Damage, why: str, place:
         async with reading(log, offset) as (reader, ahead):
             found = [each for batch in await reader.read() for each in batch.records()]
             assert [each.offset for each in found if each.offset not in place] == [*range(offset, 6), 9, 10, 11]
-            (failed,) = [each for each in found if isinstance(each, Unopened)]
+            (failed,) = [each for each in found if isinstance(each, UnreadBatch)]
             assert (failed.first, failed.offset) == (max(offset, place[0]), place[1])
             assert failed.value == log.batches[2]
             assert why in str(failed.error)
@@ -285,7 +285,7 @@ async def test_old_messages_that_nobody_can_read(why: str, data: bytes) -> None:
     async with reading(log) as (reader, _):
         first, failed, last = await read_opened(reader)
         assert (first.key, last.key, last.offset) == (b"first", b"last", 3)
-        assert isinstance(failed, Unopened)
+        assert isinstance(failed, UnreadBatch)
         assert (failed.first, failed.offset, failed.value) == (2 if "codec" in why else 1, 2, data)
         assert why in str(failed.error)
 

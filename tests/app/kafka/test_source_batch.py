@@ -8,7 +8,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-from app.kafka.source_batch import SourceBatch, Unopened, decoded
+from app.kafka.source_batch import SourceBatch, UnreadBatch, decoded
 from tests.app.kafka.scripted_log import PLACE
 from tests.built_batches import PACKERS, built, changed, record, repacked, rows_of
 from tests.transforms.peak import allocated_at_most
@@ -79,7 +79,7 @@ def test_record_of_too_many_headers(packer: str, size: int) -> None:
             if each.offset != 51:
                 assert (each.value, len(each.headers)) == (b"v" * size, 2)
                 continue
-            assert isinstance(each, Unopened)
+            assert isinstance(each, UnreadBatch)
             assert (each.key, each.headers, each.first, each.count) == (None, (), 51, 1)
             assert each.timestamp == CROWDED.timestamp
             assert str(each.error) == "malformed record: headers is '65,537'; allowed: at most 65,536"
@@ -105,7 +105,7 @@ def test_headers_take_no_memory_before_they_are_counted() -> None:
         batch = source(data)
         assert not batch.plain
         (only,) = batch.records()
-    assert isinstance(only, Unopened)
+    assert isinstance(only, UnreadBatch)
 
 
 def hand_made(records: list[tuple[int, Record]], attributes: int = 0) -> bytes:
@@ -140,7 +140,7 @@ def test_offsets_that_records_cannot_have(deltas: list[int], packer: str) -> Non
     assert not batch.plain
     first, rest = batch.records()
     assert first.offset == 50
-    assert isinstance(rest, Unopened)
+    assert isinstance(rest, UnreadBatch)
     assert (rest.first, rest.offset, rest.value) == (51, 52, data)
     assert "offset of a record (offsets 51 to 52) is" in str(rest.error)
 
@@ -166,17 +166,17 @@ def test_unopened_has_the_whole_batch() -> None:
     """A batch over the limit is given as it was read, with the place of all its records; others are opened."""
     data = repacked(built(0, [record(n, 10_000) for n in range(3)], base=50), "gzip")
     batch = source(data, 51)
-    assert batch.unopened(40_000) is None
-    unopened = batch.unopened(20_000)
-    assert unopened is not None
-    assert (unopened.first, unopened.offset, unopened.count) == (51, 52, 3)
-    assert (unopened.topic, unopened.partition, unopened.timestamp) == ("raw", 0, 1_700_000_000_002)
-    assert unopened.value == data
-    assert str(unopened.error) == (
+    assert batch.unread(40_000) is None
+    unread = batch.unread(20_000)
+    assert unread is not None
+    assert (unread.first, unread.offset, unread.count) == (51, 52, 3)
+    assert (unread.topic, unread.partition, unread.timestamp) == ("raw", 0, 1_700_000_000_002)
+    assert unread.value == data
+    assert str(unread.error) == (
         "the batch of offsets 51 to 52 holds more than 20,000 bytes before compression; allowed are in.flight.bytes, "
         "or 64 MiB if that is more"
     )
-    assert SourceBatch(PLACE, 0, None, ()).unopened(1) is None
+    assert SourceBatch(PLACE, 0, None, ()).unread(1) is None
 
 
 def test_broker_time_is_that_of_all_records() -> None:
@@ -239,10 +239,10 @@ def test_records_that_cannot_be_decoded(records: list[Record], packer: str) -> N
     for offset in (0, last):
         batch = source(data, offset)
         assert not batch.plain
-        assert batch.unopened(1 << 20) is None
+        assert batch.unread(1 << 20) is None
         *whole, failed = batch.records()
         assert [each.offset for each in whole] == list(range(offset, last))
-        assert isinstance(failed, Unopened)
+        assert isinstance(failed, UnreadBatch)
         assert (failed.first, failed.offset, failed.value, failed.count) == (last, last, data, 1)
 
 
@@ -253,7 +253,7 @@ def test_records_that_cannot_be_decompressed(packer: str) -> None:
     batch = source(data, 2)
     assert (batch.plain, batch.plain_bytes) == (False, len(data))
     (failed,) = batch.records()
-    assert isinstance(failed, Unopened)
+    assert isinstance(failed, UnreadBatch)
     assert (failed.first, failed.offset, failed.value, failed.count) == (2, 9, data, 8)
     assert "records of a batch (offsets 2 to 9) is" in str(failed.error)
     wrong = source(data[:17] + bytes(4) + data[21:], 2)
@@ -269,7 +269,7 @@ def test_bytes_behind_the_last_record(packer: str) -> None:
     assert not batch.plain
     *whole, failed = batch.records()
     assert [each.offset for each in whole] == list(range(8))
-    assert isinstance(failed, Unopened)
+    assert isinstance(failed, UnreadBatch)
     assert (failed.first, failed.offset) == (8, 9)
 
 

@@ -1,4 +1,4 @@
-"""What commands read, at a log that needs no broker: all records, and one `Unopened` for what holds too much."""
+"""What commands read, at a log that needs no broker: all records, and one `UnreadBatch` for what holds too much."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.commands.restorer import Restorer
 from app.config.settings import ClientSettings
 from app.deadletters.log import LetterLog
 from app.kafka import topic_reader
-from app.kafka.source_batch import Unopened
+from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Pending, Selection, SelectionReader, TopicReader, topic_consumer
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
@@ -127,7 +127,7 @@ def offsets(found: Iterable[SourceRecord]) -> list[int]:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "snappy-raw", "lz4", "zstd"])
 async def test_a_batch_that_holds_too_much_is_told_of_and_the_rest_is_read(codec: str) -> None:
-    """One `Unopened` is in the place of its records, with their offsets, and what is found and allowed."""
+    """One `UnreadBatch` is in the place of its records, with their offsets, and what is found and allowed."""
     async with consuming(bombed(codec)) as consumer:
         records = limited(consumer)
         found: list[SourceRecord] = []
@@ -136,7 +136,7 @@ async def test_a_batch_that_holds_too_much_is_told_of_and_the_rest_is_read(codec
                 found += given
     assert offsets(found) == [0, 3, 4, 5, 6]
     bomb, odd = found[1], found[-1]
-    assert isinstance(bomb, Unopened)
+    assert isinstance(bomb, UnreadBatch)
     assert (bomb.first, bomb.count, len(bomb.value) < LIMIT) == (1, 3, True)
     assert str(bomb.error) == (
         f"the batch of offsets 1 to 3 holds more than {LIMIT:,} bytes before compression; "
@@ -153,7 +153,7 @@ async def test_a_record_of_too_many_headers_is_told_of() -> None:
     async with consuming(log) as consumer:
         polled = limited(consumer).poll(PLACE, timeout_ms=5_000, most=500)
         ((_, found),) = [each async for each in polled]
-    assert [isinstance(each, Unopened) for each in found] == [False, True, False]
+    assert [isinstance(each, UnreadBatch) for each in found] == [False, True, False]
 
 
 async def test_records_are_given_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

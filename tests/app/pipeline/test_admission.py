@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from aiokafka import TopicPartition
 
-from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
+from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Letter, Skipped, Working
@@ -46,7 +46,7 @@ class Let:
         self.passed: list[tuple[int, int]] = []
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
-        self.refused: list[Unopened] = []
+        self.refused: list[UnreadBatch] = []
         self.works: dict[bytes, Work | Exception] = {}
         self.failed: list[tuple[int, BaseException]] = []
         self.answer: Work | Exception | None = None
@@ -150,7 +150,7 @@ class Let:
 
     def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         self.share.take_work(held)
-        if isinstance(record, Unopened):
+        if isinstance(record, UnreadBatch):
             self.refused.append(record)
         else:
             self.failed.append((record.offset, error))
