@@ -30,13 +30,10 @@ _UNDER_WAY = 2.0
 
 
 class AtLeastOnce(Output):
-    """An output that commits what is durable.
+    """One output for all lanes, which commits what is durable.
 
     Attributes:
         offsets: the committed offsets from which the flow goes on.
-
-    Raises:
-        ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
     def __init__(self, parts: Parts) -> None:

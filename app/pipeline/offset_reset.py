@@ -63,19 +63,20 @@ class OffsetReset:
             GroupMovedOnError: the group assigns its partitions again; what it assigns then begins at its first record.
             KafkaError: the cluster did not answer.
         """
-        for lane in lanes:
-            if lane.partition.topic in self._renewed:
-                first, _ = await self._source.bounds(lane.partition)
-                if not await self._begin(lane, first):
-                    raise GroupMovedOnError(f"the next owners of topic {lane.partition.topic} begin it")
-                log.warning(
-                    "pipeline %s: topic %s was deleted and created again; partition %d is read from its first record, "
-                    "at offset %d",
-                    self._name,
-                    *lane.partition,
-                    first,
-                )
-        self._renewed = frozenset()
+        fresh = [lane for lane in lanes if lane.partition.topic in self._renewed]
+        for lane in fresh:
+            _, first, _ = await self._look(lane.partition)
+            if not await self._begin(lane, first):
+                raise GroupMovedOnError(f"the next owners of topic {lane.partition.topic} begin it")
+            log.warning(
+                "pipeline %s: topic %s was deleted and created again; partition %d is read from its first record, at "
+                "offset %d",
+                self._name,
+                *lane.partition,
+                first,
+            )
+        if fresh:  # else another worker may be late, and leave them to this one
+            self._renewed = frozenset()
 
     async def find(self, error: NoOffsetForPartitionError | OffsetOutOfRangeError) -> None:
         """Finds where to read on in the partition that the error of a poll names.

@@ -101,17 +101,12 @@ class Output:
         codec: int,
         outbox: Outbox[Origins] | None = None,
     ) -> None:
-        """Puts one record behind the others of its partition; `flush` sends them on.
+        """Puts a record that leaves a lane behind the others of its partition; `flush` sends them on.
 
-        Args:
-            lane: the lane that the record leaves.
-            record: what to write.
-            offset: the commit of the lane stays at or below it until the record is durable.
-            held: bytes of the budget that the record holds until then.
-            codec: the number of the codec with which it leaves.
-            outbox: of the partition; None for that of the sink where the record belongs.
+        The commit of the lane stays at or below `offset`, and the record holds `held` bytes of the budget, until it is
+        durable. `codec` is the number of its codec. It goes to the sink if no `outbox` is named.
         """
-        tracker = lane.tracked(offset)
+        tracker = lane.tracker or lane.tracked(offset)
         if outbox is None:
             partition = lane.sink_partition
             if partition is None:

@@ -108,6 +108,29 @@ class Flow:
         self.reset = OffsetReset(cast(Any, consumer), cast(Any, settings), self.lanes, stats=self.stats, renewed=())
 
 
+async def test_topics_that_were_created_again_begin_when_they_are_assigned() -> None:
+    """At their first records, which is committed; until then they are not forgotten."""
+    consumer = Consumer()
+    consumer.first = 7
+    flow = Flow(consumer)
+    flow.reset = OffsetReset(
+        cast(Any, consumer),
+        cast(Any, SimpleNamespace(name="p", consumer={"consumer.auto.offset.reset": None})),
+        flow.lanes,
+        stats=flow.stats,
+        renewed=["raw"],
+    )
+    await flow.reset.renew([])
+    assert flow.reset.renewing
+    consumer.refuses = True
+    with pytest.raises(GroupMovedOnError):
+        await flow.reset.renew(flow.lanes)
+    assert flow.reset.renewing
+    consumer.refuses = False
+    await flow.reset.renew(flow.lanes)
+    assert (consumer.committed, flow.reset.renewing) == ({FIRST: 7, SECOND: 7}, False)
+
+
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
 @pytest.mark.parametrize(("first", "begins"), [(0, 10), (12, 12)])
 async def test_cut_below_a_committed_offset(policy: str, first: int, begins: int) -> None:
