@@ -17,12 +17,12 @@ from aiokafka.util import commit_structure_validate
 
 from app.chunks.allowance import PARALLEL, Allowance
 from app.chunks.backlog import Entry
+from app.chunks.delivering import DeliveringConsumer
 from app.chunks.keys import limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock, TornError
 from app.chunks.rereader import Again, Rereader
 from app.kafka.average import Average
 from app.kafka.consumer_controls import count_as_poll
-from app.kafka.delivering import DeliveringConsumer
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 from transforms.errors import SerializationError
 

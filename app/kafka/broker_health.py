@@ -1,13 +1,19 @@
-"""Which brokers do not answer the clients of a flow, and since when.
+"""Which brokers do not answer the clients of a flow, and since when; and how long they are to be left alone.
 
 aiokafka waits for a broker that is down and tries again, and only its log says so. So each connection and each request
 of a client is watched.
+
+A broker answers a client that is over its quota, says for how long the client is to wait (KIP-219), and until then
+reads nothing more from the connection. aiokafka sends all the same. The broker then seems to be away; after
+`request.timeout.ms` aiokafka connects again, which the broker allows, and what has waited is sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
@@ -24,10 +30,11 @@ from aiokafka.protocol.produce import ProduceRequest
 from app.kafka.gate import Call, Connect, Gate, Place, Send
 from app.kafka.offset_fetches import FetchOffsets
 from app.kafka.refusals import refusal
-from app.kafka.throttles import Throttles
-from app.kafka.troubles import LEADERLESS, REFUSED, UNANSWERED, UNANSWERED_S, Troubles, ago
+from app.kafka.troubles import LEADERLESS, REFUSED, THROTTLED, UNANSWERED, UNANSWERED_S, Troubles, ago
 
 _LOOK_S = 0.5
+_PAUSE_S = 1.0  # between two waits for a quota that count as one
+_CLOSED_S = 0.1  # how soon a request that waits notices that its connection is closed
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
@@ -60,7 +67,10 @@ class BrokerHealth:
         self._silent_since_s: float | None = None
         self._answered_s = self._clock()
         self._refused: tuple[int, float] | None = None
-        self._throttles = Throttles(throttled, troubles)
+        self._throttled = throttled
+        self._until: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # by connection
+        self._turns: weakref.WeakKeyDictionary[Any, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._last_until: dict[str, float] = {}  # by address
         self.troubles = troubles
         troubles.refresh = self._look
         troubles.only[UNANSWERED] = self._is_known
@@ -71,8 +81,37 @@ class BrokerHealth:
         Its requests wait while a quota asks for that; `throttled` gets each such wait of its own, in seconds.
         """
         self._clients.append(client)
-        self._throttles.watch(client, throttled)
-        Gate.of(client).set(Place.HEALTH, {object: self._watched, Connect: self._watched})
+        gate = Gate.of(client)
+        gate.set(Place.HEALTH, {object: self._watched, Connect: self._watched})
+        gate.set(Place.THROTTLE, {object: partial(self._held_back, throttled)})
+
+    async def _held_back(self, throttled: Callable[[float], None] | None, call: Call, send: Send) -> Any:
+        """Sends a request once the broker reads from the connection, or that is closed."""
+        connection = call.connection
+        if connection in self._until:
+            # In turn, or timers for the same moment would change the order, also that of commits.
+            async with self._turns.setdefault(connection, asyncio.Lock()):
+                # Nothing waits for a connection that is closed: it refuses all. The time may grow meanwhile.
+                while (  # noqa: ASYNC110  # nothing public tells when a connection is closed
+                    connection.connected() and (left_s := self._until[connection] - self._clock()) > 0
+                ):
+                    await asyncio.sleep(min(left_s, _CLOSED_S))
+        response = await send()
+        seconds = getattr(response, "throttle_time_ms", 0) / 1000
+        if seconds > 0:
+            self._until[connection] = until_s = self._clock() + seconds
+            self._note_wait(call.address, until_s)
+            self._throttled(seconds)
+            if throttled is not None:
+                throttled(seconds)
+        return response
+
+    def _note_wait(self, address: str, until_s: float) -> None:
+        before_s = self._last_until.get(address, 0.0)
+        if self._clock() - before_s >= _PAUSE_S:
+            self.troubles.end(THROTTLED, address)
+        self._last_until[address] = until_s = max(until_s, before_s)
+        self.troubles.note(THROTTLED, address, seen_s=until_s, patience_s=UNANSWERED_S)
 
     async def _watched(self, call: Call, send: Send) -> Any:
         address, request, asked, asked_s = call.address, call.request, object(), self._clock()

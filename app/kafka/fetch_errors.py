@@ -33,15 +33,7 @@ _SOON_OVER = {74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 _NAMES = {**_SOON_OVER, 76: "UNSUPPORTED_COMPRESSION_TYPE", 78: "OFFSET_NOT_AVAILABLE"}
 _ELSEWHERE = (NotLeaderForPartitionError.errno, UnknownTopicOrPartitionError.errno)
 # The consumer handles these.
-_FORESEEN = {
-    each.errno
-    for each in (
-        NotLeaderForPartitionError,
-        OffsetOutOfRangeError,
-        TopicAuthorizationFailedError,
-        UnknownTopicOrPartitionError,
-    )
-}
+_FORESEEN = (*_ELSEWHERE, OffsetOutOfRangeError.errno, TopicAuthorizationFailedError.errno)
 
 
 class FetchErrors:

@@ -181,8 +181,14 @@ class Gate:
             broker = client.cluster.broker_metadata(node_id)  # asked first: the next metadata may forget it
             address = f"{broker.host}:{broker.port}" if broker is not None else f"number {node_id}"
             found = await self.answer(Call(None, Connect(address)), partial(self._opened, node_id, **options))
-        if found is not None and not isinstance(found.send, _GatedSend):
-            found.send = _GatedSend(self, found)
+        if found is not None and "send" not in vars(found):
+            held = weakref.ref(found)  # a connection must not hold itself
+
+            def send(request: Any, expect_response: bool = True) -> Awaitable[Any]:  # noqa: FBT001, FBT002  # as aiokafka's
+                call = Call(held(), request, expect_response)
+                return self.answer(call, call.leave)
+
+            found.send = send
         return found
 
     async def _opened(self, node_id: Any, **options: Any) -> Any:
@@ -227,18 +233,6 @@ class Gate:
         self.client._md_update_fut = looking
 
 
-class _GatedSend:
-    """The `send` of one connection of aiokafka, which must not hold itself, and so is not held here."""
-
-    def __init__(self, gate: Gate, connection: Any) -> None:
-        self._gate = gate
-        self._connection = weakref.ref(connection)
-
-    def __call__(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:  # noqa: FBT001, FBT002  # as aiokafka's
-        call = Call(self._connection(), request, expect_response)
-        return self._gate.answer(call, call.leave)
-
-
 def create_no_topics(owner: _Client) -> _Client:
     """A client that has not been started; from now on, none of its requests for metadata creates a topic.
 
@@ -247,16 +241,15 @@ def create_no_topics(owner: _Client) -> _Client:
     bring it back, with the brokers' default number of partitions. Not for clients that an application configures:
     whether those create topics is for its user to say.
     """
-    Gate.of(owner).set(Place.TOPICS, {MetadataRequest: _asked})
+
+    def asked(call: Call, send: Send) -> Awaitable[Any]:
+        call.change(forbidding)
+        return send()
+
+    def forbidding(struct: Any, _: Versions) -> Any:
+        if struct.API_VERSION >= _TOPIC_CREATION:
+            struct.allow_auto_topic_creation = False
+        return struct
+
+    Gate.of(owner).set(Place.TOPICS, {MetadataRequest: asked})
     return owner
-
-
-def _asked(call: Call, send: Send) -> Awaitable[Any]:
-    call.change(_forbidding)
-    return send()
-
-
-def _forbidding(struct: Any, _: Versions) -> Any:
-    if struct.API_VERSION >= _TOPIC_CREATION:
-        struct.allow_auto_topic_creation = False
-    return struct

@@ -31,31 +31,45 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
 from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
-from app.kafka.epoch_requests import (
-    FETCH_WITH_EPOCH,
-    FetchEpochEnds,
-    asking_for_epochs,
-    committing_epochs,
-    fetching_from,
-    take_leader_epochs,
-)
-from app.kafka.gate import Call, Gate, Place, Send
+from app.kafka.gate import Call, Gate, Place, Send, Versions
 from app.kafka.offset_fetches import FetchOffsets
+from app.kafka.queries import METADATA_PARTITIONS, Query, knows, metadata_answer, version
 from transforms.epoch_history import NO_EPOCH, Cut, PartitionEpochs, Reading
 
 _NONE = 0
 _NOT_LEADER, _OUT_OF_RANGE = NotLeaderForPartitionError.errno, OffsetOutOfRangeError.errno
 _FORBIDDEN = TopicAuthorizationFailedError.errno
 _UNKNOWN_TO_AIOKAFKA = (74, 75)  # FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH
+# aiokafka has these requests in versions that lack the epoch. They go out in one that has it, if the broker knows that,
+# and a response comes back as the version that aiokafka reads.
+_FETCH_WITH_EPOCH = 9  # the first version of a fetch that has the epoch of the leader
+_CONSUMER = -1
+_COMMIT_RESULTS = "[topic:text partitions:[partition:int32 error_code:int16]]"
+_OFFSETS = "[topic:text partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]"
+_COMMIT = version(
+    f"8.7 group:text generation:int32 member:text instance:text topics:{_OFFSETS}",
+    f"throttle_time_ms:int32 topics:{_COMMIT_RESULTS}",
+    flexible=False,
+)
+_COMMIT_IN_TRANSACTION = version(
+    f"28.2 transactional_id:text group:text producer_id:int64 producer_epoch:int16 topics:{_OFFSETS}",
+    f"throttle_time_ms:int32 errors:{_COMMIT_RESULTS}",
+    flexible=False,
+)
+_METADATA = version(
+    "3.7 topics:[text] allow_auto_topic_creation:boolean",
+    metadata_answer(f"error_code:int16 topic:text is_internal:boolean partitions:{METADATA_PARTITIONS}"),
+    flexible=False,
+)
 
 
 class LeaderEpochs:
     """Watches one consumer. Belongs to its event loop.
 
-    Brokers before Kafka 2.3 have not all that is needed; the consumer then reads by offsets alone.
+    If brokers do not know all these requests, the consumer reads by offsets alone.
 
     Args:
         client: of the consumer.
@@ -114,11 +128,27 @@ class LeaderEpochs:
     # --- commits and metadata ----------------------------------------------------------------------------------------
 
     async def _commit(self, call: Call, send: Send) -> Any:
-        call.change(lambda struct, versions: committing_epochs(struct, versions, self._epoch_to_commit))
+        call.change(self._with_epochs)
         return await send()
 
-    def _epoch_to_commit(self, partition: TopicPartition, offset: int, metadata: str) -> int:
-        return self._assigned()[partition].epoch_to_commit(offset, metadata)
+    def _with_epochs(self, struct: Any, versions: Versions) -> Any:
+        made = _COMMIT if struct.API_KEY == _COMMIT.API_KEY else _COMMIT_IN_TRANSACTION
+        if not knows(versions, made):
+            return struct
+        assigned = self._assigned()
+        topics = [
+            (
+                topic,
+                [
+                    (number, offset, assigned[TopicPartition(topic, number)].epoch_to_commit(offset, note), note)
+                    for number, offset, note in offsets
+                ],
+            )
+            for topic, offsets in struct.topics
+        ]
+        if made is _COMMIT:
+            return made(struct.consumer_group, struct.consumer_group_generation_id, struct.consumer_id, None, topics)
+        return made(struct.transactional_id, struct.group_id, struct.producer_id, struct.producer_epoch, topics)
 
     async def _fetch_offsets(self, _: Call, send: Send) -> Any:
         response = await send()
@@ -127,10 +157,19 @@ class LeaderEpochs:
         return response
 
     async def _ask_for_leaders(self, call: Call, send: Send) -> Any:
-        call.change(asking_for_epochs)
-        response, epochs = take_leader_epochs(await send())
-        self._leaders.update(epochs)
-        return response
+        call.change(_asking_for_epochs)
+        response = await send()
+        if response.API_VERSION != _METADATA.API_VERSION:
+            return response
+        topics = []
+        for code, topic, is_internal, partitions in response.topics:
+            rest = []
+            for error, number, leader, epoch, *more in partitions:
+                self._leaders[TopicPartition(topic, number)] = epoch
+                rest.append((error, number, leader, *more))
+            topics.append((code, topic, is_internal, rest))
+        others = response.throttle_time_ms, response.brokers, response.cluster_id, response.controller_id
+        return MetadataResponse_v5(*others, topics)
 
     # --- fetches -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +182,16 @@ class LeaderEpochs:
                 place = TopicPartition(topic, number)
                 readings[place] = assigned[place].reading(offset, self._leaders.get(place, NO_EPOCH), now_s)
         refused = await self._compare(assigned, readings)
-        call.change(lambda struct, _: fetching_from(struct, (each.leader for each in readings.values())))
+
+        def fenced(struct: Any, _: Versions) -> Any:
+            if struct.API_VERSION >= _FETCH_WITH_EPOCH:
+                epochs = iter(readings.values())
+                struct.topics = [
+                    (topic, [(row[0], next(epochs).leader, *row[2:]) for row in rows]) for topic, rows in struct.topics
+                ]
+            return struct
+
+        call.change(fenced)
         response = await send()
         if of is self._assignment() and _judge(response, assigned, readings, refused):  # else it is of no use any more
             await asyncio.sleep(self._pause_s)
@@ -194,7 +242,7 @@ def _judge(
         Whether the response is to be held back, as leaders have to be asked again.
     """
     held = _NOT_LEADER in refused.values()
-    fenced = response.API_VERSION >= FETCH_WITH_EPOCH
+    fenced = response.API_VERSION >= _FETCH_WITH_EPOCH
     looks = refused or any(each.epoch == NO_EPOCH for each in readings.values())
     for topic, rows in response.topics:
         for at, (number, code, *rest) in enumerate(rows):
@@ -212,3 +260,40 @@ def _judge(
             if told != code:
                 rows[at] = number, told, *rest
     return held
+
+
+def _asking_for_epochs(struct: Any, versions: Versions) -> Any:
+    """What aiokafka has made of a request for metadata, so that the answer has epochs."""
+    if not knows(versions, _METADATA):
+        return struct
+    return _METADATA(struct.topics, struct.allow_auto_topic_creation)
+
+
+class FetchEpochEnds(Query):
+    """Where the log of a leader has the ends of epochs, of any number of partitions; for consumers from Kafka 2.3 on.
+
+    Args:
+        asked: of each partition what was read last, and the epoch of its leader.
+    """
+
+    VERSION = version(
+        "23.3 replica_id:int32 topics:[topic:text partitions:[partition:int32 current_leader_epoch:int32 epoch:int32]]",
+        "throttle_time_ms:int32 topics:[topic:text "
+        "partitions:[error_code:int16 partition:int32 leader_epoch:int32 end_offset:int64]]",
+        flexible=False,
+    )
+
+    def __init__(self, asked: Mapping[TopicPartition, Reading]) -> None:
+        by_topic: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for place, reading in asked.items():
+            by_topic[place.topic].append((place.partition, reading.leader, reading.epoch))
+        super().__init__(replica_id=_CONSUMER, topics=list(by_topic.items()))
+
+    @staticmethod
+    def ends(response: Any) -> Mapping[TopicPartition, tuple[int, int, int]]:
+        """By partition the error, 0 for none; the greatest epoch that is not above the one asked for; and its end."""
+        return {
+            TopicPartition(topic, number): (code, epoch, offset)
+            for topic, partitions in response.topics
+            for code, number, epoch, offset in partitions
+        }

@@ -17,9 +17,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
-from app.kafka.epoch_requests import FetchEpochEnds
 from app.kafka.fetched import FetchedBatches
-from app.kafka.leader_epochs import LeaderEpochs
+from app.kafka.leader_epochs import FetchEpochEnds, LeaderEpochs
 from app.kafka.offset_fetches import FetchOffsets
 from app.kafka.topics import Identity, identities
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
@@ -520,7 +519,7 @@ async def test_commit_behind_a_gap_has_the_epoch_of_the_record_there() -> None:
     async with reading(filled((3, 5)), 0, 3) as leader:
         leader.epochs.read(PLACE, 10, 3)
         leader.epochs.read(PLACE, 18, 4)
-        assert [leader.epochs._epoch_to_commit(PLACE, offset, "") for offset in (12, 18, 30)] == [3, 4, 4]
+        assert [leader.epochs._assigned()[PLACE].epoch_to_commit(offset, "") for offset in (12, 18, 30)] == [3, 4, 4]
 
 
 COMMIT = OffsetCommitRequest("g", 4, "m", -1, [("raw", [(0, 9, "note")]), ("other", [(1, 7, "")])])

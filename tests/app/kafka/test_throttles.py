@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from app.kafka.throttles import Throttles
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.troubles import Troubles
 from tests.app.kafka.wired import Wire, wired
 
@@ -26,7 +26,7 @@ async def test_requests_wait_as_long_as_the_broker_says() -> None:
     """A connection is asked nothing while its broker does not read from it; other connections are."""
     held, free = throttled(200, 0), throttled(0)
     client = wired(held, free)
-    Throttles(lambda _: None, Troubles("p")).watch(client)
+    BrokerHealth((), 0.5, Troubles("p")).watch(client)
     await client.send(1, "produce")
     began_s = time.monotonic()
     again = asyncio.create_task(client.send(1, "produce"))
@@ -40,7 +40,7 @@ async def test_requests_that_wait_keep_their_order() -> None:
     """As without a wait: of two commits of offsets the later one counts."""
     wire = throttled(100, *[0] * 300)
     client = wired(wire)
-    Throttles(lambda _: None, Troubles("p")).watch(client)
+    BrokerHealth((), 0.5, Troubles("p")).watch(client)
     await client.send(1, "first")
     await asyncio.gather(*(client.send(1, number) for number in range(300)))
     assert wire.asked == ["first", *range(300)]
@@ -53,7 +53,7 @@ async def test_requests_do_not_wait_on_a_connection_that_is_closed() -> None:
     """
     wire = throttled(600_000, 0)
     client = wired(wire)
-    Throttles(lambda _: None, Troubles("p")).watch(client)
+    BrokerHealth((), 0.5, Troubles("p")).watch(client)
     await client.send(1, "first")
     waiting = asyncio.create_task(client.send(1, "second"))
     await asyncio.sleep(0)

@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
+from app.chunks.delivering import DeliveringConsumer
 from app.kafka.consumer_controls import count_as_poll
-from app.kafka.delivering import DeliveringConsumer
 from transforms.errors import ConfigurationError
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
