@@ -47,9 +47,11 @@ def settings_of(cls: Callable[..., _T], values: Mapping[str, Any], **computed: o
     Args:
         cls: the class of the settings.
         values: by name of the key.
-        computed: the fields that are not the value of one key.
+        computed: the fields that are not the value of one key, but for those that have a default.
     """
-    taken = {each.name: values[_keys(each)[0].name] for each in _fields(cls) if each.name not in computed}
+    taken = {
+        each.name: values[_keys(each)[0].name] for each in _fields(cls) if _keys(each) and each.name not in computed
+    }
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in taken.items()}
     return cls(**frozen, **computed)
 

@@ -33,6 +33,7 @@ class ClientSettings:
 
     Attributes:
         security: the values of `SECURITY_KEYS`, by name.
+        shared: what clients share that were made of these values; None if each is made of them again.
     """
 
     bootstrap_servers: str = keyed(
@@ -53,6 +54,7 @@ class ClientSettings:
         default=True,
     )
     security: Mapping[str, Value | None] = mapped(SECURITY_KEYS)
+    shared: Mapping[str, object] | None = field(default=None, repr=False)
 
 
 CONNECTION_KEYS = keys_of(ClientSettings)

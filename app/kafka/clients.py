@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from typing import Any, Never, cast
 
 import aiokafka.errors as kafka_errors
@@ -166,20 +166,12 @@ def translated(error: BaseException, doing: str, code: int | None = None) -> Clu
     return ClusterError(told, retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SharingClientSettings(ClientSettings):
-    context: ssl.SSLContext | None
-
-
 def sharing_context(settings: ClientSettings) -> ClientSettings:
     """The same settings, for clients that share one TLS context: each takes 1 MiB, and 20 ms of the event loop.
 
     Authorities, certificate, key and the files of passwords are read now; what replaces them, by the next call.
     """
-    security = renewed(settings.security)
-    context = _ssl_context(security) if str(security["security.protocol"]).endswith("SSL") else None
-    own = {each.name: getattr(settings, each.name) for each in fields(ClientSettings)}
-    return _SharingClientSettings(**{**own, "security": security}, context=context)
+    return replace(settings, shared=security_arguments(settings))
 
 
 def security_arguments(settings: ClientSettings) -> dict[str, Any]:
@@ -188,8 +180,9 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
     Raises:
         ConfigurationError: a certificate, a key or the file of a password cannot be used, or a package is missing.
     """
-    shared = settings if isinstance(settings, _SharingClientSettings) else None
-    security = renewed(settings.security) if shared is None else shared.security
+    if settings.shared is not None:
+        return dict(settings.shared)
+    security = renewed(settings.security)
     protocol = str(security["security.protocol"])
     arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
     if protocol.startswith("SASL"):
@@ -207,7 +200,7 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
                 "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
             }
     if protocol.endswith("SSL"):
-        arguments["ssl_context"] = _ssl_context(security) if shared is None else shared.context
+        arguments["ssl_context"] = _ssl_context(security)
     return arguments
 
 

@@ -36,7 +36,7 @@ from aiokafka.protocol.transaction import TxnOffsetCommitRequest
 
 from app.kafka.gate import Call, Gate, Place, Send, Versions
 from app.kafka.offset_fetches import FetchOffsets
-from app.kafka.queries import METADATA_PARTITIONS, Query, knows, metadata_answer, version
+from app.kafka.queries import Query, knows, metadata_answer, version
 from transforms.epoch_history import NO_EPOCH, Cut, PartitionEpochs, Reading
 
 _NONE = 0
@@ -61,7 +61,7 @@ _COMMIT_IN_TRANSACTION = version(
 )
 _METADATA = version(
     "3.7 topics:[text] allow_auto_topic_creation:boolean",
-    metadata_answer(f"error_code:int16 topic:text is_internal:boolean partitions:{METADATA_PARTITIONS}"),
+    metadata_answer("error_code:int16 topic:text is_internal:boolean"),
     flexible=False,
 )
 

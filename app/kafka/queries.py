@@ -146,18 +146,13 @@ def check_code(code: int) -> None:
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
-METADATA_PARTITIONS = (
-    "[error_code:int16 partition:int32 leader:int32 leader_epoch:int32 replicas:[int32] isr:[int32] "
-    "offline_replicas:[int32]]"
-)
-"""The partitions of a topic in an answer with metadata, from version 7 on."""
 
-
-def metadata_answer(topic: str) -> str:
-    """The fields of an answer with metadata, from version 7 on; `topic` are those of each topic."""
+def metadata_answer(topic: str, more: str = "") -> str:
+    """The fields of an answer with metadata, from version 7 on: those of a topic before its partitions, and behind."""
     return (
         "throttle_time_ms:int32 brokers:[node_id:int32 host:text port:int32 rack:text] cluster_id:text "
-        f"controller_id:int32 topics:[{topic}]"
+        f"controller_id:int32 topics:[{topic} partitions:[error_code:int16 partition:int32 leader:int32 "
+        f"leader_epoch:int32 replicas:[int32] isr:[int32] offline_replicas:[int32]] {more}]"
     )
 
 

@@ -21,7 +21,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from app.config.client import embedded_client_settings
 from app.kafka.admin import AdminClient, Send, configs
 from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.queries import METADATA_PARTITIONS, Query, metadata_answer, version
+from app.kafka.queries import Query, metadata_answer, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 from transforms.text import did_you_mean
@@ -229,8 +229,7 @@ class _TopicIds(Query):
         "3.11 topics:[id_high:int64 id_low:int64 name:text] allow_auto_topic_creation:boolean "
         "include_topic_authorized_operations:boolean",
         metadata_answer(
-            "error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean "
-            f"partitions:{METADATA_PARTITIONS} authorized_operations:int32"
+            "error_code:int16 name:text id_high:int64 id_low:int64 is_internal:boolean", "authorized_operations:int32"
         ),
     )
 

@@ -54,7 +54,7 @@ def test_settings_have_the_values_of_their_keys() -> None:
 
 def test_field_without_a_key_must_be_computed() -> None:
     """A field that is the value of no key is not filled in by chance."""
-    with pytest.raises(IndexError):
+    with pytest.raises(TypeError, match="computed"):
         settings_of(Inner, {"inner.flag": True})
 
 
