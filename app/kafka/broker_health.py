@@ -33,7 +33,6 @@ from app.kafka.refusals import refusal
 from app.kafka.troubles import LEADERLESS, REFUSED, THROTTLED, UNANSWERED, UNANSWERED_S, Troubles, ago
 
 _LOOK_S = 0.5
-_PAUSE_S = 1.0  # between two waits for a quota that count as one
 _CLOSED_S = 0.1  # how soon a request that waits notices that its connection is closed
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something, or its replicas have.
@@ -70,7 +69,6 @@ class BrokerHealth:
         self._throttled = throttled
         self._until: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # by connection
         self._turns: weakref.WeakKeyDictionary[Any, asyncio.Lock] = weakref.WeakKeyDictionary()
-        self._last_until: dict[str, float] = {}  # by address
         self.troubles = troubles
         troubles.refresh = self._look
         troubles.only[UNANSWERED] = self._is_known
@@ -100,18 +98,11 @@ class BrokerHealth:
         seconds = getattr(response, "throttle_time_ms", 0) / 1000
         if seconds > 0:
             self._until[connection] = until_s = self._clock() + seconds
-            self._note_wait(call.address, until_s)
+            self.troubles.note(THROTTLED, call.address, seen_s=until_s, patience_s=UNANSWERED_S)
             self._throttled(seconds)
             if throttled is not None:
                 throttled(seconds)
         return response
-
-    def _note_wait(self, address: str, until_s: float) -> None:
-        before_s = self._last_until.get(address, 0.0)
-        if self._clock() - before_s >= _PAUSE_S:
-            self.troubles.end(THROTTLED, address)
-        self._last_until[address] = until_s = max(until_s, before_s)
-        self.troubles.note(THROTTLED, address, seen_s=until_s, patience_s=UNANSWERED_S)
 
     async def _watched(self, call: Call, send: Send) -> Any:
         address, request, asked, asked_s = call.address, call.request, object(), self._clock()
@@ -168,9 +159,7 @@ class BrokerHealth:
             for number in (client.cluster.partitions_for_topic(topic) or set())
             - (client.cluster.available_partitions_for_topic(topic) or set())
         }
-        self.troubles.keep(LEADERLESS, leaderless)
-        for each in sorted(leaderless):
-            self.troubles.note(LEADERLESS, each)
+        self.troubles.note_all(LEADERLESS, sorted(leaderless))
 
     def _is_known(self, address: str) -> bool:
         brokers = (each for client in self._clients for each in client.cluster.brokers())

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,23 +39,25 @@ class Kind:
         sentence: for people. `{}` stands for what is noted, `{since}` for a time, and `{more}` for `others`.
         others: counts those that are not reported, as only the oldest of the kind is; None if each is.
         memory_s: how long a trouble is reported after it was seen last. A broker that nobody asks may be up again.
+        lasts: whether one that is seen again after that has lasted all the time.
         unless: kinds of which this one is a consequence: it is not reported while one of them is.
     """
 
     sentence: str
     others: str | None = None
     memory_s: float = math.inf
+    lasts: bool = False
     unless: tuple[Kind, ...] = ()
 
 
 AT_STORE = Kind("{}")  # records for which the store is called, or that wait for it: no trouble as such
 STORE = Kind("{}", others="")
 WITHOUT_STORE = Kind("{}", others="", unless=(STORE,))
-UNANSWERED = Kind("broker {} does not answer since {since}", memory_s=60.0)
+UNANSWERED = Kind("broker {} does not answer since {since}", memory_s=60.0, lasts=True)
 THROTTLED = Kind(
     "broker {} lets this client wait for a quota since {since} (producer_byte_rate, consumer_byte_rate or "
     "request_percentage)",
-    memory_s=1.0,
+    memory_s=1.0,  # two waits with less between them count as one
 )
 LEADERLESS = Kind("{}{more} without a leader since {since}", others=" and {} more", unless=(UNANSWERED, THROTTLED))
 SHORT = Kind("{} (since {since})")
@@ -165,19 +167,20 @@ class Troubles:
         `patience_s` on.
         """
         now_s = self.clock()
-        since_s = now_s if since_s is None else since_s
+        since_s, seen_s = now_s if since_s is None else since_s, now_s if seen_s is None else seen_s
         former = self._noted[kind].get(name)
-        if former is not None:
-            since_s = min(since_s, former.since_s)
-        self._noted[kind][name] = _Trouble(args or (name,), since_s, now_s if seen_s is None else seen_s, patience_s)
+        if former is not None and (kind.lasts or now_s - former.seen_s < kind.memory_s):
+            since_s, seen_s = min(since_s, former.since_s), max(seen_s, former.seen_s)
+        self._noted[kind][name] = _Trouble(args or (name,), since_s, seen_s, patience_s)
 
     def end(self, kind: Kind, name: Hashable) -> None:
         """Ends a trouble, if it was noted."""
         self._noted[kind].pop(name, None)
 
-    def keep(self, kind: Kind, names: Collection[Hashable]) -> None:
-        """Ends the troubles of a kind that are not among these."""
-        self._noted[kind] = {name: each for name, each in self._noted[kind].items() if name in names}
+    def note_all(self, kind: Kind, names: Iterable[Hashable]) -> None:
+        """Notes these troubles of a kind, and ends its others."""
+        former, now_s = self._noted[kind], self.clock()
+        self._noted[kind] = {name: former.get(name, _Trouble((name,), now_s, now_s, 0.0)) for name in names}
 
     @contextmanager
     def lasting(self, kind: Kind, *args: object, patience_s: float = 0.0) -> Iterator[None]:
