@@ -37,7 +37,6 @@ class ProducerControls:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        Gate.of(producer)  # a client that was closed connects no more
         self._held: Any = producer._message_accumulator
         self._transactions: Any = producer._txn_manager
         self.codec: int = self._held._compression_type
@@ -116,7 +115,7 @@ class ProducerControls:
         `stop` of aiokafka would flush first, and would never end with a broker that is down.
         """
         self._quieten_batches()
-        await self._producer.client.close()
+        await Gate.of(self._producer).client.close()  # behind a gate, it connects no more then
         # What searches for a coordinator goes on searching.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
