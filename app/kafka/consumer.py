@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -28,6 +28,7 @@ from app.kafka.leader_epochs import LeaderEpochs
 from app.kafka.membership import Membership
 from app.kafka.receiver import receive_at_once
 from app.kafka.source_batch import SourceBatch
+from app.kafka.structs import Member
 from app.kafka.troubles import GROUP, UNANSWERED_S, UNREADABLE
 from transforms.epoch_history import Cut
 
@@ -43,13 +44,15 @@ class Rebalances(Protocol):
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, listener: Rebalances) -> None:
+    def __init__(self, listener: Rebalances, joined: Callable[[], None]) -> None:
         self._listener = listener
+        self._joined = joined
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         await self._listener.on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        self._joined()
         await self._listener.on_partitions_assigned(assigned)
 
 
@@ -63,6 +66,9 @@ class GroupConsumer(ConsumerControls):
         settings: of the pipeline.
         brokers: watches the consumer.
         read_ahead: counts and limits what is fetched.
+
+    Attributes:
+        member: what it was when the partitions of now were assigned.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -83,6 +89,7 @@ class GroupConsumer(ConsumerControls):
         receive_at_once(self.client)
         instance_id = cast("str | None", settings.consumer["consumer.group.instance.id"])
         self._membership = Membership(self.client, settings.group_id, interval_ms / 1000, instance_id)
+        self.member = Member(-1, "", instance_id)
         FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
@@ -93,12 +100,17 @@ class GroupConsumer(ConsumerControls):
 
     async def start(self, listener: Rebalances) -> None:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
-        self.consumer.subscribe(self._topics, listener=_Listener(listener))
+        self.consumer.subscribe(self._topics, listener=_Listener(listener, self._note_member))
         await self.consumer.start()
         coordinator = self.coordinator()
         assert coordinator is not None
         coordinator.strict = True
         FetchedBatches(self, self._read_ahead, self._epochs.read)
+
+    def _note_member(self) -> None:
+        coordinator = self.coordinator()
+        assert coordinator is not None
+        self.member = self.member._replace(generation=coordinator.generation, id=coordinator.member_id)
 
     async def replaced(self) -> None:
         """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""

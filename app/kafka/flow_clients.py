@@ -47,6 +47,8 @@ class FlowClients:
         Raises:
             ConfigurationError: a certificate or key cannot be used, or a package is missing.
         """
+        source = self._source
+        assert source is not None
         made = Writer(
             clients.producer(self._client, self._settings, transactional_id),
             clients.batch_settings(self._settings),
@@ -56,9 +58,9 @@ class FlowClients:
             transactional_id=transactional_id,
             group_id=self._settings.group_id,
             brokers=brokers,
+            member=lambda: source.member,
         )
         join_once(made.client)
         if transactional_id is not None:
-            assert self._source is not None
-            self._source.carry_epochs(made.client)
+            source.carry_epochs(made.client)
         return made

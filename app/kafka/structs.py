@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from aiokafka.partitioner import murmur2
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata, TopicPartition
 
-__all__ = ["OffsetAndMetadata", "RecordMetadata", "TopicPartition", "by_topic", "partition_of"]
+__all__ = ["Member", "OffsetAndMetadata", "RecordMetadata", "TopicPartition", "by_topic", "partition_of"]
+
+
+class Member(NamedTuple):
+    """A member of a group, as it was when the group gave it its partitions.
+
+    Attributes:
+        generation: of the group; -1 if it was no member any more.
+        id: of the member.
+        instance: its `group.instance.id`; None for none.
+    """
+
+    generation: int
+    id: str
+    instance: str | None
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -4,6 +4,10 @@ A transaction takes five requests: AddPartitionsToTxn, Produce, AddOffsetsToTxn,
 one after the other, AddOffsetsToTxn once there are offsets. But the coordinator adds the group as soon as it knows the
 transaction, so here that is asked while the batches are on their way, and aiokafka gets the response later.
 
+Offsets name the member of the group that commits them (KIP-447, from Kafka 2.5 on), so that the coordinator refuses
+those of a former owner. By its epoch alone their log refuses them, and before Kafka 4.0 the coordinator then drops the
+offsets that the next owner has sent, too: both have one producer id.
+
 The response to EndTxn comes before the marks of the transaction are in the logs. Until they are, a request of the next
 transaction is refused with CONCURRENT_TRANSACTIONS: for a few milliseconds, where brokers are near. aiokafka waits
 20 ms before it asks again, or 100 for AddOffsetsToTxn. Here it waits a millisecond at first, and twice as long each
@@ -14,23 +18,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import ConcurrentTransactions, CoordinatorNotAvailableError, KafkaError, KafkaTimeoutError
+from aiokafka.errors import (
+    ConcurrentTransactions,
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    KafkaTimeoutError,
+)
 from aiokafka.protocol.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    TxnOffsetCommitRequest,
 )
 
 from app.kafka.gate import Call, Gate, Place, Send, Versions
+from app.kafka.queries import knows, version
 from app.kafka.shielded import heard
+from app.kafka.structs import Member
 
 _START_S = 60.0  # aiokafka would try for ever
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.02
+
+_FORBIDDEN = GroupAuthorizationFailedError.errno
+_MOVED_ON = (22, 25, 82)  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
+_OFFSETS_OF_MEMBER = version(
+    "28.3 transactional_id:text group:text producer_id:int64 producer_epoch:int16 generation:int32 member:text "
+    "instance:text topics:[topic:text "
+    "partitions:[partition:int32 offset:int64 leader_epoch:int32 metadata:text]]",
+    "throttle_time_ms:int32 errors:[topic:text partitions:[partition:int32 error_code:int16]]",
+)
 
 
 class TransactionRequests:
@@ -40,6 +63,11 @@ class TransactionRequests:
         producer: transactional, not started.
         name: its `transactional.id`.
         group_id: the group whose offsets are in the transactions.
+
+    Attributes:
+        member: of the group, which commits the offsets from now on; None for none.
+        moved_on: whether the group has refused offsets because it is none any more. aiokafka knows no such refusal: it
+            gets GROUP_AUTHORIZATION_FAILED in its place, after which it can abort the transaction.
     """
 
     # State that changes: `_refusal`, with each InitProducerId; `_group`, from the first AddPartitionsToTxn of a
@@ -49,6 +77,8 @@ class TransactionRequests:
         self._producer = producer
         self._name = name
         self._group_id = group_id
+        self.member: Member | None = None
+        self.moved_on = False
         self._refusal = 0
         self._group: asyncio.Task[Any] | None = None
         self._ids: tuple[str, int, int] = "", -1, -1
@@ -59,6 +89,7 @@ class TransactionRequests:
             EndTxnRequest: self._end,
         }
         Gate.of(producer).set(Place.TRANSACTIONS, handlers)
+        Gate.of(producer).set(Place.MEMBER, {TxnOffsetCommitRequest: self._commit_offsets})
         _look_up_again(producer.client)
 
     async def start(self) -> None:
@@ -115,11 +146,31 @@ class TransactionRequests:
                 return self._group.result()
         return await _begun(send, lambda response: [response.error_code])
 
+    async def _commit_offsets(self, call: Call, send: Send) -> Any:
+        call.change(partial(_of_member, self.member))
+        response = await send()
+        rows = []
+        for topic, partitions, *_ in response.errors:
+            self.moved_on |= any(code in _MOVED_ON for _, code, *_ in partitions)
+            results = [(at, _FORBIDDEN if code in _MOVED_ON else code) for at, code, *_ in partitions]
+            rows.append((topic, results))
+        response.errors = rows
+        return response
+
     async def _end(self, _: Call, send: Send) -> Any:
         if self._group is not None:
             await asyncio.wait([self._group])  # behind the end it would begin another transaction
             self._group = None
         return await send()
+
+
+def _of_member(member: Member | None, struct: Any, versions: Versions) -> Any:
+    """Offsets with the epochs of their records, and with the member that commits them, if the broker knows that."""
+    if member is None or not knows(versions, _OFFSETS_OF_MEMBER):
+        return struct
+    topics: list[Any] = [(topic, [(*row, {}) for row in partitions], {}) for topic, partitions in struct.topics]
+    ids = struct.transactional_id, struct.group, struct.producer_id, struct.producer_epoch
+    return _OFFSETS_OF_MEMBER(*ids, *member, topics, {})
 
 
 def _codes_of_partitions(response: Any) -> list[int]:

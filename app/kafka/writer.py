@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError
 from aiokafka.structs import RecordMetadata
 
 from app.kafka.batches.bounds import Bounds
@@ -16,7 +17,7 @@ from app.kafka.batches.outbox import Batches, BatchSettings
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.errors import FENCED
 from app.kafka.shielded import shielded
-from app.kafka.structs import OffsetAndMetadata, TopicPartition
+from app.kafka.structs import Member, OffsetAndMetadata, TopicPartition
 from app.kafka.transactions import TransactionRequests
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch, pack
@@ -53,6 +54,7 @@ class Writer(Batches):
         settings, numbers, failed, bounds: see `Batches`.
         transactional_id: that of the producer.
         group_id: the group whose offsets are committed.
+        member: gives the member of the group that has the partitions of the offsets; None for those of no member.
         brokers: watches the client of the producer; with transactions until it stops.
 
     Attributes:
@@ -70,12 +72,14 @@ class Writer(Batches):
         transactional_id: str | None = None,
         group_id: str = "",
         brokers: BrokerHealth | None = None,
+        member: Callable[[], Member] | None = None,
     ) -> None:
         super().__init__(producer, settings, numbers=numbers, halts=True, failed=failed, bounds=bounds)
         self.ends: dict[TopicPartition, int] = {}
         self._group_id = group_id
         self._committing: asyncio.Task[None] | None = None
         self._brokers = brokers
+        self._member = member
         if brokers is not None:
             brokers.watch(self.client, self.hold)
         self.controls.keep_failures_quiet()
@@ -143,14 +147,25 @@ class Writer(Batches):
         """Commits the open transaction, of which all records are acknowledged, and in it offsets with their metadata.
 
         Raises:
+            CommitFailedError: the member has lost the partitions.
             KafkaError, IllegalOperation: the cluster did not take it, or something in it has failed.
         """
         if offsets:
+            assert self._requests is not None
+            # That of now, and not of the moment when the request leaves: it may have lost the partitions by then.
+            member = self._requests.member = None if self._member is None else self._member()
+            if member is not None and member.generation < 0:
+                raise CommitFailedError
             commits = {place: OffsetAndMetadata(*commit) for place, commit in offsets.items()}
             sent = self.producer.send_offsets_to_transaction(commits, self._group_id)
             # Until the writer stops: asyncio would log an error of aiokafka for which nobody waits any more.
             self._committing = asyncio.get_running_loop().create_task(sent)
-            await shielded(self._committing)
+            try:
+                await shielded(self._committing)
+            except GroupAuthorizationFailedError as exc:
+                if self._requests.moved_on:
+                    raise CommitFailedError from exc
+                raise
         await self.producer.commit_transaction()
 
     async def stop(self) -> None:

@@ -280,7 +280,7 @@ async def test_nothing_is_read_before_others_have_ended(make_line: MakeLine, mon
         async def late(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
             # The client has begun to read behind the third; now the fourth comes.
             async with asyncio.timeout(20):
-                while delivery._source.position(place) is None:  # noqa: ASYNC110  # known to the client alone
+                while delivery._parts.source.position(place) is None:  # noqa: ASYNC110  # known to the client alone
                     await asyncio.sleep(0.01)
             await former.commit_transaction()
             await assign(delivery, lanes)

@@ -221,7 +221,7 @@ async def test_transaction_that_has_failed(
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
         (each,) = started
-        cast(Any, each.output.writer)._producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
+        cast(Any, each.output.writer).producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
         if more:
             await line.send(records(1, start=5))
         else:

@@ -15,7 +15,7 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.offsets_log import TOPIC as OFFSETS
 from tests.simulation.offsets_log import OffsetsLog
 from tests.simulation.partition_log import PartitionLog
-from tests.simulation.transactions import Transactions
+from tests.simulation.transactions import INVALID_EPOCH, Transactions
 
 __all__ = ["Broker", "Cluster", "Topic"]
 
@@ -84,6 +84,7 @@ class Cluster:
         self._topic_ids = 0
         self.throttle_ms = 0
         self.release = release
+        self.late_offsets: dict[str, Any] = {}  # by transactional id; see `_Connection`
         self.committed: Callable[[str, Mapping[Any, Commit]], None] = lambda *_: None
 
     # --- what tests do ------------------------------------------------------------------------------------------------
@@ -478,11 +479,20 @@ class Cluster:
         group = request.group if "group" in request.SCHEMA.names else request.group_id
         offsets, unknown = self._known(commits(request.topics))
         code = self._coordinates(node, 0, group)
-        code = code or self.transactions.allows(
-            request.transactional_id, request.producer_id, request.producer_epoch, group
-        )
+        if "member" in request.SCHEMA.names:
+            code = code or self.groups.refusal(group, request.member, request.generation, request.instance)
+        if not code:
+            code = self.transactions.allows(
+                request.transactional_id, request.producer_id, request.producer_epoch, group
+            )
+            if code == INVALID_EPOCH and self.release < "4":
+                # The log of the offsets refuses it behind the group, which then drops what the owner has sent, too.
+                self.groups.drop_pending(group, request.producer_id, offsets)
         if not code:
             self.groups.take_pending(group, request.producer_id, offsets)
+            late = self.late_offsets.pop(request.transactional_id, None)
+            if late is not None and late.producer_epoch < request.producer_epoch:
+                self._commit_in_transaction(node, late, lambda **_: None)
         codes = {**dict.fromkeys(offsets, code), **dict.fromkeys(unknown, UNKNOWN_TOPIC)}
         rows = by_topic({place: {"error_code": each} for place, each in codes.items()}, "partition_errors")
         for row in rows:
@@ -579,8 +589,8 @@ def _stamp(data: bytes) -> tuple[int, int]:
 def commits(topics: Any) -> dict[tuple[str, int], Commit]:
     """The offsets in a commit, with epochs or without."""
     return {
-        (topic, row[0]): Commit(row[1], row[2] if len(row) > 3 else -1, row[-1] or "")
-        for topic, partitions in topics
+        (topic, row[0]): Commit(row[1], row[2] if len(row) > 3 else -1, row[3 if len(row) > 3 else 2] or "")
+        for topic, partitions, *_ in topics
         for row in partitions
     }
 

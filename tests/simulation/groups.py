@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -338,6 +338,16 @@ class Groups:
     def take_pending(self, name: str, producer_id: int, offsets: Mapping[Place, Commit]) -> None:
         """Offsets in a transaction, which count once it has been committed."""
         self.group(name).pending.setdefault(producer_id, {}).update(offsets)
+
+    def drop_pending(self, name: str, producer_id: int, places: Iterable[Place]) -> None:
+        """Forgets offsets of an open transaction, whichever producer with this id has sent them."""
+        pending = self.group(name).pending.get(producer_id, {})
+        for place in places:
+            pending.pop(place, None)
+
+    def refusal(self, name: str, member_id: str, generation: int, instance: str | None) -> int:
+        """The code for offsets of a transaction by somebody who is no member of this generation; 0 for a member."""
+        return int(self._found(self.group(name), member_id, generation, instance)[1])
 
     def end_pending(self, name: str, producer_id: int, *, commit: bool) -> None:
         offsets = self.group(name).pending.pop(producer_id, {})

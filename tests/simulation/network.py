@@ -26,6 +26,7 @@ from tests.simulation.releases import RELEASES
 
 __all__ = ["NETWORK", "Network", "take_the_place_of_connections"]
 
+_OFFSETS_IN_TRANSACTION = 28
 _WITH_QUOTA = {0, 1}
 
 NETWORK: contextvars.ContextVar[Network] = contextvars.ContextVar("network")
@@ -137,7 +138,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
         elif fate == "stale":
             self._process(struct, lambda **_: None)  # processed, and no response ever
         elif isinstance(fate, float):
-            self._later(fate, self._late, struct)
+            self._delay(struct, fate)
         else:
             code, processed = fate
             if processed:
@@ -149,6 +150,11 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no 
     def _is_lost(self) -> bool:
         """Whether the machine of the broker has gone since, so that it knows nothing of the connection."""
         return self._broker is None or self not in self._broker.connections
+
+    def _delay(self, struct: Any, seconds: float) -> None:
+        self._later(seconds, self._late, struct)
+        if struct.API_KEY == _OFFSETS_IN_TRANSACTION:  # or until the next producer of the id has sent its own
+            self._network.cluster.late_offsets[struct.transactional_id] = struct
 
     def _late(self, struct: Any) -> None:
         if self._open and not self._is_lost:

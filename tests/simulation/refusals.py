@@ -34,7 +34,7 @@ def refused(struct: Any, code: int) -> dict[str, Any]:
         fields = {**_WHOLE.get(struct.API_KEY, {}), "error_code": code}
         return fields | {"member_id": struct.member_id} if struct.API_KEY == 11 else fields
     rows = []
-    for topic, partitions in struct.topics:
+    for topic, partitions, *_ in struct.topics:
         numbers = partitions if struct.API_KEY == 24 else [row[0] for row in partitions]
         parts = [{**filled, "partition": number, "error_code": code} for number in numbers]
         rows.append({"topic": topic, "topics": topic, "partitions": parts, "partition_errors": parts})

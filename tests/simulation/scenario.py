@@ -30,8 +30,7 @@ class Scenario:
         in_flight_bytes: of a worker.
         store_threads: how many calls of the store go on at a time.
         graceful_ms: how long a worker that loses partitions, or stops, may take to finish its records.
-        release: of Kafka. Exactly once has one of 4.0 or newer: with others a late offset makes records come twice,
-            see docs/exactly-once.md.
+        release: of Kafka.
         static: whether workers are static members of the group: one that takes another's place has its id.
         odd: how likely the source has each other kind of batches; see `Upstream`.
         acts: the names of what happens to workers, brokers, topics and the store; see `Storm`.
@@ -131,7 +130,7 @@ def drawn(chance: Random, acts: list[str]) -> Scenario:
         odd=chance.choice((0.0, 0.2, 0.5)),
         static=chance.random() < 0.2,
         graceful_ms=chance.choice((100, 5_000)),
-        release="4.1" if exactly_once else chance.choice((*RELEASES,)),
+        release=chance.choice((*RELEASES,)),
         acts=[each for each in acts if chance.random() < 0.4 and work.stands(each)],
         keys=keys,
     )

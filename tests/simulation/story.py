@@ -81,7 +81,7 @@ def _produce(request: Any, fields: Mapping[str, Any]) -> str:
 
 
 def _commit(request: Any, _: Mapping[str, Any]) -> str:
-    places = [f"{topic}-{row[0]} at {row[1]}" for topic, rows in request.topics for row in rows]
+    places = [f"{topic}-{row[0]} at {row[1]}" for topic, rows, *_ in request.topics for row in rows]
     names = request.SCHEMA.names
     generation = next((f", generation {getattr(request, name)}" for name in names if "generation" in name), "")
     return f"{', '.join(places)}{generation}"

@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import CoordinationType
 from aiokafka.errors import (
+    CommitFailedError,
     ConcurrentTransactions,
     CoordinatorLoadInProgressError,
     GroupAuthorizationFailedError,
@@ -18,11 +19,12 @@ from aiokafka.errors import (
     KafkaTimeoutError,
     ProducerFenced,
 )
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, TxnOffsetCommitRequest
 
 from app.kafka import transactions
 from app.kafka.gate import Call, Gate, Place, Send
 from app.kafka.producer import ProducerControls
+from app.kafka.structs import Member
 from app.kafka.transactions import TransactionRequests
 from app.kafka.writer import Writer
 from tests.integration.way import MakeTopic
@@ -73,6 +75,53 @@ async def test_offsets_that_fail_when_nobody_waits_for_them_are_not_logged() -> 
     del writer, producer
     gc.collect()
     assert troubles == []
+
+
+@pytest.mark.parametrize("code", [22, 25, 82])
+async def test_offsets_of_a_former_owner_are_refused(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """They name the member as it was when the commit began; a refusal ends the transaction, which is aborted then."""
+    member, sent = Member(4, "m", "one"), list[Any]()
+    producer = AIOKafkaProducer(transactional_id="any")
+    writer = Writer(producer, transactional_id="any", group_id="g", member=lambda: member)
+    requests = writer._requests
+    assert requests is not None
+
+    async def send(offsets: Any, group: str) -> None:
+        call = Call(None, TxnOffsetCommitRequest("any", group, 5, 6, [("raw", [(0, 9, "note")])]))
+        call.change(lambda *_: SimpleNamespace(**WITH_EPOCHS))
+
+        async def answer() -> Any:
+            sent.append(call.prepare({28: (0, 3)}))
+            return SimpleNamespace(errors=[("raw", [(0, code, {})], {})])
+
+        response = await requests._commit_offsets(call, answer)
+        assert response.errors == [("raw", [(0, GroupAuthorizationFailedError.errno)])]
+        raise GroupAuthorizationFailedError(group)
+
+    monkeypatch.setattr(producer, "send_offsets_to_transaction", send)
+    with pytest.raises(CommitFailedError):
+        await writer.commit({TopicPartition("raw", 0): (9, "note")})
+    (struct,) = sent
+    assert [getattr(struct, name) for name in struct.SCHEMA.names] == [
+        *("any", "g", 5, 6, 4, "m", "one"),
+        [("raw", [(0, 9, 3, "note", {})], {})],
+        {},
+    ]
+    assert struct.encode()
+    member = Member(-1, "", None)  # it is a member no more
+    with pytest.raises(CommitFailedError):
+        await writer.commit({TopicPartition("raw", 0): (9, "note")})
+    assert len(sent) == 1
+    await producer.stop()
+
+
+WITH_EPOCHS: dict[str, Any] = {
+    "transactional_id": "any",
+    "group": "g",
+    "producer_id": 5,
+    "producer_epoch": 6,
+    "topics": [("raw", [(0, 9, 3, "note")])],
+}
 
 
 async def test_the_group_is_added_beside_the_batches(broker: str, make_topic: MakeTopic) -> None:
