@@ -209,16 +209,13 @@ class Output:
             self._parts.termination.fail(translated(error, f"writing to topic {topic}"))
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
-        topics = (self._parts.plan.sink, self._parts.plan.dead_letters)
-        topic = next(each for each in topics if each is not None and each.name == error.topic)
+        unfit: ClusterError = UnfitError(self._parts.lanes.partition_of(tracker), offset, error)
+        topic = next(each for each in self._parts.plan.topics if each.name == error.topic)
         bounded = topic.oldest_ms is not None or topic.newest_ms is not None
         if bounded and error.timestamp is not None and topic.takes_timestamp(error.timestamp, self._parts.clock()):
-            self._parts.termination.fail(
-                ClusterError(
-                    f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
-                    "this machine it takes: set the clocks of the brokers, and of this machine, right",
-                    retriable=True,
-                )
+            reason = (
+                f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of this "
+                "machine it takes: set the clocks of the brokers, and of this machine, right"
             )
-        else:
-            self._parts.termination.fail(UnfitError(self._parts.lanes.partition_of(tracker), offset, error))
+            unfit = ClusterError(reason, retriable=True)
+        self._parts.termination.fail(unfit)
