@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
+from app.kafka.clients import codec_number
 from app.kafka.source_batch import SourceBatch, UnreadBatch
-from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
-from app.pipeline.lanes import Lanes
-from app.pipeline.stats import PipelineStats
+from app.pipeline.output import Parts
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.chunk import is_chunk
 from transforms.errors import MalformedError
@@ -40,10 +40,8 @@ _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below th
 class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
-    `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn, and 64 KiB that are decompressed count as one; `limit_bytes` is the most that
-    small batches become together; `codec` is the number of the codec with which all records leave, None if each keeps
-    its own.
+    After `consumer.max.poll.records` that are looked at one by one other tasks have their turn; 64 KiB that are
+    decompressed count as one. `assembler` is None if the pipeline assembles no chunks.
 
     Attributes:
         in_turn: whether records wait because so many others were looked at before them.
@@ -53,33 +51,30 @@ class Admission:
 
     def __init__(
         self,
+        parts: Parts,
         chain: Chain,
-        lanes: Lanes,
-        share: Share,
-        *,
         assembler: LaneAssembler | None,
         delivery: Delivery,
         dispatcher: Dispatcher,
-        stats: PipelineStats,
-        turn: int,
-        limit_bytes: int,
-        codec: int | None,
     ) -> None:
+        settings, limit = parts.settings, parts.share.budget.limit
         self._chain = chain
-        self._lanes = lanes
-        self._share = share
+        self._lanes = parts.lanes
+        self._share = parts.share
         self._assembler = assembler
         self._delivery = delivery
         self._dispatcher = dispatcher
-        self._stats = stats
-        self._turn = turn
-        self._limit_bytes = limit_bytes
-        self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
-        self._most_bytes = max(share.budget.limit, _LEAST_OPENED_BYTES)
-        self._small_bytes = max(share.budget.limit // _SMALL_PART_OF_BUDGET, _LEAST_SMALL_BYTES)
-        self._codec = codec
+        self._stats = parts.stats
+        self._codec = codec_number(settings)
+        self._turn = cast("int", settings.consumer["consumer.max.poll.records"])
+        self._limit_bytes = parts.plan.sink.max_message_bytes
+        if settings.guarantee.exactly_once:
+            self._limit_bytes = min(self._limit_bytes, settings.guarantee.size)
+        self._merged_bytes = min(self._limit_bytes, _MERGED_BYTES, limit // _PART_OF_BUDGET)
+        self._most_bytes = max(limit, _LEAST_OPENED_BYTES)
+        self._small_bytes = max(limit // _SMALL_PART_OF_BUDGET, _LEAST_SMALL_BYTES)
         self.in_turn = False
-        self._left = turn
+        self._left = 0
         """How many records may be looked at in this turn."""
         self._full = False
         """Whether a record that passes has found no room in this turn."""

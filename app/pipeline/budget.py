@@ -102,9 +102,10 @@ class Share:
         budget = self.budget
         if self.work_waits or (held and held + size > budget.spare(size)):
             return False
-        if self.used == 0 or (self.work == 0 and budget.used <= budget.limit):
+        fair = self._is_fair(size, self.work)
+        if self.used == 0 or (fair and budget.used + size <= budget.limit):
             return True
-        if self._is_fair(size, self.work) and budget.used + size <= budget.limit:
+        if self.work == 0 and budget.used <= budget.limit and (not fair or budget.shares > 1):
             return True
         stuck_bytes = stuck()
         self.work_waits = stuck_bytes == 0 or self._is_fair(size, stuck_bytes)

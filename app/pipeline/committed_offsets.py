@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.config.settings import PipelineSettings
-from app.kafka.clients import ClusterError, translated
+from app.kafka.clients import translated
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import set_within
@@ -19,7 +19,7 @@ class CommittedOffsets:
     """Looks up the committed offsets of the lanes. Belongs to the event loop of the flow.
 
     No record is read before they are known: it could be delivered again, or the client could be ahead of the
-    transaction of another worker, which has not ended. The termination ends the flow if `fetch` cannot get them.
+    transaction of another worker, which has not ended. If `fetch` cannot get them, the flow ends.
     """
 
     # State that changes, by rebalances: `_known` and `_looking_up`.
@@ -72,11 +72,7 @@ class CommittedOffsets:
         except GroupMovedOnError:
             return  # they are looked up after the next assignment
         except KafkaError as exc:
-            self._termination.fail(translated(exc, f"reading offsets of group {self._settings.group_id}"))
-            return
-        except ClusterError as exc:
-            self._termination.fail(exc)
-            return
+            raise translated(exc, f"reading offsets of group {self._settings.group_id}") from exc
         for lane in lanes:
             commit = commits.get(lane.partition)
             if commit is not None:

@@ -9,14 +9,13 @@ from app.kafka.clients import ClusterError
 from app.kafka.shielded import heard
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
-from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Hold, Lane, Letter, Passing, Working
 from app.pipeline.lane_assembler import PlacedRecord, chunks_of
-from app.pipeline.lanes import Lanes
+from app.pipeline.output import Parts
 from app.pipeline.retries import Retries
-from app.pipeline.termination import RecordError, Termination
+from app.pipeline.termination import RecordError
 from app.pipeline.work import Work
 from transforms.assembly import Discarded
 from transforms.letter import Cause
@@ -35,29 +34,22 @@ class Dispatcher:
     record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow begins
     again, and stores it anew.
 
-    `clock` are seconds that do not go back. `publishes` says whether results may refer to payloads that were stored for
-    them. Dead letters always may.
+    `clock` are seconds that do not go back.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
-        share: Share,
-        *,
+        parts: Parts,
         retries: Retries,
         error_policy: ErrorPolicy,
         delivery: Delivery,
-        termination: Termination,
+        *,
         clock: Callable[[], float],
-        publishes: bool = False,
     ) -> None:
-        self._lanes = lanes
-        self._publishes = publishes
-        self._share = share
+        self._parts = parts
         self._retries = retries
         self._error_policy = error_policy
         self._delivery = delivery
-        self._termination = termination
         self._clock = clock
 
     def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
@@ -72,7 +64,6 @@ class Dispatcher:
         """
         item = Working(record, held, lane.codec)
         lane.append(item)
-        lane.served_s = self._clock()
         if work is None:
             item.result = (record,)
         elif work.step is not None:
@@ -101,22 +92,28 @@ class Dispatcher:
             lane.keep(task)
             # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
             task.add_done_callback(heard)
-            task.add_done_callback(lambda _: self._share.budget.wake())
+            task.add_done_callback(lambda _: self._parts.share.budget.wake())
         asked = lane.measuring[1]
         return asked.result() if asked.done() else None
 
     def _fail(self, lane: Lane, item: Working, error: BaseException) -> None:
         verdict = self._error_policy.verdict(item.source, error)
         if verdict is not None:
-            self._bury(lane, lane.fail(item), [item.source], verdict)
+            self._bury(lane, verdict, [(lane.fail(item), [item.source])])
 
-    def _bury(self, lane: Lane, letter: Letter, sources: Sequence[SourceRecord], verdict: Cause | RecordError) -> None:
-        found = verdict if isinstance(verdict, RecordError) else self._error_policy.letters(sources, verdict)
-        if found is not None:
-            self._settle(lane, letter, found)
+    def _bury(
+        self, lane: Lane, verdict: Cause | RecordError, letters: Sequence[tuple[Letter, Sequence[SourceRecord]]]
+    ) -> None:
+        """Writes letters of records, on a thread if they are many or large; or lets the first one end the flow."""
+        letter, sources = letters[0]
+        if isinstance(verdict, RecordError):
+            self._settle(lane, letter, verdict)
+            return
+        found = None if len(letters) > 1 else self._error_policy.letters(sources, verdict)
+        if found is None:
+            self._begin(lane, self._write_letters(lane, letters, verdict))
         else:
-            assert isinstance(verdict, Cause)
-            self._begin(lane, self._write_letters(lane, [(letter, sources)], verdict))
+            self._settle(lane, letter, found)
 
     def _settle(self, lane: Lane, letter: Letter, found: Sequence[RecordLike] | RecordError) -> None:
         if isinstance(found, RecordError):
@@ -126,7 +123,7 @@ class Dispatcher:
             self._finish(lane, letter, found)
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
-        task = self._termination.begin(work)
+        task = self._parts.termination.begin(work)
         lane.keep(task)
 
     def give_up(self, event: Discarded) -> None:
@@ -135,7 +132,7 @@ class Dispatcher:
         if verdict is None:
             return
         chunks = chunks_of(event)
-        lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
+        lane = self._parts.lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
         assert lane is not None, "the assembler forgets the chunks of a lane that is discarded"
         parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
         letters = [Letter(part[-1], codec=lane.codec, first=part[-1].offset) for part in parts]
@@ -143,10 +140,7 @@ class Dispatcher:
         letters[-1].hold = Hold(chunks[0].offset)
         lane.holds.append(letters[-1].hold)
         lane.items.extend(letters)
-        if isinstance(verdict, RecordError) or len(parts) == 1:
-            self._bury(lane, letters[0], parts[0], verdict)
-        else:
-            self._begin(lane, self._write_letters(lane, zip(letters, parts, strict=True), verdict))
+        self._bury(lane, verdict, list(zip(letters, parts, strict=True)))
 
     async def _write_letters(
         self, lane: Lane, letters: Iterable[tuple[Letter, Sequence[SourceRecord]]], cause: Cause
@@ -170,7 +164,7 @@ class Dispatcher:
         except Exception as exc:  # noqa: BLE001  # the error policy decides
             self._fail(lane, item, exc)
         else:
-            item.stored_s = self._clock() if self._publishes else None
+            item.stored_s = self._clock() if self._parts.settings.offloads else None
             self._finish(lane, item, result)
 
     def release(self, lane: Lane) -> None:
@@ -183,7 +177,7 @@ class Dispatcher:
             if stored_s is not None and self._clock() - stored_s > LONGEST_HOLD_S:
                 # What is before it is written and committed: if that has waited for long, it would do so each time.
                 self._delivery.flush()
-                self._termination.fail(_aged(item.source))
+                self._parts.termination.fail(_aged(item.source))
                 return
             lane.pop()
             tracker = lane.tracked(item.source.offset)
@@ -196,9 +190,9 @@ class Dispatcher:
                 tracker.keep(released - 1 if holds else released)
                 lane.items.appendleft(Working(item.source))  # nothing of the lane passes it
                 if isinstance(exc, ClusterError):
-                    self._termination.fail(exc)
+                    self._parts.termination.fail(exc)
                 else:
-                    self._termination.fail_by_defect(exc, item.source)
+                    self._parts.termination.fail_by_defect(exc, item.source)
             if not self._may_write(lane):
                 break
         front = lane.items[0] if lane.items else None
@@ -207,7 +201,7 @@ class Dispatcher:
         self._delivery.flush()
 
     def _may_write(self, lane: Lane) -> bool:
-        return self._termination.error is None and self._lanes.holds(lane)
+        return self._parts.termination.error is None and self._parts.lanes.holds(lane)
 
 
 class PayloadAgedError(ClusterError):

@@ -21,7 +21,7 @@ from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.clients import ClusterError, batch_settings, codec_number, describe, translated
+from app.kafka.clients import ClusterError, batch_settings, describe, translated
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
@@ -129,50 +129,19 @@ class Flow:
         parts = Parts(
             settings, plan, clients, self._source, brokers, lanes, reset, share, stats, termination, runtime.time
         )
-        exactly_once = settings.guarantee.exactly_once
-        make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
+        make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(parts)
         self._letters = None
         if plan.dead_letters is not None:
             self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
-        dispatcher = Dispatcher(
-            lanes,
-            share,
-            retries=self._retries,
-            error_policy=ErrorPolicy(
-                settings, self._letters, share, runtime=runtime, stats=stats, termination=termination
-            ),
-            delivery=self._delivery,
-            termination=termination,
-            clock=clock,
-            publishes=settings.offloads,
+        error_policy = ErrorPolicy(
+            settings, self._letters, share, runtime=runtime, stats=stats, termination=termination
         )
-        sizes = [plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]
-        self._admission = Admission(
-            chain,
-            lanes,
-            share,
-            assembler=self._assembler,
-            delivery=self._delivery,
-            dispatcher=dispatcher,
-            stats=stats,
-            limit_bytes=min(sizes),
-            codec=codec_number(settings),
-            turn=cast("int", settings.consumer["consumer.max.poll.records"]),
-        )
+        dispatcher = Dispatcher(parts, self._retries, error_policy, self._delivery, clock=clock)
+        admission = Admission(parts, chain, self._assembler, self._delivery, dispatcher)
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}
         self.progress: Progress = Progress(lanes, self._source, before)
-        self._poll_loop = PollLoop(
-            self._source,
-            lanes,
-            share,
-            admission=self._admission,
-            delivery=self._delivery,
-            offset_reset=self._offset_reset,
-            termination=termination,
-            look_s=settings.flush_interval_ms / 1000,
-            clock=clock,
-        )
+        self._poll_loop = PollLoop(parts, admission, self._delivery, clock=clock)
         self._leaving = self._renewing_store = False
         self._had: set[TopicPartition] = set()
 

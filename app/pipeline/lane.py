@@ -124,8 +124,7 @@ class Lane:
             None if there was none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
             not read.
-        served_s, resumed_s: when a record with work was admitted last, and when the partition was resumed after a
-            pause, by the monotonic clock; 0 if never.
+        had_turn: whether a record with work was admitted since the partition was resumed after a pause.
         waiting: the number of records that wait for the next transaction.
         committed: the committed offset when the partition was assigned; None if there was none.
         tracker: knows which records are durable; None before the first record.
@@ -151,7 +150,7 @@ class Lane:
         self.committed: int | None = None
         self.noted = ""
         self.read_to = self.work = self.codec = self.stalled = self.waiting = self.delivered = 0
-        self.served_s = self.resumed_s = 0.0
+        self.had_turn = False
 
     @property
     def busy(self) -> bool:
@@ -166,11 +165,6 @@ class Lane:
         """
         stamp = self.items[0].source.timestamp if self.items else self.read.timestamp
         return None if stamp is None or stamp < 0 else stamp
-
-    @property
-    def had_turn(self) -> bool:
-        """True if a record with work was admitted since the partition was resumed."""
-        return self.served_s > self.resumed_s
 
     # --- what was read -----------------------------------------------------------------------------------------------
 
@@ -200,6 +194,7 @@ class Lane:
         item.admitted = item.held
         self.work += item.held
         self.items.append(item)
+        self.had_turn = True
         self._share.take_work(item.held)
 
     def skip(self, record: SourceRecord) -> None:

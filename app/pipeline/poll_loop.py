@@ -9,20 +9,15 @@ Their records could not be admitted anyway. No other partition is paused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
-from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
-from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
 from app.pipeline.lane import Lane
-from app.pipeline.lanes import Lanes
-from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.termination import Termination
+from app.pipeline.output import Parts
 
 _POLL_MS = 200
 _PEEK_S = 0.05
@@ -50,7 +45,8 @@ class _Pause:
 class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
-    Each `look_s` seconds by `clock` it looks how far partitions were read behind their last records; see `look`.
+    Each `offset.flush.interval.ms` by `clock`, which does not go back, it looks how far partitions were read behind
+    their last records; see `look`.
 
     Attributes:
         held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
@@ -58,32 +54,20 @@ class PollLoop:
         holding: whether that turn has come.
     """
 
-    def __init__(
-        self,
-        source: GroupConsumer,
-        lanes: Lanes,
-        share: Share,
-        *,
-        admission: Admission,
-        delivery: Delivery,
-        offset_reset: OffsetReset,
-        termination: Termination,
-        look_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._source = source
-        self._lanes = lanes
-        self._share = share
+    def __init__(self, parts: Parts, admission: Admission, delivery: Delivery, *, clock: Callable[[], float]) -> None:
+        self._source = parts.source
+        self._lanes = parts.lanes
+        self._share = parts.share
         self._admission = admission
         self._delivery = delivery
-        self._offset_reset = offset_reset
-        self._termination = termination
-        self._look_s = look_s
+        self._offset_reset = parts.offset_reset
+        self._termination = parts.termination
+        self._look_s = parts.settings.flush_interval_ms / 1000
         self._clock = clock
         self._looked_s = clock()
         self.held = False
         self.holding = False
-        self._part_bytes = share.budget.limit // _PART_OF_BUDGET
+        self._part_bytes = parts.share.budget.limit // _PART_OF_BUDGET
         self._pauses: dict[Lane, _Pause] = {}  # the longest first
         self._arrived_s = 0.0
         """When what was resumed last has arrived."""
@@ -103,7 +87,9 @@ class PollLoop:
         offsets = self._delivery.offsets
         reads_all = False
         if self.holding and not self.held:
-            self._end_hold()
+            for lane in tuple(self._pauses):
+                self._resume(lane)
+            self.holding = False
         if not offsets.known:
             await offsets.known_within(_POLL_MS / 1000)
             await self._source.keep_membership()
@@ -167,10 +153,7 @@ class PollLoop:
             if self._delivery.offsets.known:
                 await self._termination.unless_ended(self._offset_reset.find(exc))
             return False
-        return self._take(polled)
-
-    def _take(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> bool:
-        # No coroutine: a rebalance between the poll and the admission would leave records of lost partitions.
+        # No await from here on: after a rebalance there would be records of lost partitions.
         if not self._delivery.offsets.known:
             # A rebalance during the poll: this was read before it was known from where on.
             self._source.unread(polled)
@@ -201,11 +184,6 @@ class PollLoop:
             await self._termination.unless_ended(self._delivery.commit())
         await self._await_room()
 
-    def _end_hold(self) -> None:
-        for lane in tuple(self._pauses):
-            self._resume(lane)
-        self.holding = False
-
     # --- what was read ahead -----------------------------------------------------------------------------------------
 
     def _bound(self) -> None:
@@ -234,15 +212,14 @@ class PollLoop:
     def _let_go(self, size: int, *, in_turn: bool = False) -> int:
         """Pauses partitions that wait for work, until `size` bytes are let go; returns how many were.
 
-        Those first that the store has stalled, then those that had their turn: of which work was admitted since they
-        were resumed, the longest ago first. With `in_turn` no others.
+        Those first that the store has stalled, then those that had their turn, the latest first. With `in_turn` no
+        others.
         """
-        waiting = [lane for lane in self._lanes if lane not in self._pauses and (lane.had_turn or not in_turn)]
-        waiting.sort(key=lambda lane: (not lane.stalled, not lane.had_turn, lane.resumed_s))
-        found = 0
-        for lane in waiting:
+        latest, found = [*self._lanes][::-1], 0
+        for lane in sorted(latest, key=lambda lane: (not lane.stalled, not lane.had_turn)):
             # What waits only because the turn has ended may pass.
-            if found < size and (lane.stalled or (lane.read.for_work and not self._admission.in_turn)):
+            waits = lane.stalled or (lane.read.for_work and not self._admission.in_turn)
+            if found < size and waits and lane not in self._pauses and (lane.had_turn or not in_turn):
                 found += self._pause(lane)
         return found
 
@@ -258,6 +235,6 @@ class PollLoop:
     def _resume(self, lane: Lane) -> int:
         """Reads a paused partition again; returns how many bytes are expected of it."""
         self._source.resume(lane.partition)
-        lane.resumed_s = self._clock()
-        self._arrived_s = lane.resumed_s + _ARRIVES_S
+        lane.had_turn = False
+        self._arrived_s = self._clock() + _ARRIVES_S
         return self._pauses.pop(lane).size

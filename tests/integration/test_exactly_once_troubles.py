@@ -31,6 +31,7 @@ from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import UnfitError
 from app.pipeline.transaction import Transaction
+from tests.app.pipeline.lanes import lane_of
 from tests.integration.line import LONG, Line, MakeLine, keys, records
 from tests.integration.worker_process import toml
 from transforms.errors import ConfigurationError, RecordUnfitError
@@ -160,7 +161,7 @@ async def test_producer_that_does_not_start_is_let_go(
 
         with monkeypatch.context() as patched:
             patched.setattr(Transaction, "start", never)
-            other = Lane(TopicPartition(line.source, 1), 0)
+            other = lane_of(1, 0, topic=line.source)
             assigning = asyncio.create_task(delivery.assign([*lanes, other]))
             await asyncio.wait_for(starting.wait(), 20)
             assert len(watched) == 3

@@ -21,16 +21,15 @@ from app.deadletters.reader import LetterReader
 from app.kafka.batches.outbox import Batches
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
-from app.kafka.structs import TopicPartition
 from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
-from app.pipeline.lane import Lane
 from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
 from app.pipeline.work import Now, Step
+from tests.app.pipeline.lanes import lane_of
 from tests.app.pipeline.outputs import output_over
 from tests.app.pipeline.runtimes import running_on
 from tests.built_batches import raw_batch
@@ -69,7 +68,7 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
 
         async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
             batches = Batches(producer, halts=True, failed=fail)
-            output, lane = output_over(batches.outbox, lambda _: None, topic), Lane(TopicPartition("raw", 0), 0)
+            output, lane = output_over(batches.outbox, lambda _: None, topic), lane_of(0, 0)
             for offset, key in enumerate((None, b"behind")):
                 output.append(lane, Written(key), offset, 1, 0)
                 output.flush()

@@ -21,6 +21,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
 from tests.app.pipeline.chains import chain_of, memory
 from tests.app.pipeline.lanes import lane_of
+from tests.app.pipeline.test_error_policy import settings
 from tests.built_batches import built, changed, record, repacked
 from transforms.errors import PayloadTooLargeError, ReferenceRefusedError
 from transforms.record import Record, RecordLike, SourceRecord
@@ -51,7 +52,15 @@ class Let:
         self.failed: list[tuple[int, BaseException]] = []
         self.answer: Work | Exception | None = None
         output = SimpleNamespace(append=self._append, forward=self._forward)
+        parts = SimpleNamespace(
+            settings=settings(**{"consumer.max.poll.records": turn}),
+            plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000)),
+            lanes=self.lanes,
+            share=self.share,
+            stats=self.stats,
+        )
         self.admission = Admission(
+            cast(Any, parts),
             cast(
                 Any,
                 SimpleNamespace(
@@ -60,15 +69,9 @@ class Let:
                     begin=lambda record, codec: self._begun(record),
                 ),
             ),
-            self.lanes,
-            self.share,
-            assembler=None,
-            delivery=cast(Any, SimpleNamespace(output_of=lambda _: output)),
-            dispatcher=cast(Any, SimpleNamespace(**self._dispatched())),
-            stats=self.stats,
-            turn=turn,
-            limit_bytes=1_000_000,
-            codec=None,
+            None,
+            cast(Any, SimpleNamespace(output_of=lambda _: output)),
+            cast(Any, SimpleNamespace(**self._dispatched())),
         )
 
     def _begun(self, record: RecordLike) -> Work | None:
@@ -146,7 +149,7 @@ class Let:
     def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
         self.worked.append((lane.partition.partition, record.offset))
-        lane.served_s = self.now_s
+        lane.had_turn = True
 
     def _fail(self, lane: Lane, record: SourceRecord, error: BaseException, held: int) -> None:
         self.share.take_work(held)

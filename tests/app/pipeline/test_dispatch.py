@@ -86,15 +86,22 @@ class Bench:
         self.termination = Termination("p", lambda: None)
         pipeline = settings()
         letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
-        self.dispatcher = Dispatcher(
-            self.lanes,
-            share,
-            retries=cast(Any, SimpleNamespace(watching=lambda *_: contextlib.nullcontext())),
-            error_policy=ErrorPolicy(
-                pipeline, letters, share, runtime=SHARED, stats=self.stats, termination=self.termination
+        self.parts = cast(
+            Any,
+            SimpleNamespace(
+                settings=pipeline,
+                plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000)),
+                lanes=self.lanes,
+                share=share,
+                stats=self.stats,
+                termination=self.termination,
             ),
-            delivery=cast(Any, self.output),
-            termination=self.termination,
+        )
+        self.dispatcher = Dispatcher(
+            self.parts,
+            cast(Any, SimpleNamespace(watching=lambda *_: contextlib.nullcontext())),
+            ErrorPolicy(pipeline, letters, share, runtime=SHARED, stats=self.stats, termination=self.termination),
+            cast(Any, self.output),
             clock=SHARED.monotonic,
         )
 
@@ -242,18 +249,7 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
         lane.tracked(item.source.offset).released = item.source.offset + 1
 
     bench.output.write = write  # type: ignore[method-assign]
-    admission = Admission(
-        cast(Any, None),
-        bench.lanes,
-        bench.share,
-        assembler=assembler,
-        delivery=cast(Any, bench.output),
-        dispatcher=bench.dispatcher,
-        stats=bench.stats,
-        turn=1,
-        limit_bytes=1_000_000,
-        codec=None,
-    )
+    admission = Admission(bench.parts, cast(Any, None), assembler, cast(Any, bench.output), bench.dispatcher)
     first, *_, last = Chunking(1_000).split(Record(b"k", b"x" * 2_500, (), 5), "u")
     chunks = [
         ReadRecord("raw", 3, offset, 5, each.key, each.value, tuple(each.headers))

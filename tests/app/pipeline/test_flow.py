@@ -84,7 +84,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
 async def test_a_limit_that_a_refusal_taught_is_not_raised_by_the_next_look(flow: Flow) -> None:
     """The watcher goes by what the cluster said: else the flow would begin anew every few seconds, for ever."""
     assert flow.topic_watcher._topics["orders"].max_message_bytes == 1_000_000
-    assert flow._admission._limit_bytes == 3_999
+    assert flow._poll_loop._admission._limit_bytes == 3_999
     flow.stop()
     await asyncio.wait_for(flow.run(), 20)  # closes its clients
 

@@ -50,18 +50,18 @@ class Bench:
         share = Share(Budget(100))
         self.lanes = lanes = Lanes(share, None)
         lanes.open(PARTITION, 0)
-        self.loop = PollLoop(
-            cast(Any, self.consumer),
-            lanes,
-            share,
-            admission=cast(
-                Any,
-                SimpleNamespace(in_turn=False, admit=self._admit, expire=self._expire),
-            ),
-            delivery=cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
-            offset_reset=cast(Any, SimpleNamespace(find=self._find)),
+        parts = SimpleNamespace(
+            source=self.consumer,
+            lanes=lanes,
+            share=share,
+            offset_reset=SimpleNamespace(find=self._find),
             termination=Termination("p", lambda: None),
-            look_s=look_s,
+            settings=SimpleNamespace(flush_interval_ms=look_s * 1000),
+        )
+        self.loop = PollLoop(
+            cast(Any, parts),
+            cast(Any, SimpleNamespace(in_turn=False, admit=self._admit, expire=self._expire)),
+            cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
             clock=monotonic,
         )
         self.polled = asyncio.Event()
@@ -247,17 +247,15 @@ class Memory:
         for partition in range(partitions):
             self.let.lanes.open(TopicPartition("raw", partition), 0)
         self.reader = Reader(self.let)
-        self.loop = PollLoop(
-            cast(Any, self.reader),
-            self.let.lanes,
-            self.let.share,
-            admission=self.let.admission,
-            delivery=cast(Any, None),
-            offset_reset=cast(Any, None),
-            termination=Termination("p", lambda: None),
-            look_s=1_000,
-            clock=lambda: self.let.now_s,
+        parts = SimpleNamespace(
+            source=self.reader,
+            lanes=self.let.lanes,
+            share=self.let.share,
+            offset_reset=None,
+            termination=None,
+            settings=SimpleNamespace(flush_interval_ms=1_000),
         )
+        self.loop = PollLoop(cast(Any, parts), self.let.admission, cast(Any, None), clock=lambda: self.let.now_s)
 
     @property
     def lanes(self) -> Sequence[Lane]:
