@@ -99,7 +99,7 @@ class Arguments:
                 raise ConfigurationError(key, f"says again what {name} is")
             arguments[name] = self._value(key, name, value)
         given = {key: client[key] for key in (_BOOTSTRAP, *self._read_here) if client.get(key) is not None}
-        # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
+        # kafka-python makes a context itself, of files for which it has other names; aiokafka never does.
         needs_context = "ssl_cafile" not in self.defaults or any(key in given for key in _TLS)
         encrypts = str(client.get(_PROTOCOL)).upper().endswith("SSL")
         if encrypts and needs_context and arguments.get("ssl_context") is None:

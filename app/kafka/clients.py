@@ -150,9 +150,9 @@ def describe(error: BaseException) -> str:
     if isinstance(error, kafka_errors.CommitFailedError):
         text = "the group has given the partitions to another member"  # aiokafka's is a paragraph on its own settings
     name = type(error).__name__
-    told = text if name in text else f"{name}: {text}" if text else name
+    message = text if name in text else f"{name}: {text}" if text else name
     advice = _ADVICE.get(type(error))
-    return f"{told} ({advice})" if advice else told
+    return f"{message} ({advice})" if advice else message
 
 
 def translated(error: BaseException, doing: str, code: int | None = None) -> ClusterError:
@@ -162,8 +162,8 @@ def translated(error: BaseException, doing: str, code: int | None = None) -> Clu
         or type(error) is kafka_errors.KafkaError  # a task of aiokafka has failed
         or bool(getattr(error, "retriable", False))
     )
-    told = f"{doing}: {describe(error)}{newer_text(code)}"
-    return ClusterError(told, retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
+    message = f"{doing}: {describe(error)}{newer_text(code)}"
+    return ClusterError(message, retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
 
 
 def sharing_context(settings: ClientSettings) -> ClientSettings:
@@ -362,12 +362,12 @@ async def _check_addresses(settings: ClientSettings, arguments: Mapping[str, Any
         )
     found = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else {}
     if found:
-        told = (
+        message = (
             f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
             f"reached: {'; '.join(found)}; correct advertised.listeners of the brokers, or what this machine knows of "
             "these names"
         )
-        raise ConfigurationError("bootstrap.servers", told) from ClusterError(told, retriable=_is_silence(found))
+        raise ConfigurationError("bootstrap.servers", message) from ClusterError(message, retriable=_is_silence(found))
 
 
 async def _refuse_silence(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> Never:
@@ -376,11 +376,11 @@ async def _refuse_silence(settings: ClientSettings, arguments: Mapping[str, Any]
     protocol, security = arguments["security_protocol"], settings.security
     closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
     advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
-    told = (
+    message = (
         f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
         f"that the cluster runs, the addresses, and security.protocol{advice}"
     )
-    raise ConfigurationError("bootstrap.servers", told) from ClusterError(told, retriable=_is_silence(found))
+    raise ConfigurationError("bootstrap.servers", message) from ClusterError(message, retriable=_is_silence(found))
 
 
 def _is_silence(found: Mapping[str, Exception]) -> bool:

@@ -36,7 +36,7 @@ _READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: obje
 # The headers of so many bytes take 32 MiB as objects. They are counted then; those of more are counted before.
 _COUNTED_LATE_BYTES = 1_048_576
 _HEADER_BYTES = 64  # of one as an object, at least
-# What the headers of a batch may take as objects when all are there at once: so much, and so much for each byte.
+# The most bytes that all headers of a batch may need as objects: so many, and so many for each byte of the batch.
 _HEADERS_BYTES, _HEADERS_FOR_BYTES = 8_388_608, 4
 
 
@@ -195,7 +195,7 @@ class SourceBatch:
         return whole
 
     def kept(self) -> SourceBatch:
-        """The same with bytes of its own: a batch that waits must not keep all that was fetched with it."""
+        """A copy with separate bytes: a batch that waits must not keep all that was fetched with it."""
         assert self.batch is not None
         kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
@@ -220,7 +220,7 @@ class SourceBatch:
 
     @property
     def plain(self) -> bool:
-        """True if aiokafka may read each record at once.
+        """True if aiokafka may read all records together.
 
         False if it does not read one, as where the name of a header is not UTF-8; if one is an `UnreadBatch`; or if the
         headers would take much more memory than their bytes.
@@ -334,7 +334,7 @@ def _is_crowded(data: bytes | memoryview, batch: RecordBatch) -> bool:
 
 
 def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
-    """Whether each row has an offset of its own in the batch, and their headers are not too many, alone or together."""
+    """Whether the offsets of the rows rise within the batch, and their headers are not too many, alone or together."""
     before, last, left = batch.base_offset - 1, batch.last_offset, most_bytes // _HEADER_BYTES
     for row in rows:
         offset, headers = row.offset, len(row.headers)

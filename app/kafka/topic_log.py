@@ -22,7 +22,7 @@ from app.kafka.topics import identities
 from transforms.record import SourceRecord
 
 _POLL_MS = 500
-_QUIET_S = 30.0  # aiokafka asks known addresses for ever; after so long without a record the log is asked for its end
+_QUIET_S = 30.0  # aiokafka never bootstraps again; after so long without a record the log is asked for its end
 _LOOK_S = 2.5  # between two looks whether it is the same topic
 _REQUEST_MS = 10_000  # less than who asks waits, for a machine that is gone ends no connection
 _MOST_BYTES = 1_048_576  # of the records of a batch, before compression
@@ -141,8 +141,10 @@ class TopicLog:
                 consumer.seek(self._partition, await self._begin(reader.controls))
                 yield reader
             except OffsetOutOfRangeError as exc:
-                told = f"topic {self._topic} was made again or cut: it has no record at offset {self.position:,}"
-                raise ClusterError(told, retriable=True) from exc
+                raise ClusterError(
+                    f"topic {self._topic} was made again or cut: it has no record at offset {self.position:,}",
+                    retriable=True,
+                ) from exc
 
     async def _begin(self, controls: ConsumerControls) -> int:
         """The offset to go on at; that of the beginning for a log that is new, or another one."""

@@ -25,8 +25,8 @@ from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
 _POLL_MS = 200
-# A member that does not poll for so long leaves the group, and begins again at its last commit. A batch that takes
-# longer to inflate would do so each time, and the command never go on.
+# A member that does not poll for so long leaves the group and restarts at its last commit. A batch that takes longer to
+# inflate would do so each time, and the command would make no progress.
 _POLL_INTERVAL_MS = 86_400_000
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
 _MOST_BYTES = 268_435_456  # of a batch before compression: the default of in.flight.bytes
@@ -229,14 +229,14 @@ class SelectionReader:
         it is asked before each record whether to stop, and `max_messages` does not count.
         """
         enough = enough or self._has_enough
-        timeout_ms, heard = self._selection.timeout_ms, time.monotonic()
+        timeout_ms, last_s = self._selection.timeout_ms, time.monotonic()
         while not enough() and not await self._at_end():
             async for partition, found in self._reader.poll():
                 given: list[SourceRecord] = []
                 yield self._wanted(found, given, enough)
                 if given and self._selection.group is not None and self._reader.held:
                     await self._commit(partition, given[-1].offset + 1)
-                heard = time.monotonic()
+                last_s = time.monotonic()
                 if enough():
                     return
             # Marks of transactions and gaps of compaction behind the last record that was given: else retention may
@@ -245,7 +245,7 @@ class SelectionReader:
                 position = self._reader.controls.position(partition)
                 if self._reader.held and position is not None and position > committed:
                     await self._commit(partition, position)
-            if timeout_ms is not None and time.monotonic() - heard > timeout_ms / 1000:
+            if timeout_ms is not None and time.monotonic() - last_s > timeout_ms / 1000:
                 return
 
     def _has_enough(self) -> bool:
@@ -269,7 +269,7 @@ class SelectionReader:
         except (CommitFailedError, IllegalStateError):
             if self._reader.held:
                 raise
-            # Another consumer has come: whoever has the partition now reads the records again.
+            # Another consumer has joined: the owner of the partition reads the records again.
 
     async def _at_end(self) -> bool:
         assigned = self._selection.until_end and self._consumer.assignment()

@@ -58,12 +58,12 @@ class Topic:
         partitions: how many it has.
         max_message_bytes: the most bytes of one batch.
         cleanup_policy: `delete`, `compact`, or both.
-        retention_ms: how long records stay if the policy has `delete`; -1 for ever.
+        retention_ms: how long records stay if the policy has `delete`; -1 without limit.
         segment_ms: how much longer they may stay, since whole segments are deleted; 0 if the cluster does not say.
         id: of the topic; a later topic of the same name has another. None if the cluster gives none.
         oldest_ms: how old the timestamp of a record may be; None for no limit.
         newest_ms: how far ahead the timestamp of a record may be; None for no limit.
-        recompressed: whether brokers compress its batches anew: its `compression.type` is not `producer`.
+        recompressed: whether brokers compress its batches again: its `compression.type` is not `producer`.
         shortage: see `shortage`.
     """
 
