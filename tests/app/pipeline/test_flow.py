@@ -60,6 +60,7 @@ async def flow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     monkeypatch.setattr(TopicWatcher, "watch", Waiting())
     monkeypatch.setattr(CommittedOffsets, "known", True)
     monkeypatch.setattr(GroupConsumer, "check_fetcher", lambda _: None)
+    monkeypatch.setattr(GroupConsumer, "group", "orders")
     settings = settings_of(HEAD + ORDERS)
     (pipeline,) = settings.pipelines
     topics = [Topic(name, 1, 1_000_000, "delete") for name in (*pipeline.topics, pipeline.output_topic)]
