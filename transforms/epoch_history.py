@@ -77,7 +77,7 @@ class Cut:
     read: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each partition of each fetch
 class Reading:
     """What the next fetch of a partition goes by.
 
@@ -158,10 +158,12 @@ class PartitionEpochs:
             if self._older_s is None and leader != NO_EPOCH:
                 self._older_s = now_s
             older = leader != NO_EPOCH and now_s - (self._older_s or now_s) < _OLDER_S
-            return Reading(offset, epoch, NO_EPOCH, compares=False, older=older)
+            return Reading(offset, epoch, NO_EPOCH, False, older)  # as below
         self._older_s = None
         # A leader loses nothing without another epoch: if its log ends before, it is that of a new topic.
-        return Reading(offset, epoch, leader, compares=NO_EPOCH != epoch < leader != self._same, older=False)
+        return Reading(
+            offset, epoch, leader, NO_EPOCH != epoch < leader != self._same, False
+        )  # arguments by name take longer
 
     def is_same(self, reading: Reading, epoch: int, end: int) -> bool:
         """Notes where the log of the leader has the end of the epoch that was read; False if they part: see `cut`.

@@ -199,11 +199,9 @@ class Gate:
         return connection
 
     async def apart(self, node_id: int, group: object) -> Any:
-        """A connection that nothing watches, or None; the client opens others at the same time, and closes it, too.
+        """A connection to a broker past the gate, or None; the same one for the same `group`.
 
-        Args:
-            node_id: of the broker.
-            group: the same connection is given for the same object.
+        The client closes it at its end, and may open others at the same time.
         """
         apart = copy(self.client)
         apart._get_conn_lock_value = None

@@ -177,11 +177,18 @@ class LeaderEpochs:
         # Each fetch comes through here, with all partitions of a broker.
         of, assigned, now_s = self._assignment(), self._assigned(), asyncio.get_running_loop().time()
         readings: dict[TopicPartition, Reading] = {}
+        changed: dict[TopicPartition, Reading] = {}
+        looks = False  # at the answers of partitions one by one, if it is not known what was read
         for topic, wanted in call.request.topics:
             for number, offset, _ in wanted:
                 place = TopicPartition(topic, number)
-                readings[place] = assigned[place].reading(offset, self._leaders.get(place, NO_EPOCH), now_s)
-        refused = await self._compare(assigned, readings)
+                reading = assigned[place].reading(offset, self._leaders.get(place, NO_EPOCH), now_s)
+                readings[place] = reading
+                if reading.compares:
+                    changed[place] = reading
+                elif reading.epoch == NO_EPOCH:
+                    looks = True
+        refused = await self._compare(assigned, changed) if changed else {}
 
         def fenced(struct: Any, _: Versions) -> Any:
             if struct.API_VERSION >= _FETCH_WITH_EPOCH:
@@ -193,7 +200,9 @@ class LeaderEpochs:
 
         call.change(fenced)
         response = await send()
-        if of is self._assignment() and _judge(response, assigned, readings, refused):  # else it is of no use any more
+        if of is not self._assignment():
+            return response  # it is of no use any more
+        if _judge(response, assigned, readings, refused, looks=looks):
             await asyncio.sleep(self._pause_s)
         return response
 
@@ -204,15 +213,14 @@ class LeaderEpochs:
 
         Args:
             assigned: the partitions as they are now; not those of the next assignment, if that comes meanwhile.
-            readings: of which some compare.
+            readings: which compare.
 
         Raises:
             KafkaError: a leader does not answer.
         """
         asked: defaultdict[int | None, dict[TopicPartition, Reading]] = defaultdict(dict)
         for place, reading in readings.items():
-            if reading.compares:
-                asked[self._client.cluster.leader_for_partition(place)][place] = reading
+            asked[self._client.cluster.leader_for_partition(place)][place] = reading
         refused: dict[TopicPartition, int] = {}
         for node, wanted in asked.items():
             ends: Mapping[TopicPartition, tuple[int, int, int]] = {}
@@ -235,6 +243,8 @@ def _judge(
     assigned: Mapping[TopicPartition, PartitionEpochs],
     readings: Mapping[TopicPartition, Reading],
     refused: Mapping[TopicPartition, int],
+    *,
+    looks: bool,
 ) -> bool:
     """Puts errors in the place of records, and those that aiokafka knows in the place of others.
 
@@ -243,10 +253,9 @@ def _judge(
     """
     held = _NOT_LEADER in refused.values()
     fenced = response.API_VERSION >= _FETCH_WITH_EPOCH
-    looks = refused or any(each.epoch == NO_EPOCH for each in readings.values())
     for topic, rows in response.topics:
         for at, (number, code, *rest) in enumerate(rows):
-            if code == _NONE and not looks:
+            if code == _NONE and not looks and not refused:
                 continue
             place, told = TopicPartition(topic, number), code
             if code in _UNKNOWN_TO_AIOKAFKA:

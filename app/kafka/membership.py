@@ -209,9 +209,6 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no ty
 
         aiokafka does not try if the coordinator counts as dead, or the first rebalance is not over. The group would
         wait for the end of the session, and the partitions of the member would not be read.
-
-        A machine that is gone refuses nothing, and answers nothing. So while one try waits, the next one asks another
-        broker which is the coordinator.
         """
         if not self.member_id or self._group_instance_id is not None:
             return
@@ -222,6 +219,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no ty
         tries: set[asyncio.Task[bool]] = set()
         try:
             for node, coordinates in chain(first, ((each, False) for each in cycle(nodes))):
+                # A machine that is gone refuses nothing, and answers nothing: another broker is asked meanwhile.
                 tries.add(asyncio.create_task(self._left(member_id, node, coordinates=coordinates)))
                 done, tries = await asyncio.wait(tries, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
                 if any(each.result() for each in done):
@@ -234,19 +232,11 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no ty
             await asyncio.gather(*tries, return_exceptions=True)
 
     async def _left(self, member_id: str, node: int, *, coordinates: bool) -> bool:
-        """Tells the coordinator of the group that the member leaves, on connections of its own.
+        """Leaves by a broker, which may say first which one coordinates the group; False if another try may help.
 
-        Brokers answer the requests of a connection in order. So a member would have to wait for its requests to join
-        and to fetch, or for a quota. And a client connects to one broker at a time, which takes long if its machine is
-        gone.
-
-        Args:
-            member_id: of the member.
-            node: a broker.
-            coordinates: whether it is the coordinator; if not, it is asked which one is.
-
-        Returns:
-            False if another try may help.
+        Brokers answer the requests of a connection in order. So on those of the client the member would have to wait
+        for its requests to join and to fetch, or for a quota. And a client connects to one broker at a time, which
+        takes long if its machine is gone.
         """
         connections = object()
 

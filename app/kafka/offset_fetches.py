@@ -44,10 +44,7 @@ _BEHIND = (5, 78)
 class FetchOffsets(Query):
     """The committed offsets of partitions, for the coordinator of the group; from Kafka 2.5 on.
 
-    Args:
-        group: its id.
-        partitions: whose offsets.
-        stable: whether offsets count only if no open transaction can change them any more (KIP-447).
+    If they are to be `stable`, no open transaction can change them any more (KIP-447).
     """
 
     VERSION = version(
