@@ -98,10 +98,11 @@ def _calmed(record: logging.LogRecord) -> bool:
 
     Of a login that is refused, a certificate, or a name that is not found, the reason is in no other line.
     """
-    defect = record.exc_info[1] if record.exc_info else None
-    if defect is not None and not isinstance(defect, KafkaError):  # one of Kafka ends the flow, which reports it
-        return True
     args = record.args if isinstance(record.args, tuple) else ()
+    # An error of Kafka that ends a task of aiokafka ends the flow, which reports it. One of our listener, which the
+    # line names, aiokafka only logs.
+    if record.exc_info and (args or not isinstance(record.exc_info[1], KafkaError)):
+        return True
     return not all(map(_passes_by_itself, args)) or _lowered(record)
 
 

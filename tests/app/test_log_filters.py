@@ -188,10 +188,13 @@ def test_reasons_that_only_the_client_tells_stay(
 def test_a_traceback_of_the_client_is_of_a_defect(
     error: Exception, *, told: bool, calmed: list[logging.LogRecord]
 ) -> None:
-    """An answer of brokers that ends a producer ends its flow, which reports it; the traceback is left out."""
+    """An answer of brokers that ends a producer ends its flow, which reports it; only a listener's is logged."""
     calm_clients()
     logging.getLogger("aiokafka.producer.sender").error("Unexpected error in sender routine", exc_info=error)
     assert len(calmed) == told
+    coordinator = logging.getLogger("aiokafka.consumer.group_coordinator")
+    coordinator.error("User provided listener %s for group %s failed", "x", "g", exc_info=error)
+    assert len(calmed) == told + 1
 
 
 async def test_error_of_a_call_that_was_cancelled_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
