@@ -19,7 +19,7 @@ from app.pipeline.stages import (
     WrapperStage,
 )
 from app.pipeline.stats import PipelineStats
-from app.pipeline.work import Now, Step, Store, Work
+from app.pipeline.work import Now, Step, Store, Thread, Work
 from stores.store import PayloadStore
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, TransformError
@@ -93,7 +93,7 @@ class Chain:
         return self._advance(Work(record, 0 if self._recompressed else codec, (record,)), Now.level, math.inf)
 
     def go_on(self, work: Work) -> Work:
-        """Takes the next step of the work, and those behind it that need no more than it does: no store, no more bytes.
+        """Takes the next step of the work, and those behind it that call no store and need no more bytes. Takes time.
 
         May be called again with the same work if the store has failed.
 
@@ -102,7 +102,7 @@ class Chain:
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
         assert work.step is not None
-        return self._advance(work, work.step.level, work.reserve_bytes)
+        return self._advance(work, min(work.step.level, Thread.level), work.reserve_bytes)
 
     def _advance(self, work: Work, level: int, room_bytes: float) -> Work:
         """Takes the next step, and those behind it up to one that is above `level` or needs more than `room_bytes`."""

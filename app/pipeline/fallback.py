@@ -30,7 +30,7 @@ class Fallback:
     def __init__(
         self,
         chain: Chain,
-        failed: Callable[[PayloadStoreError], None],
+        failed: Callable[[PayloadStoreError], object],
         *,
         clock: Callable[[], float],
         may_pass: Callable[[PayloadStoreError], bool] = attrgetter("retriable"),

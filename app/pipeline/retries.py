@@ -89,7 +89,12 @@ class Retries:
         self._unstalled = unstalled
         self._loop = asyncio.get_running_loop()
         self._state = StoreState(settings, store, stats, runtime.threads)
-        self._chain = Fallback(chain, self._fell_back_on_thread, clock=self._clock, may_pass=self._state.may_pass)
+        self._chain = Fallback(
+            chain,
+            lambda error: self._loop.call_soon_threadsafe(self._fell_back, error),
+            clock=self._clock,
+            may_pass=self._state.may_pass,
+        )
         self._answered_s = 0.0
         self._troubles = troubles
 
@@ -226,9 +231,6 @@ class Retries:
             if called_s is not None or not self._troubles.has(STORE):
                 self._troubles.store_fails(STORE, trial, asked, reason, record)
         trial.stall()
-
-    def _fell_back_on_thread(self, error: PayloadStoreError) -> None:
-        self._loop.call_soon_threadsafe(self._fell_back, error)
 
     def _fell_back(self, error: PayloadStoreError) -> None:
         self._stats.count_store_error(error)

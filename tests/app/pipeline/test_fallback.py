@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from app.pipeline.chain import Chain
+from app.pipeline.chain import Chain, build
 from app.pipeline.fallback import Fallback
 from app.pipeline.runtime import monotonic
 from app.pipeline.stages import ChunkStage
+from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Work
-from tests.app.pipeline.chains import begun, offload_stage, sink
+from stores.store import PayloadStore
+from tests.app.pipeline.chains import begun, offload_stage, settings_of, sink
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.chunk import Chunking
 from transforms.errors import (
@@ -185,3 +189,17 @@ def test_fallback_takes_what_readers_would_refuse_as_a_payload() -> None:
     for store.down in (False, True):
         fallback = Fallback(chain, lambda error: None, clock=monotonic)
         assert gone_on(fallback, begun(chain, Record(b"k", b"v" * 8_000)))[1] == ("chunk",)
+
+
+def test_fallback_goes_without_a_store_that_only_gives() -> None:
+    """A value that comes from the store, and cannot go back to it, goes as chunks; it is downloaded once."""
+    store = Refusing()
+    settings = settings_of(["inflate", "offload"], large_message_strategy="auto")
+    settings = replace(settings, max_bytes=9_000)
+    stats = PipelineStats()
+    chain = build(settings, cast(PayloadStore, store), sink(1_000), stats)
+    path = store.publish("raw", b"v" * 5_000)
+    reference = Record(b"k", path.encode(), ((VALUE.flag, b"true"), (f"{VALUE.flag}.size", b"5000")))
+    store.down = True
+    _, applied = gone_on(Fallback(chain, lambda error: None, clock=monotonic), begun(chain, reference))
+    assert (applied, sum(stats.download.counts)) == (("inflate", "chunk"), 1)
