@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import Any, TypeVar
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.config.client import embedded_client_settings
+from app.kafka.clients import security_arguments
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.gate import create_no_topics
 from app.kafka.topics import identities
@@ -51,12 +52,7 @@ KAFKA_KEYS: Sequence[Key] = (
 """Options of the Kafka client. Files must be there on driver and executors."""
 
 # Which option an argument of aiokafka's clients comes from.
-_CONNECTION = {
-    "bootstrap_servers": "kafka.bootstrap.servers",
-    "client_id": "kafka.client.id",
-    "request_timeout_ms": "kafka.request.timeout.ms",
-    "security_protocol": "kafka.security.protocol",
-}
+_CONNECTION = {"client_id": "kafka.client.id", "request_timeout_ms": "kafka.request.timeout.ms"}
 _CONSUMER = {
     "isolation_level": "kafka.isolation.level",
     "client_rack": "kafka.client.rack",
@@ -69,6 +65,7 @@ _OF_JAVA = ("kafka.ssl.truststore.", "kafka.ssl.keystore.", "kafka.sasl.oauthbea
 UNDESCRIBED = "brokers do not describe it; the user needs Describe, and the name must be one that Kafka allows"
 """Why a topic is not among `app.kafka.topics.identities`."""
 
+_CHECK = "ssl.endpoint.identification.algorithm"
 _JAAS = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 Answer = TypeVar("Answer")
@@ -88,7 +85,7 @@ class Client:
     options: Mapping[str, Value | None] = field(repr=False)
 
     def __post_init__(self) -> None:
-        self._login()
+        _ = self._login
 
     @property
     def servers(self) -> str:
@@ -101,8 +98,15 @@ class Client:
         Raises:
             ConfigurationError: a certificate or a key cannot be used.
         """
-        arguments = {name: self.options[key] for name, key in _CONNECTION.items()} | self._login()
-        return arguments | {"ssl_context": self._tls()} if self._protocol.endswith("SSL") else arguments
+        given: dict[str, object] = {
+            name.removeprefix("kafka."): value for name, value in self.options.items() if value is not None
+        }
+        given |= {"sasl.username": self._login[0], "sasl.password": self._login[1], _CHECK: given[_CHECK] or "none"}
+        try:
+            arguments = security_arguments(embedded_client_settings(given))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"kafka.{exc.key}", exc.reason) from exc.__cause__
+        return arguments | {name: self.options[key] for name, key in _CONNECTION.items()}
 
     def open(self, **more: object) -> AIOKafkaConsumer:
         """A consumer without a group, not started; it creates no topic. More arguments win over the options."""
@@ -114,42 +118,16 @@ class Client:
         )
 
     @property
-    def _protocol(self) -> str:
-        return str(self.options["kafka.security.protocol"])
-
-    def _login(self) -> dict[str, Any]:
-        if not self._protocol.startswith("SASL"):
-            return {}
-        user, password = self.options["kafka.sasl.username"], self.options["kafka.sasl.password"]
+    def _login(self) -> tuple[Value | None, Value | None]:
+        user, password = (self.options[f"kafka.sasl.{name}"] for name in ("username", "password"))
         if self.options["kafka.sasl.jaas.config"] is not None:
             found = dict(_JAAS.findall(str(self.options["kafka.sasl.jaas.config"])))
             user, password = (re.sub(r"\\(.)", r"\1", found.get(name, "")) for name in ("username", "password"))
-        if not user or not password:
+        if not (user and password) and str(self.options["kafka.security.protocol"]).startswith("SASL"):
             raise ConfigurationError(
                 "kafka.sasl.jaas.config", 'names no user and password; allowed is … username="…" password="…";'
             )
-        return {
-            "sasl_mechanism": self.options["kafka.sasl.mechanism"],
-            "sasl_plain_username": user,
-            "sasl_plain_password": password,
-        }
-
-    def _tls(self) -> ssl.SSLContext:
-        found: dict[str, Any] = {name: self.options[f"kafka.ssl.{name}"] for name in (
-            "ca.location", "certificate.location", "key.location", "key.password", "endpoint.identification.algorithm"
-        )}  # fmt: skip
-        try:
-            context = ssl.create_default_context(cafile=found["ca.location"])
-            if found["certificate.location"] is not None:
-                context.load_cert_chain(
-                    found["certificate.location"], found["key.location"], found["key.password"] or ""
-                )
-        except (ssl.SSLError, OSError) as exc:
-            raise ConfigurationError(
-                "kafka.ssl", f"the files of certificates or the key cannot be used: {exc}"
-            ) from exc
-        context.check_hostname = found["endpoint.identification.algorithm"] == "https"
-        return context
+        return user, password
 
 
 def client_of_java(options: Mapping[str, str]) -> Client:
