@@ -15,8 +15,6 @@ from aiokafka.protocol.types import Array, Bytes, Int32, Schema
 
 from app.kafka.gate import Call, Gate, Place, Send
 
-__all__ = ["join_once"]
-
 
 def join_once(client: AIOKafkaClient) -> None:
     """Lets a client encode its requests to produce so."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -15,6 +16,7 @@ from aiokafka.structs import RecordMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
+from app.kafka.batches.batch import Each
 from app.kafka.batches.bounds import ByteLimit
 from app.kafka.batches.outbox import Batches, BatchSettings
 from app.kafka.clients import admin, translated, writing_producer
@@ -86,37 +88,8 @@ class Sent:
         self.chunks += len(message.records) if CHUNK in message.applied else 0
 
 
-class _Flying:
-    """The records of a batch: the bytes of each, the name of its message, and the message that ends with it."""
-
-    __slots__ = ("_partition", "_records", "_sender")
-
-    def __init__(self, sender: Sender, partition: int) -> None:
-        self._sender = sender
-        self._partition = partition
-        self._records: list[tuple[int, str, Message | None]] = []
-
-    def add(self, held: int, name: str, ends: Message | None) -> None:
-        """Notes a record; `ends` is None for a chunk before the last."""
-        self._records.append((held, name, ends))
-
-    def split(self, count: int) -> _Flying:
-        """See `Load.split`."""
-        rest = _Flying(self._sender, self._partition)
-        rest._records, self._records = self._records[count:], self._records[:count]
-        return rest
-
-    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
-        """See `Load.delivered`."""
-        sender, first = self._sender, metadata.offset
-        sender.sent.note_records(self._partition, first, first + records - 1)
-        for held, _, ends in self._records:
-            sender.acknowledged(held, ends)
-
-    def failed(self, error: BaseException) -> None:
-        """See `Load.failed`."""
-        for held, name, _ in self._records:
-            self._sender.failed(held, name, error)
+# The bytes of a record, the name of its message, and the message if it ends with the record.
+_Flying = tuple[int, str, Message | None]
 
 
 class Sender:
@@ -178,14 +151,16 @@ class Sender:
             await self._flying.take(held)
             try:
                 self._check()
-                outbox = self._batches.outbox(self._topic, number, lambda: _Flying(self, number))
+                outbox = self._batches.outbox(
+                    self._topic, number, lambda: Each(partial(self._acknowledged, number), self._failed)
+                )
                 # All chunks of a message have one timestamp.
                 stamp = now_ms if record.timestamp < 0 else record.timestamp
-                flying = outbox.append(Record(record.key, record.value, record.headers, stamp))
+                load = outbox.append(Record(record.key, record.value, record.headers, stamp))
             except BaseException:
                 self._flying.give(held)
                 raise
-            flying.add(held, name, message if position == last else None)
+            load.entries.append((held, name, message if position == last else None))
             outbox.send()
             await self._breathe(size)
 
@@ -205,17 +180,19 @@ class Sender:
             # The producer still has the batch that nobody knows of, and its `stop` would wait for a broker for ever.
             await self._batches.controls.abandon()
 
-    def acknowledged(self, held: int, message: Message | None) -> None:
-        """A record that holds so many bytes is in the log; `message` ends with it."""
-        self._flying.give(held)
-        if message is not None:
-            self.sent.note_message(message)
-            self._done(message.size)
+    def _acknowledged(self, partition: int, records: Sequence[_Flying], metadata: RecordMetadata) -> None:
+        self.sent.note_records(partition, metadata.offset, metadata.offset + len(records) - 1)
+        for held, _, message in records:
+            self._flying.give(held)
+            if message is not None:
+                self.sent.note_message(message)
+                self._done(message.size)
 
-    def failed(self, held: int, name: str, error: BaseException) -> None:
-        """A record is not in the log, or nobody knows."""
-        self._flying.give(held)
+    def _failed(self, records: Sequence[_Flying], error: BaseException) -> None:
+        for held, _, _ in records:
+            self._flying.give(held)
         if self._failure is None:
+            name = records[0][1]
             told = error if isinstance(error, WideloadError) else translated(error, f"topic {self._topic} refuses it")
             self._failure = SendError(f"{name}: {told}")
             self._failure.__cause__ = error

@@ -115,7 +115,7 @@ async def test_batches_too_large_are_split(broker: str, make_topic: MakeTopic, c
     async with batching(broker, 100_000, codec) as producer:
         futures = await send_all(producer, topic, records)
         assert producer.numbers.batch_split_total >= 25
-        assert producer.buffer.used == 0
+        assert producer._buffer.used == 0
     await check_whole(broker, topic, records, futures)
 
 
@@ -346,12 +346,12 @@ async def test_buffer_memory_is_bounded(broker: str, make_topic: MakeTopic) -> N
         highest = 0
         for record in numbered([bytes(3_000)] * 100):
             _ = await producer.send(topic, record, partition=0)
-            highest = max(highest, producer.buffer.used)
+            highest = max(highest, producer._buffer.used)
         await (await producer.send(topic, Record(b"k", bytes(50_000)), partition=0))
         assert 15_000 < highest <= 20_000
         blocked = BatchingProducer(inner, BatchSettings(linger_s=60.0), buffer_bytes=20_000, max_block_s=0.2)
         blocked._batches.press = lambda: None  # type: ignore[method-assign]
-        blocked.buffer._press = lambda: None
+        blocked._buffer._press = lambda: None
         _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)
         with pytest.raises(KafkaTimeoutError, match=r"buffer\.memory stayed full for the 0\.2 s of max\.block\.ms"):
             _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)

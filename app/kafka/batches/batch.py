@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -35,6 +35,41 @@ class Load(Protocol):
 
 
 L = TypeVar("L", bound=Load)
+E = TypeVar("E")
+
+
+class Each(Generic[E]):
+    """A `Load` with an entry for each record.
+
+    Args:
+        delivered: called with the entries of a batch that is durable, and where its first record is.
+        failed: called with the entries of one that is not delivered.
+    """
+
+    __slots__ = ("_delivered", "_failed", "entries")
+
+    def __init__(
+        self,
+        delivered: Callable[[Sequence[E], RecordMetadata], None],
+        failed: Callable[[Sequence[E], BaseException], None],
+    ) -> None:
+        self._delivered = delivered
+        self._failed = failed
+        self.entries: list[E] = []
+
+    def split(self, count: int) -> Each[E]:
+        """See `Load.split`."""
+        rest = Each(self._delivered, self._failed)
+        rest.entries, self.entries = self.entries[count:], self.entries[:count]
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        """See `Load.delivered`."""
+        self._delivered(self.entries, metadata)
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`."""
+        self._failed(self.entries, error)
 
 
 class Batch(Generic[L]):

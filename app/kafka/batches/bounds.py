@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 
-__all__ = ["Bounds", "ByteLimit"]
-
 # aiokafka puts a batch of each partition into one request. A broker closes the connection on a request over its
 # socket.request.max.bytes, 100 MiB, and aiokafka would send that request again and again.
 _REQUEST_BYTES = 64 * 1_048_576

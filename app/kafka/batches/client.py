@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from typing import Self
@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
 from aiokafka.structs import RecordMetadata
 
+from app.kafka.batches.batch import Each
 from app.kafka.batches.bounds import ByteLimit
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Batches, BatchSettings
@@ -23,49 +24,8 @@ DEFAULT_BUFFER_BYTES = 33_554_432
 DEFAULT_MAX_BLOCK_S = 60.0
 
 
-class _Receipts:
-    """The futures of the records of a batch, and the bytes of the buffer that the records hold."""
-
-    __slots__ = ("_futures", "_sender")
-
-    def __init__(self, sender: BatchingProducer) -> None:
-        self._sender = sender
-        self._futures: list[tuple[asyncio.Future[RecordMetadata], int, int]] = []
-
-    def add(self, timestamp: int, size: int) -> asyncio.Future[RecordMetadata]:
-        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-        self._futures.append((future, timestamp, size))
-        return future
-
-    def split(self, count: int) -> _Receipts:
-        """See `Load.split`."""
-        rest = _Receipts(self._sender)
-        rest._futures, self._futures = self._futures[count:], self._futures[:count]
-        return rest
-
-    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
-        """See `Load.delivered`."""
-        # As with aiokafka: type 1 is the broker's time of the batch (LogAppendTime); else each record has its own.
-        by_broker = metadata.timestamp_type == 1
-        for index, (future, timestamp, held) in enumerate(self._futures):
-            self._sender.buffer.give(held)
-            if not future.done():
-                future.set_result(
-                    metadata._replace(
-                        # If an earlier try had reached the broker, the broker may not know the offset any more.
-                        offset=metadata.offset + index if metadata.offset >= 0 else -1,
-                        timestamp=metadata.timestamp if by_broker else timestamp,
-                    )
-                )
-
-    def failed(self, error: BaseException) -> None:
-        """See `Load.failed`."""
-        self._sender.failures += len(self._futures)
-        for future, _, held in self._futures:
-            self._sender.buffer.give(held)
-            if not future.done():
-                future.set_exception(copy(error))  # or each `await` would add to one traceback
-                future.exception()  # or the event loop would log that nobody has looked at it
+# The future of a record, its timestamp, and the bytes of the buffer that it holds.
+_Receipt = tuple[asyncio.Future[RecordMetadata], int, int]
 
 
 class BatchingProducer:
@@ -82,10 +42,6 @@ class BatchingProducer:
             exceed it.
         max_block_s: `max.block.ms`: how long `send` waits.
         numbers: count batches and records.
-
-    Attributes:
-        buffer: the bytes of the records that are not delivered.
-        failures: how many records have failed.
     """
 
     def __init__(
@@ -99,8 +55,8 @@ class BatchingProducer:
     ) -> None:
         self._producer = producer
         self._batches = Batches(producer, settings, numbers=numbers, too_large=self._too_large)
-        self.buffer = ByteLimit(buffer_bytes, self._batches.press)
-        self.failures = 0
+        self._buffer = ByteLimit(buffer_bytes, self._batches.press)
+        self._failures = 0
         self._max_block_s = max_block_s
         self._closed = False
 
@@ -138,21 +94,48 @@ class BatchingProducer:
         limit = await self._limit(topic)
         try:
             async with asyncio.timeout(self._max_block_s):
-                await self.buffer.take(size)
+                await self._buffer.take(size)
         except TimeoutError as exc:
             raise KafkaTimeoutError(
                 f"buffer.memory stayed full for the {self._max_block_s:g} s of max.block.ms"
             ) from exc
         try:
             self._check()
-            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self))
+            outbox = self._batches.outbox(topic, number, self._receipts)
             outbox.limit_bytes = limit
-            receipts = outbox.append(Record(record.key, record.value, record.headers, timestamp))
+            load = outbox.append(Record(record.key, record.value, record.headers, timestamp))
         except BaseException:
-            self.buffer.give(size)
+            self._buffer.give(size)
             raise
         outbox.send()
-        return receipts.add(timestamp, size)
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        load.entries.append((future, timestamp, size))
+        return future
+
+    def _receipts(self) -> Each[_Receipt]:
+        return Each(self._delivered, self._failed)
+
+    def _delivered(self, receipts: Sequence[_Receipt], metadata: RecordMetadata) -> None:
+        # As with aiokafka: type 1 is the broker's time of the batch (LogAppendTime); else each record has its own.
+        by_broker = metadata.timestamp_type == 1
+        for index, (future, timestamp, held) in enumerate(receipts):
+            self._buffer.give(held)
+            if not future.done():
+                future.set_result(
+                    metadata._replace(
+                        # If an earlier try had reached the broker, the broker may not know the offset any more.
+                        offset=metadata.offset + index if metadata.offset >= 0 else -1,
+                        timestamp=metadata.timestamp if by_broker else timestamp,
+                    )
+                )
+
+    def _failed(self, receipts: Sequence[_Receipt], error: BaseException) -> None:
+        self._failures += len(receipts)
+        for future, _, held in receipts:
+            self._buffer.give(held)
+            if not future.done():
+                future.set_exception(copy(error))  # or each `await` would add to one traceback
+                future.exception()  # or the event loop would log that nobody has looked at it
 
     async def flush(self) -> None:
         """Waits until each record is delivered or has failed; batches do not linger meanwhile."""
@@ -166,7 +149,7 @@ class BatchingProducer:
             KafkaError: the transaction could not be committed, or a record could not be delivered.
         """
         await self._producer.begin_transaction()
-        failures = self.failures
+        failures = self._failures
         try:
             yield self
             await self.flush()
@@ -192,8 +175,8 @@ class BatchingProducer:
     def _check(self, failures: int | None = None) -> None:
         if self._batches.failure is not None:
             raise self._batches.failure
-        if failures not in (None, self.failures):
-            raise IllegalOperation(f"{self.failures - failures} records of the transaction were refused")
+        if failures not in (None, self._failures):
+            raise IllegalOperation(f"{self._failures - failures} records of the transaction were refused")
         if self._closed:
             raise ProducerClosed
         controls = self._batches.controls

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from app.kafka.average import Average
 from transforms.ratio import Estimates
 
-__all__ = ["BatchNumbers", "TopicNumbers"]
-
 
 @dataclass(slots=True)
 class TopicNumbers:

@@ -258,7 +258,8 @@ class Outbox(Generic[L]):
         self._roused: asyncio.Event | None = None
         self._clock = asyncio.get_running_loop().time
         self._answered_s = 0.0  # when the broker last answered for a batch
-        self._sequence = 0  # of the next record: that of the client goes on behind a refused batch, too
+        # Of the next record, from that of the client's first batch on; the client goes on behind a refused batch, too.
+        self._sequence: int | None = None
         self._client_sequence = 0
         self._stamp: Stamp | None = None  # of the last batch
 
@@ -433,7 +434,8 @@ class Outbox(Generic[L]):
             self._failed(batch, error)
             return
         self._answered_s = self._clock()
-        self._sequence = (self._sequence + batch.records) & _LARGEST_SEQUENCE
+        if self._sequence is not None:
+            self._sequence = (self._sequence + batch.records) & _LARGEST_SEQUENCE
         self._count(batch)
         batch.load.delivered(metadata, batch.records, batch.uncompressed_bytes)
 
@@ -441,7 +443,9 @@ class Outbox(Generic[L]):
         bounds, asked_s = self._batches.bounds, self._clock()
         batch.sequence = self._sequence
         if batch.compresses and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
-            if self._stamp is not None:  # the client will give it the same, so its checksum is computed once
+            if (
+                self._stamp is not None and self._sequence is not None
+            ):  # the client will give it the same, so its checksum is computed once
                 batch.stamped(self._stamp._replace(sequence=self._sequence))
             async with bounds.building:
                 await asyncio.get_running_loop().run_in_executor(None, batch.built)
@@ -453,6 +457,8 @@ class Outbox(Generic[L]):
             finally:
                 self._stamp = batch.stamp
                 if batch.client_sequence is not None:
+                    if self._sequence is None:
+                        self._sequence = self._client_sequence = batch.client_sequence
                     other = (batch.client_sequence - self._client_sequence) & _LARGEST_SEQUENCE
                     assert not other, "something else has been sent to this partition"
                     self._client_sequence = batch.client_sequence + batch.records
