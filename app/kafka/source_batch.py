@@ -52,9 +52,9 @@ class ReadRecord(NamedTuple):
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Sequence[Header] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,24 +314,18 @@ class Admission:
         self._dispatcher.fail(lane, record, error, held)
         return True
 
-    def expire(self, *, reading: bool) -> bool:
+    def expire(self, *, reading: bool) -> None:
         """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.
 
-        Args:
-            reading: whether the flow was ready to read all partitions since the last call.
-
-        Returns:
-            Whether a commit waits for fewer messages than before.
+        `reading` says whether it was ready to read all partitions since the last call.
         """
         if self._assembler is None:
-            return False
+            return
         self._assembler.tick(reading=reading and not self._lanes.stalled)
-        if not reading or self._lanes.waits:
-            return False
-        pending = self._assembler.pending
-        for event in self._assembler.expire():
-            self._dispatcher.give_up(event)
-        return self._assembler.pending < pending
+        if reading and not self._lanes.waits:
+            for event in self._assembler.expire():
+                self._dispatcher.give_up(event)
+                self._delivery.due()
 
 
 def _together(batches: Sequence[SourceBatch]) -> SourceBatch:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from app.kafka.clients import ClusterError
 from app.kafka.shielded import heard
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import ReadRecord, SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Hold, Lane, Letter, Passing, Working
-from app.pipeline.lane_assembler import PlacedRecord, chunks_of
+from app.pipeline.lane import Lane, Letter, Passing, Working
+from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.output import Parts
 from app.pipeline.retries import Retries
 from app.pipeline.termination import RecordError
@@ -54,7 +54,7 @@ class Dispatcher:
 
     def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
         """Lets the records of a batch, which leave as they are, wait for the records before them in the lane."""
-        place = PlacedRecord(batch.partition.topic, batch.partition.partition, batch.offset, batch.timestamp or -1)
+        place = ReadRecord(batch.partition.topic, batch.partition.partition, batch.offset, batch.timestamp or -1)
         lane.append(Passing(place, held, batch=batch.kept()))
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
@@ -137,8 +137,8 @@ class Dispatcher:
         parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
         letters = [Letter(part[-1], codec=lane.codec, first=part[-1].offset) for part in parts]
         # No chunk of the message is done before all of them are.
-        letters[-1].hold = Hold(chunks[0].offset)
-        lane.holds.append(letters[-1].hold)
+        letters[-1].holds = chunks[0].offset
+        lane.holds.append(letters[-1])
         lane.items.extend(letters)
         self._bury(lane, verdict, list(zip(letters, parts, strict=True)))
 
@@ -171,13 +171,12 @@ class Dispatcher:
         """Delivers the results at the front of the lane, up to a record that is not finished, or that ends the flow."""
         if not self._may_write(lane):
             return
-        while lane.items and lane.items[0].ready:
+        while lane.items and lane.items[0].result is not None:
             item = lane.items[0]
-            stored_s = item.stored_s if isinstance(item, Working) else None
-            if stored_s is not None and self._clock() - stored_s > LONGEST_HOLD_S:
+            if item.stored_s is not None and self._clock() - item.stored_s > LONGEST_HOLD_S:
                 # What is before it is written and committed: if that has waited for long, it would do so each time.
                 self._delivery.flush()
-                self._parts.termination.fail(_aged(item.source))
+                self._parts.termination.fail(PayloadAgedError(item.source))
                 return
             lane.pop()
             tracker = lane.tracked(item.source.offset)
@@ -186,8 +185,7 @@ class Dispatcher:
                 self._delivery.output_of(lane).write(lane, item)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 # One of several results may be written. A hold ends once its last record is safe.
-                holds = isinstance(item, Letter) and item.hold is not None
-                tracker.keep(released - 1 if holds else released)
+                tracker.keep(released - 1 if item in lane.holds else released)
                 lane.items.appendleft(Working(item.source))  # nothing of the lane passes it
                 if isinstance(exc, ClusterError):
                     self._parts.termination.fail(exc)
@@ -195,9 +193,8 @@ class Dispatcher:
                     self._parts.termination.fail_by_defect(exc, item.source)
             if not self._may_write(lane):
                 break
-        front = lane.items[0] if lane.items else None
-        if isinstance(front, Letter) and front.failure is not None:
-            self._error_policy.end(front.failure)
+        if lane.items and (failure := lane.items[0].failure) is not None:
+            self._error_policy.end(failure)
         self._delivery.flush()
 
     def _may_write(self, lane: Lane) -> bool:
@@ -207,11 +204,10 @@ class Dispatcher:
 class PayloadAgedError(ClusterError):
     """A payload was stored so long ago that it must be stored anew, before its reference is written."""
 
-
-def _aged(record: SourceRecord) -> PayloadAgedError:
-    return PayloadAgedError(
-        f"topic {record.topic}, partition {record.partition}, offset {record.offset}: its payload was stored more than "
-        f"{duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have removed it; the records that waited "
-        "are read again, and their payloads are stored again",
-        retriable=True,
-    )
+    def __init__(self, record: SourceRecord) -> None:
+        super().__init__(
+            f"topic {record.topic}, partition {record.partition}, offset {record.offset}: its payload was stored more "
+            f"than {duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have removed it; the records that "
+            "waited are read again, and their payloads are stored again",
+            retriable=True,
+        )

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.kafka.source_batch import SourceBatch, UnreadBatch
+from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.budget import Share
-from app.pipeline.lane_assembler import LaneAssembler, PlacedRecord
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.termination import RecordError
 from app.pipeline.waiting_read import WaitingRead
@@ -26,19 +26,6 @@ _HEADER_OVERHEAD_BYTES = 160
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
-    """Keeps the commit at the first chunk of a discarded message, until its dead letters are durable.
-
-    Attributes:
-        first: the offset of the first chunk.
-        last: the offset with which the letters were written; None before that.
-    """
-
-    first: int
-    last: int | None = None
-
-
-@dataclass(slots=True, eq=False)
 class Item:
     """What leaves a lane in its turn: `Passing`, `Skipped`, `Working` or `Letter`.
 
@@ -46,16 +33,17 @@ class Item:
         source: the record as it was read, the last one of several; only its place once there is a result.
         held: bytes of the budget that it holds.
         admitted: bytes that it held when it came into the lane.
+        result: the records to write, in order; None until it is known, and it may leave.
+        stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
+        failure: ends the flow once all before it is written; None if it has not failed, or has a letter.
     """
 
     source: SourceRecord
     held: int = 0
     admitted: int = field(default=0, init=False)
-
-    @property
-    def ready(self) -> bool:
-        """True if it may leave."""
-        return True
+    result: Sequence[RecordLike] | None = field(default=(), kw_only=True)
+    stored_s: float | None = field(default=None, kw_only=True)
+    failure: RecordError | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,21 +60,10 @@ class Passing(Item):
 
 @dataclass(slots=True, eq=False)
 class Working(Item):
-    """A record on which the chain works, or which waits with its result.
-
-    Attributes:
-        codec: the number of the codec with which the result leaves; 0 for none.
-        result: the records to write, in order; empty if there is nothing to write; None until it is known.
-        stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
-    """
+    """A record on which the chain works; `codec` is the number of the codec with which it leaves, 0 for none."""
 
     codec: int = 0
-    result: Sequence[RecordLike] | None = None
-    stored_s: float | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.result is not None
+    result: Sequence[RecordLike] | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,13 +72,14 @@ class Letter(Working):
 
     Attributes:
         first: the offset of the first record of several; the commit stays there until the letter is durable.
-        hold: keeps the commit back further, if the records are the last chunks of a message; None for others.
-        failure: ends the flow once all before it is written, if there can be no letter; else None.
+        holds: the offset of the first chunk of a discarded message, if the records are its last ones: the commit stays
+            there until the letters of all are durable. None for other letters.
+        written: the offset with which it was written; None before that.
     """
 
     first: int = field(kw_only=True)
-    hold: Hold | None = None
-    failure: RecordError | None = None
+    holds: int | None = field(default=None, kw_only=True)
+    written: int | None = field(default=None, init=False)
 
 
 class Lane:
@@ -131,7 +109,7 @@ class Lane:
         delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
             offset says the same.
         noted: the metadata of the last commit.
-        holds: keep the commit back.
+        holds: the letters that hold the commit back.
     """
 
     def __init__(
@@ -143,7 +121,7 @@ class Lane:
         self._assembler = assembler
         self.read = WaitingRead()
         self.items: deque[Item] = deque()
-        self.holds: list[Hold] = []
+        self.holds: list[Letter] = []
         self._tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = {}
         self.measuring: tuple[int, asyncio.Task[Work]] | None = None
         self.tracker: OffsetTracker | None = None
@@ -268,10 +246,9 @@ class Lane:
         safe = self.tracker.safe()
         commit = safe, ""
         if self._assembler is not None:
-            self.holds = [hold for hold in self.holds if hold.last is None or hold.last >= safe]
-            commit = self._assembler.commit(
-                self.partition, safe, min((hold.first for hold in self.holds), default=safe)
-            )
+            self.holds = [letter for letter in self.holds if letter.written is None or letter.written >= safe]
+            held_back = min((letter.holds for letter in self.holds if letter.holds is not None), default=safe)
+            commit = self._assembler.commit(self.partition, safe, held_back)
         return commit if commit[0] > self.tracker.committed or commit[1] != self.noted else None
 
     def mark_committed(self, offset: int, metadata: str) -> None:
@@ -295,8 +272,8 @@ def _first(source: SourceRecord) -> int:
     return source.first if isinstance(source, UnreadBatch) else source.offset
 
 
-def _place(record: SourceRecord) -> PlacedRecord:
-    return PlacedRecord(record.topic, record.partition, record.offset, record.timestamp)
+def _place(record: SourceRecord) -> ReadRecord:
+    return ReadRecord(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def held_bytes(record: RecordLike) -> int:

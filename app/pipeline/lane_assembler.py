@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from app.config.chunking import ChunkSettings
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import ReadRecord, SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
@@ -16,22 +15,9 @@ from transforms.chunk import Chunk, may_hold_chunks
 from transforms.commit_metadata import KAFKAS_BYTES, noted
 from transforms.errors import MalformedChunkError
 from transforms.logger_name import logger_name
-from transforms.record import Header, SourceRecord
+from transforms.record import SourceRecord
 
 log = logging.getLogger(logger_name(__name__))
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRecord:
-    """A `SourceRecord` of our own: an assembled message, or the place of a record that is let go."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: Sequence[Header] = ()
 
 
 class LaneAssembler:
@@ -87,7 +73,7 @@ class LaneAssembler:
         last = chunk.id == chunk.count - 1 and chunk.size <= self._assembler.limits.message_bytes
         return chunk.size if last else 0
 
-    def add(self, partition: TopicPartition, record: SourceRecord) -> tuple[PlacedRecord | None, list[Discarded]]:
+    def add(self, partition: TopicPartition, record: SourceRecord) -> tuple[ReadRecord | None, list[Discarded]]:
         """Takes a chunk.
 
         Returns:
@@ -96,14 +82,14 @@ class LaneAssembler:
         """
         counts = self._assembler.counts
         duplicates = counts.duplicates
-        whole: PlacedRecord | None = None
+        whole: ReadRecord | None = None
         discarded: list[Discarded] = []
         # What a turn has read is as old as its end. The first one also has the start and the rebalance behind it.
         now_ms = self._now_ms + (self._clock() - self._last_s) * 1000
         for event in self._assembler.add(partition, record, int(now_ms)):
             if isinstance(event, Assembled):
                 made, place = event.record, (record.topic, record.partition, record.offset)
-                whole = PlacedRecord(*place, made.timestamp, made.key, made.value, made.headers)
+                whole = ReadRecord(*place, made.timestamp, made.key, made.value, made.headers)
                 self._stats.assembled_messages += 1
                 self._stats.consumed_rate.add()
             else:

@@ -155,7 +155,7 @@ class Output:
         self._unsent[outbox] = None
 
     def write(self, lane: Lane, item: Item) -> None:
-        """Writes what leaves for an item that is `ready`, to where it belongs; `flush` sends it on."""
+        """Writes what leaves for an item that has a result, to where it belongs; `flush` sends it on."""
         if isinstance(item, Passing):
             self.forward(lane, item.batch, item.held)
             return
@@ -169,8 +169,7 @@ class Output:
             outbox = self._open(topic, item.source.partition % topic.partitions)
             # The commit stays before the first record of several until their letter is durable.
             first = min(max(item.first, tracker.released), offset)
-            if item.hold is not None:
-                item.hold.last = offset
+            item.written = offset
         if isinstance(item, Working):
             for each in item.result or ():
                 self.append(lane, each, first, held_bytes(each), item.codec, outbox)

@@ -102,8 +102,7 @@ class PollLoop:
             self._admission.admit()
         if not self.held:  # else it would let partitions be read again
             self._bound()
-        if self._admission.expire(reading=reads_all and not self._pauses):
-            self._delivery.due()
+        self._admission.expire(reading=reads_all and not self._pauses)
         if self._clock() - self._looked_s >= self._look_s:
             self._looked_s = self._clock()
             self.look()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from app.kafka.source_batch import ReadRecord
 from app.kafka.troubles import (
     AT_STORE,
     GROUP,
@@ -24,9 +25,8 @@ from app.kafka.troubles import (
     Kind,
     Troubles,
 )
-from app.pipeline.lane_assembler import PlacedRecord
 
-RECORD = PlacedRecord("raw", 3, 812, 0)
+RECORD = ReadRecord("raw", 3, 812, 0)
 
 
 class Clock:

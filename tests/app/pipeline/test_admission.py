@@ -14,7 +14,6 @@ from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Letter, Skipped, Working
-from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
@@ -240,7 +239,7 @@ def test_output_commits_nothing_before_a_letter_of_several() -> None:
         _open=lambda *_: None,
         _parts=SimpleNamespace(plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1))),
     )
-    place = PlacedRecord("raw", 0, 20, 0)
+    place = ReadRecord("raw", 0, 20, 0)
     letter = Letter(place, 1, result=(Record(b"a", b"1"), Record(b"b", b"2")), first=12)
     Output.write(cast(Any, output), lane, letter)
     assert (spans, tracker.released, tracker.safe()) == ([12, 12], 21, 12)

@@ -17,11 +17,11 @@ from app.config.parsing import parse
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError
 from app.kafka.flow_clients import FlowClients
+from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
-from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
@@ -110,7 +110,7 @@ async def test_a_batch_that_cannot_be_read_ends_the_flow(bench: Bench) -> None:
 
 async def test_an_error_of_another_partition_makes_no_gap(bench: Bench) -> None:
     """What leaves in the same turn as the record that ended the flow leaves in order: each batch and each record."""
-    first, second = (PlacedRecord("raw", 0, offset, 1, b"k", b"v") for offset in (7, 8))
+    first, second = (ReadRecord("raw", 0, offset, 1, b"k", b"v") for offset in (7, 8))
     bench.termination.fail(ValueError("of another partition"))
     bench.delivery.forward(bench.lane, batch(7, lambda: [first]), 10)
     bench.delivery.append(bench.lane, second, 8, 10, 0)

@@ -61,9 +61,9 @@ class Output:
         assert item.result is not None
         self.begun.set()
         self.values += [record.value for record in item.result]
-        if isinstance(item, Letter) and item.hold is not None:
-            item.hold.last = item.source.offset
-        self.held.append(any(hold.last is None for hold in lane.holds))
+        if isinstance(item, Letter):
+            item.written = item.source.offset
+        self.held.append(any(letter.written is None for letter in lane.holds))
 
     def output_of(self, lane: Lane) -> Output:
         """That of all lanes."""
@@ -287,8 +287,7 @@ async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
 
     def write(lane: Lane, item: Item) -> None:
         assert isinstance(item, Letter)
-        assert item.hold is not None
-        item.hold.last = 9
+        item.written = 9
         raise MemoryError
 
     output.write = write  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 
 from app.config.chunking import ChunkSettings
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Hold, Lane
+from app.pipeline.lane import Lane, Letter
 from app.pipeline.lane_assembler import LaneAssembler, chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.runtime import monotonic
@@ -161,10 +161,10 @@ def test_commit_waits_for_dead_letters() -> None:
     one = lane(assembler)
     tracker = one.tracked(0)
     tracker.released = 10
-    hold = Hold(4)
-    one.holds.append(hold)
+    letter = Letter(Read(9), first=9, holds=4)
+    one.holds.append(letter)
     assert commit(one) == (4, "wideload:delivered=10\0")
-    hold.last = 9
+    letter.written = 9
     span = tracker.span(9)
     assert commit(one) == (4, "wideload:delivered=9\0")
     span.durable = True

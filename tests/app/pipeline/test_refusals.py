@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
-from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.stages import UnfitStage
 from tests.built_batches import built
 from transforms.errors import RecordUnfitError
@@ -17,7 +17,7 @@ def test_timestamps_are_judged_by_the_clock_that_is_given() -> None:
     now_s = 1_700_000_000.0
     sink = Topic("orders", 1, 1_000_000, "delete", newest_ms=3_600_000)
     stage = UnfitStage({}, sink, lambda: now_s)
-    record = PlacedRecord("raw", 0, 7, 1_700_000_000_000 + 7_200_000, b"k", b"v")
+    record = ReadRecord("raw", 0, 7, 1_700_000_000_000 + 7_200_000, b"k", b"v")
     batch = RecordBatch.read(memoryview(built(0, [record])))
     with pytest.raises(RecordUnfitError):
         stage.plan(record, record, 0)

@@ -21,13 +21,13 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.flow_clients import FlowClients
 from app.kafka.producer import ProducerControls
+from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
 from app.kafka.writer import Writer
 from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, Skipped, Working
-from app.pipeline.lane_assembler import PlacedRecord
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Parts
@@ -133,12 +133,12 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
     async with made(boundary, caught_up=lambda _: what != "behind") as (transaction, lane):
         with ends(transaction) as ended:
             if what == "offsets":
-                transaction.write(lane, Skipped(PlacedRecord("raw", 0, 0, 1)))
+                transaction.write(lane, Skipped(ReadRecord("raw", 0, 0, 1)))
             else:
                 transaction.append(transaction.lane, RECORD, 0, 1, 0)
             lane.read = cast(Any, what == "read")
             if what == "slot":
-                lane.items.append(Working(PlacedRecord("raw", 0, 1, 1), 1))
+                lane.items.append(Working(ReadRecord("raw", 0, 1, 1), 1))
             transaction.flush()
         assert ended == []
 
