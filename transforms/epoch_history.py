@@ -1,4 +1,4 @@
-"""The leader epochs of what was read of a partition: they tell one log from another that has the same offsets.
+"""The leader epochs of what was read of a partition: they distinguish logs that have the same offsets.
 
 Each leader of a partition has an epoch, a number that grows with each election, and stamps it on the batches that it
 appends. Where two replicas have a record of the same offset and epoch, all records before it are the same as well. So
@@ -18,7 +18,7 @@ __all__ = ["NO_EPOCH", "Cut", "EpochHistory", "PartitionEpochs", "Reading"]
 NO_EPOCH = -1
 """Stands for an epoch that is not known."""
 
-_OLDER_S = 10.0  # metadata is not older for so long; and a topic that was created anew is noticed before
+_OLDER_S = 10.0  # metadata is not older for so long; and a topic that was created again is noticed before
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class EpochHistory:
         return self._epochs[at - 1] if at else NO_EPOCH
 
     def read(self, offset: int, epoch: int) -> None:
-        """Takes in that the record at `offset` was read last. What was known of later ones counts no more."""
+        """Notes that the record at `offset` was read last. What was known of later ones counts no more."""
         if epoch != NO_EPOCH and (self.before(offset + 1) != epoch or self._offsets[-1] > offset):
             at = bisect_left(self._offsets, offset + 1)
             del self._offsets[at:], self._epochs[at:]
             self._put(offset, epoch)
 
     def reached(self, offset: int, epoch: int) -> None:
-        """Takes in the epoch of the last record before `offset`, from which reading may go on, or a bound of it."""
+        """Notes the epoch of the last record before `offset`, from which reading may go on, or a bound of it."""
         if epoch != NO_EPOCH:
             self._put(offset - 1, epoch)
 

@@ -35,8 +35,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self._stopped = False
         self._stop_s = float(str(arguments.get("request_timeout_ms", 40_000))) / 1000
         self._controls = ConsumerControls(self)
-        subscription = self._controls.subscription
-        subscription.__class__, subscription.undelivered = Subscriptions, undelivered
+        Subscriptions.adopt_for(self._controls.subscription, undelivered)
         follow_leaders(self)
         if topics:
             self.subscribe(set(topics))

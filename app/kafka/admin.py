@@ -69,7 +69,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 
         For so many seconds: then its error is raised.
         """
-        OffsetFetches(self._client, _AGAIN_S)
+        OffsetFetches(self, _AGAIN_S)
         until_s = time.monotonic() + within_s
         while True:
             try:

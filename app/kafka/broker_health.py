@@ -4,7 +4,7 @@ aiokafka waits for a broker that is down and tries again, and only its log says 
 of a client is watched.
 
 A broker answers a client that is over its quota, says for how long the client is to wait (KIP-219), and until then
-reads nothing more from the connection. aiokafka sends all the same. The broker then seems to be away; after
+reads nothing more from the connection. aiokafka still sends. The broker then seems to be away; after
 `request.timeout.ms` aiokafka connects again, which the broker allows, and what has waited is sent again.
 """
 
@@ -89,7 +89,7 @@ class BrokerHealth:
         if connection in self._until:
             # In turn, or timers for the same moment would change the order, also that of commits.
             async with self._turns.setdefault(connection, asyncio.Lock()):
-                # Nothing waits for a connection that is closed: it refuses all. The time may grow meanwhile.
+                # Nothing waits for a connection that is closed: it refuses all. The time may grow.
                 while (  # noqa: ASYNC110  # nothing public tells when a connection is closed
                     connection.connected() and (left_s := self._until[connection] - self._clock()) > 0
                 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -43,20 +43,7 @@ class Rebalances(Protocol):
         """These are the partitions of this member now."""
 
 
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, listener: Rebalances, joined: Callable[[], None]) -> None:
-        self._listener = listener
-        self._joined = joined
-
-    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        await self._listener.on_partitions_revoked(revoked)
-
-    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        self._joined()
-        await self._listener.on_partitions_assigned(assigned)
-
-
-class GroupConsumer(ConsumerControls):
+class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Reads the topics of a pipeline as a member of its group. Belongs to one event loop.
 
     Its methods raise aiokafka's errors, unless they say otherwise. Rebalances happen while they are awaited.
@@ -93,6 +80,7 @@ class GroupConsumer(ConsumerControls):
         FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
+        self._listener: Rebalances
         # What cannot be read of a partition that went to another worker is for that one to report.
         self._troubles.only[UNREADABLE] = lambda place: place in self.consumer.assignment()
         self._polling: asyncio.Timeout | None = None
@@ -100,17 +88,24 @@ class GroupConsumer(ConsumerControls):
 
     async def start(self, listener: Rebalances) -> None:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
-        self.consumer.subscribe(self._topics, listener=_Listener(listener, self._note_member))
+        self._listener = listener
+        self.consumer.subscribe(self._topics, listener=self)
         await self.consumer.start()
         coordinator = self.coordinator()
         assert coordinator is not None
         coordinator.strict = True
         FetchedBatches(self, self._read_ahead, self._epochs.read)
 
-    def _note_member(self) -> None:
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """For aiokafka."""
+        await self._listener.on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """For aiokafka."""
         coordinator = self.coordinator()
         assert coordinator is not None
         self.member = self.member._replace(generation=coordinator.generation, id=coordinator.member_id)
+        await self._listener.on_partitions_assigned(assigned)
 
     async def replaced(self) -> None:
         """Waits until another consumer has joined with `consumer.group.instance.id`: for ever, if there is none."""
@@ -120,7 +115,7 @@ class GroupConsumer(ConsumerControls):
         """Lets `stop` leave the group even if the member is static.
 
         A static member that comes again gets the partitions that it had, and the group does not look whether its topics
-        have others by now (KIP-345): new ones would be read by nobody.
+        have others now (KIP-345): new ones would be read by nobody.
         """
         if (coordinator := self.coordinator()) is not None:
             coordinator.become_dynamic()

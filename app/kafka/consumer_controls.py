@@ -169,5 +169,5 @@ def idle_s(consumer: AIOKafkaConsumer) -> float:
 
 
 def count_as_poll(consumer: AIOKafkaConsumer) -> None:
-    """Lets `max.poll.interval.ms` begin again without a poll. Any thread may call it."""
+    """Restarts `max.poll.interval.ms` without a poll. Any thread may call it."""
     consumer._subscription._last_fetch_ended = time.monotonic()

@@ -1,7 +1,7 @@
 """Fetches that a broker refuses with an error for which aiokafka's consumer has no rule.
 
-The consumer logs such an error, and asks the same broker again at once, without end. Its disk may have failed
-(KAFKA_STORAGE_ERROR), and another broker may lead the partition by now. So the response is held back for a moment, the
+The consumer logs such an error, and asks the same broker again immediately, without end. Its disk may have failed
+(KAFKA_STORAGE_ERROR), and another broker may lead the partition now. So the response is held back for a moment, the
 client looks for the leaders again, and the error is reported.
 """
 

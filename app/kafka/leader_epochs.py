@@ -1,4 +1,4 @@
-"""Leader epochs of a consumer (KIP-320): they tell when a log is not the one any more that was read.
+"""Leader epochs of a consumer (KIP-320): they show that a log is not the one any more that was read.
 
 After an unclean election, or if a broker has lost what it had not flushed, the end of a log is gone, and others may
 write other records at the same offsets. The offset alone does not show that, however long the new log is; the epoch of
@@ -212,7 +212,7 @@ class LeaderEpochs:
         """Compares the logs of leaders with what was read; returns the errors of partitions that must not be read.
 
         Args:
-            assigned: the partitions as they are now; not those of the next assignment, if that comes meanwhile.
+            assigned: the partitions as they are now; not those of the next assignment, if that comes first.
             readings: which compare.
 
         Raises:
@@ -257,17 +257,17 @@ def _judge(
         for at, (number, code, *rest) in enumerate(rows):
             if code == _NONE and not looks and not refused:
                 continue
-            place, told = TopicPartition(topic, number), code
+            place, given = TopicPartition(topic, number), code
             if code in _UNKNOWN_TO_AIOKAFKA:
-                told = _NOT_LEADER
+                given = _NOT_LEADER
             elif code in (_NONE, _OUT_OF_RANGE) and place in refused:
-                told = refused[place]  # a shorter log lacks the offset: that may be said only with the cut
+                given = refused[place]  # a shorter log lacks the offset: that may be said only with the cut
             elif code == _OUT_OF_RANGE and readings[place].older:
-                told, held = _NOT_LEADER, True  # a former leader says so; another one may have the offset
+                given, held = _NOT_LEADER, True  # a former leader says so; another one may have the offset
             elif code == _NONE and fenced:
                 assigned[place].fetched(readings[place])
-            if told != code:
-                rows[at] = number, told, *rest
+            if given != code:
+                rows[at] = number, given, *rest
     return held
 
 

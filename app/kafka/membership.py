@@ -178,7 +178,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no ty
     ) -> asyncio.Task[None]:
         # aiokafka tries a commit again after a rebalance. If the group does not know the consumer any more, aiokafka
         # commits without a member id, and an empty group takes that: over what another member, or an operator, has
-        # committed meanwhile.
+        # committed since.
         async def committed() -> None:
             if self.strict and not (assignment.active and self.generation >= 0):
                 raise IllegalGenerationError(self.group_id)
@@ -219,7 +219,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no ty
         tries: set[asyncio.Task[bool]] = set()
         try:
             for node, coordinates in chain(first, ((each, False) for each in cycle(nodes))):
-                # A machine that is gone refuses nothing, and answers nothing: another broker is asked meanwhile.
+                # A machine that is gone refuses nothing, and answers nothing: another broker is asked, too.
                 tries.add(asyncio.create_task(self._left(member_id, node, coordinates=coordinates)))
                 done, tries = await asyncio.wait(tries, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
                 if any(each.result() for each in done):

@@ -2,7 +2,7 @@
 
 A coordinator answers from its partitions of `__consumer_offsets`, up to their high watermarks. After a kill of all
 brokers a leader has the high watermark of its disk, which may be seconds old, until its followers fetch again. Its
-first answers then are older offsets, or none (Kafka 4.1: for up to 1.4 s). Meanwhile it refuses to tell the latest
+first answers then are older offsets, or none (Kafka 4.1: for up to 1.4 s). Until then it refuses to report the latest
 offset of such a partition (KIP-207). So that is asked for first, by the same connection.
 """
 
@@ -111,17 +111,17 @@ class OffsetFetches:
     to choose the one of a group. Without Describe on that topic nothing is held back, and the log says so once.
 
     Args:
-        client: of a consumer, started or not.
+        owner: a client, or what sends by one; see `Gate.of`.
         backoff_s: how long to wait before the coordinator is asked again.
         troubles: get what is waited for; None if nobody reads them.
     """
 
-    def __init__(self, client: AIOKafkaClient, backoff_s: float, troubles: Troubles | None = None) -> None:
+    def __init__(self, owner: Any, backoff_s: float, troubles: Troubles | None = None) -> None:
         self._backoff_s = backoff_s
         self._troubles = troubles or Troubles("")
         self._partitions = 0
         self._told = False
-        Gate.of(client).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchOffsets), self._held_back))
+        Gate.of(owner).set(Place.OFFSETS, dict.fromkeys((OffsetFetchRequest, FetchOffsets), self._held_back))
 
     async def _held_back(self, call: Call, send: Send) -> Any:
         request, places = call.request, list[TopicPartition]()
@@ -159,7 +159,7 @@ class OffsetFetches:
         return [number for _, found in response.topics for number, code, *_ in found if code in _BEHIND]
 
     async def _count(self, call: Call) -> int:
-        """How many partitions there are; 0 if the broker does not tell."""
+        """How many partitions there are; 0 if the broker does not report it."""
         response = await call.ask(MetadataRequest([_TOPIC], allow_auto_topic_creation=False))
         for code, *_, partitions in response.topics:
             if code == _TOPIC_AUTHORIZATION_FAILED and not self._told:

@@ -51,7 +51,7 @@ class Undelivered(Protocol):
     def moved(
         self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False, offset: int | None = None
     ) -> None:
-        """Takes in that the position of a partition is set, to that of a commit with `metadata`, or to another one.
+        """Notes that the position of a partition is set, to that of a commit with `metadata`, or to another one.
 
         What was read is forgotten. Where the client itself has set it (`by_client`), as the offset is out of range,
         only incomplete messages are: what waits for its delivery is not read again. Where the application has set it
@@ -102,9 +102,14 @@ class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
 
 
 class Subscriptions(PolledSubscriptions):
-    """Tells `undelivered`, the records that were fetched and not delivered, of each assignment and position."""
+    """Reports each assignment, and each position that is set, to the records that were fetched and not delivered."""
 
     undelivered: Undelivered
+
+    @classmethod
+    def adopt_for(cls, subscription: Any, undelivered: Undelivered) -> None:
+        """Makes aiokafka's own one of these, before it has partitions."""
+        subscription.__class__, subscription.undelivered = cls, undelivered
 
     def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
         super().assign_from_subscribed(assignment)

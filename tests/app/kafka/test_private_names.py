@@ -50,7 +50,6 @@ class PrivateName(NamedTuple):
 
 
 NAMES = (
-    PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_client", "share the time of a start between addresses"),
     PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_send_request", "send requests that have no method"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_coordinator", "commits with metadata, leaving"),
     PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_fetcher", "see its end, replace its records"),
