@@ -159,8 +159,7 @@ class _Reader:
         given = False
         try:
             for piece in split(memoryview(data)):
-                batch = self._old(piece) if is_old(piece) else self._new(piece)
-                if batch is not None:
+                if (batch := self._batch(piece)) is not None:
                     yield batch
                     given = True
         except (MalformedError, CorruptRecordException) as exc:
@@ -168,52 +167,43 @@ class _Reader:
             if not given:
                 raise CorruptRecordException(f"{self._partition}, offset {self.next_fetch_offset}: {exc}") from exc
 
-    def _old(self, piece: memoryview) -> SourceBatch | None:
-        """A message of the formats 0 and 1; a partition may have all three, in any order."""
-        begin = self.next_fetch_offset
+    def _batch(self, piece: memoryview) -> SourceBatch | None:
+        """The batch in a part of a response, if it is wanted; a partition may have all three formats, in any order."""
+        begin, old = self.next_fetch_offset, is_old(piece)
         try:
-            message = Message.read(piece)
+            read = Message.read(piece) if old else RecordBatch.read(piece)
         except MalformedError as exc:
-            if not Message.is_intact(piece):
+            if not (Message.is_intact(piece) if old else is_intact(piece)):
                 raise
-            return self._refused(piece, (Message.offset_of(piece),) * 2, exc)
-        if self._verifies and not message.intact:
-            raise CorruptRecordException("the checksum of the message is wrong")
-        self.next_fetch_offset = max(begin, message.last_offset + 1)
-        return OldBatch(self._partition, begin, message) if message.last_offset >= begin else None
-
-    def _new(self, piece: memoryview) -> SourceBatch | None:
-        try:
-            batch = RecordBatch.read(piece)
-        except MalformedError as exc:
-            if not is_intact(piece):
-                raise
-            found = self._refused(piece, offsets_of(piece), exc)
-            if found is not None:
-                self._note_epoch(found.offset, leader_epoch_of(piece))
-            return found
-        if self._verifies and not batch.intact:
-            raise CorruptRecordException("the checksum of the batch is wrong")
-        self._note_epoch(batch.base_offset, batch.leader_epoch)
-        begin, end = self.next_fetch_offset, batch.last_offset + 1
-        wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
+            return self._refused(piece, exc)
+        if self._verifies and not read.intact:
+            raise CorruptRecordException("the checksum is wrong")
+        end = read.last_offset + 1
+        if isinstance(read, Message):
+            self.next_fetch_offset = max(begin, end)
+            return OldBatch(self._partition, begin, read) if end > begin else None
+        self._note_epoch(read.base_offset, read.leader_epoch)
+        wanted = self._committed(read) and not read.control and read.count > 0 and end > begin
         self.next_fetch_offset = max(begin, end)
-        return SourceBatch(self._partition, max(begin, batch.base_offset), batch) if wanted else None
+        return SourceBatch(self._partition, max(begin, read.base_offset), read) if wanted else None
 
     def _note_epoch(self, offset: int, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
             self._tell(self._partition, offset, epoch)
 
-    def _refused(self, piece: memoryview, offsets: tuple[int, int], error: MalformedError) -> SourceBatch | None:
-        """What stands in the place of a batch whose header a broker has taken, and which says what cannot be."""
-        first, last = offsets[0], max(offsets)
+    def _refused(self, piece: memoryview, error: MalformedError) -> SourceBatch | None:
+        """What is passed on for a batch whose header a broker has accepted, and which cannot be."""
+        first, last = (Message.offset_of(piece),) * 2 if is_old(piece) else offsets_of(piece)
+        last = max(first, last)
         if not 0 <= first <= last < _MOST_OFFSET:
             raise error  # no checksum covers the first one
         if last < self.next_fetch_offset:
             return None
         first = max(first, self.next_fetch_offset)
         self.next_fetch_offset = last + 1
+        if not is_old(piece):
+            self._note_epoch(last, leader_epoch_of(piece))
         topic, number = self._partition.topic, self._partition.partition
         failed = UnreadBatch(topic, number, last, -1, bytes(piece), placed(error, first, last), first, last - first + 1)
         return SourceBatch(self._partition, first, None, (failed,))
