@@ -1,8 +1,8 @@
 """The transactions of one source partition, one after the other: each commits results together with their offset.
 
 The next owner of the partition begins with a producer of the same `transactional.id`, which ends the transaction that
-this one has left open, and fences it. The producer alone has to do this: the offsets in transactions of aiokafka do
-not say of which generation of the group they are. So each source partition has a producer of its own.
+this one has left open, and fences it. So each source partition has a separate producer. Brokers from Kafka 2.5 on also
+refuse offsets of a member that has lost the partition (KIP-447); with older ones the producer alone prevents them.
 """
 
 from __future__ import annotations
