@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from app.config.settings import PipelineSettings
 from app.kafka.clients import translated
 from app.kafka.errors import GroupMovedOnError, KafkaError
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.budget import set_within
 from app.pipeline.lane import Lane
-from app.pipeline.lanes import Lanes
-from app.pipeline.termination import Termination
+from app.pipeline.output import Parts
 
 
 class CommittedOffsets:
@@ -26,14 +24,10 @@ class CommittedOffsets:
 
     def __init__(
         self,
-        lanes: Lanes,
-        settings: PipelineSettings,
-        termination: Termination,
+        parts: Parts,
         fetch: Callable[[Sequence[Lane]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> None:
-        self._lanes = lanes
-        self._termination = termination
-        self._settings = settings
+        self._parts = parts
         self._fetch = fetch
         self._known = asyncio.Event()
         self._looking_up: asyncio.Task[None] | None = None
@@ -55,7 +49,7 @@ class CommittedOffsets:
 
     def look_up(self) -> None:
         """Begins to look the offsets up; does not wait, as without a broker there is no answer."""
-        self._looking_up = self._termination.begin(self._look_up(self._looking_up))
+        self._looking_up = self._parts.termination.begin(self._look_up(self._looking_up))
 
     async def close(self) -> None:
         """Ends what goes on by itself."""
@@ -66,15 +60,16 @@ class CommittedOffsets:
     async def _look_up(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
-        lanes = list(self._lanes)
+        lanes = list(self._parts.lanes)
         try:
+            await self._parts.offset_reset.renew(lanes)
             commits = await self._fetch(lanes)
         except GroupMovedOnError:
             return  # they are looked up after the next assignment
         except KafkaError as exc:
-            raise translated(exc, f"reading offsets of group {self._settings.group_id}") from exc
+            raise translated(exc, f"reading offsets of group {self._parts.settings.group_id}") from exc
         for lane in lanes:
             commit = commits.get(lane.partition)
             if commit is not None:
-                lane.resume(commit.offset, commit.metadata, self._settings.name)
+                lane.resume(commit.offset, commit.metadata, self._parts.settings.name)
         self._known.set()

@@ -38,13 +38,12 @@ class AtLeastOnce(Output):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts, parts.share.give, self.due)
-        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, self._fetch)
+        self.offsets = CommittedOffsets(parts, self._fetch)
         self._is_due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._committing: asyncio.Task[None] | None = None
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        await self._parts.offset_reset.renew(lanes)
         return await self._parts.source.commits([lane.partition for lane in lanes])
 
     async def start(self) -> None:
@@ -134,7 +133,7 @@ class ExactlyOnce:
     # `_stopping`: producers on their way out, whoever waits for that.
 
     def __init__(self, parts: Parts) -> None:
-        self.offsets = CommittedOffsets(parts.lanes, parts.settings, parts.termination, self._take_over)
+        self.offsets = CommittedOffsets(parts, self._take_over)
         self._parts = parts
         self._bounds = Bounds()
         self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
@@ -145,7 +144,6 @@ class ExactlyOnce:
 
     async def _take_over(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Takes the partitions over from their last owners, and lets the client read from the committed offsets."""
-        await self._parts.offset_reset.renew(lanes)
         # In this order: until a partition has a producer of this flow, another one may commit.
         try:
             await self.assign(lanes)

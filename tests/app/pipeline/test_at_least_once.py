@@ -54,7 +54,7 @@ class Bench:
         self.committed: list[int] = []
         self.asked = 0
         self.may = asyncio.Event()
-        source = cast(Any, SimpleNamespace(commit=self._commit))
+        clients._source = source = cast(Any, SimpleNamespace(commit=self._commit))
         reset = OffsetReset(source, pipeline, lanes, stats=stats, renewed=())
         self.delivery = AtLeastOnce(
             Parts(pipeline, plan, clients, source, brokers, lanes, reset, share, stats, self.termination, time.time)

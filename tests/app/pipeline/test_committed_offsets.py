@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
@@ -28,7 +30,9 @@ class Bench:
         self.lanes.open(PARTITION, 0)
         self.termination = Termination("p", lambda: None)
         self.answers: list[asyncio.Future[int]] = []
-        self.offsets = CommittedOffsets(self.lanes, settings(), self.termination, self._fetch)
+        reset = SimpleNamespace(renew=lambda _: asyncio.sleep(0))
+        parts = SimpleNamespace(lanes=self.lanes, settings=settings(), termination=self.termination, offset_reset=reset)
+        self.offsets = CommittedOffsets(cast(Any, parts), self._fetch)
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         self.answers.append(asyncio.get_running_loop().create_future())
