@@ -207,19 +207,19 @@ class InflateStage:
         return self._inflate.format.wants_any(batch) or batch.may_hold(_KEY_FLAG)
 
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
-        form = self._inflate.format
-        if not (form.wants(record) or has_large_key(record)):
+        inflate = self._inflate
+        if not (inflate.format.wants(record) or has_large_key(record)):
             return None
-        if not (form.refers(record) or has_large_key(record)):
-            return Now(lambda: (form.read_inline(record),), len(record.value or b""))
-        referring = self._inflate.read(record)
+        referring = inflate.read(record)
+        if not referring.references:  # only a mark goes
+            return Now(lambda: (inflate.restored(referring, self._downloaded),), inflate.reserve_bytes(referring))
         for reference in referring.references:  # what is refused waits neither for the store nor for room
             if self._reference_scope is not None:
                 self._reference_scope.check(reference.path, source)
             elif isinstance(self._store, BuiltInStore):
                 self._store.root.check_readable(reference.path)
         if self._measures and referring.lacks_size:
-            return Store(lambda: self._restoring(self._inflate.measured(referring, self._stored_bytes)), None)
+            return Store(lambda: self._restoring(inflate.measured(referring, self._stored_bytes)), None)
         return self._restoring(referring)
 
     def _restoring(self, referring: Referring) -> Store:
