@@ -23,7 +23,7 @@ from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_by
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.output import Parts
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
-from transforms.chunk import is_chunk
+from transforms.chunk import is_chunk, may_hold_chunks
 from transforms.errors import MalformedError
 from transforms.record import SourceRecord
 from transforms.record_batch import RecordBatch
@@ -118,7 +118,8 @@ class Admission:
                 self._admit_records(lane)
                 if read.records or self._left <= 0:
                     return
-            self._share.fetched(-read.close())
+            self._share.fetched(-read.opened)
+            read.opened = 0
 
     def _has_room(self, lane: Lane, size: int) -> bool:
         """Whether there is room for what leaves as it is."""
@@ -213,7 +214,7 @@ class Admission:
             return False  # in an old format, or the key decides on the partition
         if batch.offset > batch.batch.base_offset:
             return False  # some of its records are not wanted, or all: those behind may be gone by compaction
-        if batch.offset < lane.delivered or (self._assembler is not None and self._assembler.takes_any(batch)):
+        if batch.offset < lane.delivered or (self._assembler is not None and may_hold_chunks(batch.batch)):
             return False
         return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from app.config.chunking import ChunkSettings
-from app.kafka.source_batch import ReadRecord, SourceBatch
+from app.kafka.source_batch import ReadRecord
 from app.kafka.structs import TopicPartition
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
-from transforms.chunk import Chunk, may_hold_chunks
+from transforms.chunk import Chunk
 from transforms.commit_metadata import KAFKAS_BYTES, noted
 from transforms.errors import MalformedChunkError
 from transforms.logger_name import logger_name
@@ -59,10 +59,6 @@ class LaneAssembler:
         if reading:
             self._now_ms += (now_s - self._last_s) * 1000
         self._last_s = now_s
-
-    def takes_any(self, batch: SourceBatch) -> bool:
-        """False if no record of the batch is a chunk; True if that cannot be told cheaply."""
-        return batch.batch is None or may_hold_chunks(batch.batch)
 
     def reserve_bytes(self, record: SourceRecord) -> int:
         """Bytes that `add` may put in flight: those of the whole message, if the record is its last chunk."""

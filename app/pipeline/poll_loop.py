@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.structs import TopicPartition
@@ -27,19 +27,14 @@ _TURN_S = 2.0  # a paused partition waits so long for its turn, if others can go
 _ARRIVES_S = 0.2
 
 
-@dataclass(slots=True)
-class _Pause:
-    """A partition that is paused.
-
-    Attributes:
-        since_s: since when.
-        size: bytes that were let go; about as many come when it is read again.
-        for_room: whether its next record waits for room alone, and not behind others of its partition.
-    """
+class _Pause(NamedTuple):
+    """A partition that is paused."""
 
     since_s: float
     size: int
+    """Bytes that were let go; about as many come when it is read again."""
     for_room: bool
+    """Whether its next record waits for room alone, and not behind others of its partition."""
 
 
 class PollLoop:

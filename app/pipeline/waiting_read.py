@@ -62,11 +62,6 @@ class WaitingRead:
             self.records.extend(itertools.islice(self.source, count))
         return bool(self.records)
 
-    def close(self) -> int:
-        """Ends the batch that was taken apart, of which no record is left; returns its bytes."""
-        opened, self.opened, self.source = self.opened, 0, iter(())
-        return opened
-
     def forget(self) -> None:
         """Lets go of what was decompressed of batches that were looked at, and wait."""
         for batch in itertools.takewhile(lambda each: each.passes is not None, self.batches):
