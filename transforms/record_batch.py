@@ -157,11 +157,6 @@ class RecordBatch:
         return self.attributes & _CODEC_BITS
 
     @property
-    def stamp(self) -> Stamp:
-        """What its producer has given it to be idempotent."""
-        return Stamp(*_STAMP.unpack_from(self.data, _STAMP_AT))
-
-    @property
     def leader_epoch(self) -> int:
         """The epoch of the leader that has appended the batch; -1 if no broker has."""
         return leader_epoch_of(self.data)

@@ -16,7 +16,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 from app.kafka.batches.batch import Batch
 from app.kafka.gate import Gate
 from app.kafka.shielded import heard
-from transforms.record_batch import RecordBatch, Stamp
+from transforms.record_batch import RecordBatch
 
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
@@ -91,7 +91,7 @@ class ProducerControls:
 
     async def abort_transaction(self, timeout_s: float) -> None:
         """Aborts the open transaction, if there is one, so that readers need not wait until it times out."""
-        self._quieten_batches()  # nobody waits for them any more; they may still fail
+        self._quieten_batches()  # which nothing waits for; they may still fail
         # aiokafka asserts that one is open. It looks without a turn of the loop before, in which the sender may find
         # out that it is fenced.
         with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
@@ -173,7 +173,8 @@ class RefusedBatches:
             fail(exception)
             return
         data = RecordBatch.read(memoryview(bytes(batch.get_data_buffer())))
-        self._take_back(batch.tp, data.stamp)
+        if self._transactions is not None and self._transactions.producer_id == data.producer_id:
+            self._transactions.increment_sequence_number(batch.tp, -batch.record_count)  # it is not in the log
         batch.future.remove_done_callback(self._settled)
         if not len(batch._msg_futures) == batch.record_count > 1:
             fail(exception)
@@ -190,14 +191,8 @@ class RefusedBatches:
             parts.append(self._watched(part))
         self._held._batches[batch.tp].extendleft(reversed(parts))
         for part in parts:
-            # Whoever waits for the batch, as `flush` does, waits for all of them.
+            # What waits for the batch, as `flush` does, waits for all of them.
             part.future.add_done_callback(lambda _: _settle(batch, parts))
-
-    def _take_back(self, place: TopicPartition, stamp: Stamp) -> None:
-        """Lets the next batch of a partition have the sequence number of one that is not in the log."""
-        manager = self._transactions
-        if manager is not None and (stamp.producer_id, stamp.epoch) == (manager.producer_id, manager.producer_epoch):
-            manager.increment_sequence_number(place, stamp.sequence - manager.sequence_number(place))
 
 
 def _settle(batch: MessageBatch, parts: list[MessageBatch]) -> None:

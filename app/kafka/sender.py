@@ -27,7 +27,7 @@ from transforms.record import Record, RecordLike
 
 DELIVERY_TIMEOUT_S = 120.0  # as Kafka's delivery.timeout.ms
 _WINDOW_BYTES = 32 * 1024 * 1024  # as Kafka's buffer.memory
-_RECORD_BYTES = 400  # of memory, beside what is sent
+_RECORD_BYTES = 400  # of memory, in addition to what is sent
 BATCH_BYTES = 131_072
 CHUNK = "chunk"
 """The name of the transform that makes several records of a message."""
@@ -193,8 +193,8 @@ class Sender:
             self._flying.give(held)
         if self._failure is None:
             name = records[0][1]
-            told = error if isinstance(error, WideloadError) else translated(error, f"topic {self._topic} refuses it")
-            self._failure = SendError(f"{name}: {told}")
+            reason = error if isinstance(error, WideloadError) else translated(error, f"topic {self._topic} refuses it")
+            self._failure = SendError(f"{name}: {reason}")
             self._failure.__cause__ = error
 
     def _check(self) -> None:

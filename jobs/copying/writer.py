@@ -281,11 +281,11 @@ class SinkWriter:
         if found is None or found.end is None:
             return found
         if found.end[0] not in self._topic.ends:
-            return None  # the sink was made anew
+            return None  # the sink was created again
         sink = TopicPartition(self._topic.name, found.end[0])
         async with self._client.open() as consumer:
             ends = await consumer.end_offsets([sink])
-        return found if ends[sink] >= found.end[1] else None  # else the sink was made anew
+        return found if ends[sink] >= found.end[1] else None  # else the sink was created again
 
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -16,6 +16,7 @@ from transforms.record import RecordLike
 from transforms.record_batch import NO_STAMP, RecordBatch, Stamp, restamp
 
 UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
+LARGEST_SEQUENCE = 2**31 - 1  # 0 follows; with aiokafka it is -2**31
 
 _NO_TIMESTAMP = -1
 _COMPRESSING = threading.Lock()
@@ -257,7 +258,8 @@ class Batch(Generic[L]):
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         self.client_sequence = base_sequence
-        self.stamped(Stamp(producer_id, producer_epoch, base_sequence if self.sequence is None else self.sequence))
+        sequence = base_sequence & LARGEST_SEQUENCE if self.sequence is None else self.sequence
+        self.stamped(Stamp(producer_id, producer_epoch, sequence))
 
     def _build(self) -> bytearray:
         self.tries += 1

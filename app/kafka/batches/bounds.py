@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 # aiokafka puts a batch of each partition into one request. A broker closes the connection on a request over its
 # socket.request.max.bytes, 100 MiB, and aiokafka would send that request again and again.
 _REQUEST_BYTES = 64 * 1_048_576
-_BUILDING = 2  # batches at once: meanwhile each is in memory twice
+_BUILDING = 2  # batches at a time: each is in memory twice until it is built
 _TURN_S = 5.0
 
 

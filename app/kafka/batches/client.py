@@ -138,7 +138,7 @@ class BatchingProducer:
                 future.exception()  # or the event loop would log that nobody has looked at it
 
     async def flush(self) -> None:
-        """Waits until each record is delivered or has failed; batches do not linger meanwhile."""
+        """Waits until each record is delivered or has failed; batches do not linger."""
         await self._batches.flush()
 
     @asynccontextmanager

@@ -28,7 +28,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.batches.batch import UNLIMITED_BYTES, Batch, Load
+from app.kafka.batches.batch import LARGEST_SEQUENCE, UNLIMITED_BYTES, Batch, Load
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.producer import TOO_LARGE, ProducerControls
@@ -49,7 +49,6 @@ _ALONE_BYTES = 131_072
 _LARGE_BATCH_BYTES = 2 * 1_048_576
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
-_LARGEST_SEQUENCE = 2**31 - 1  # 0 follows
 
 _UNFIT = (InvalidTimestampError,)  # one record of the batch may cause it
 # After these errors the broker has appended nothing, and takes the next batch. After others that is not known.
@@ -88,7 +87,7 @@ class BatchSettings:
             it takes this memory.
         linger_s: `linger.ms`: how long a batch that is not full waits for more records.
         delivery_timeout_s: `delivery.timeout.ms`: the time from the first record of a batch until it is acknowledged.
-            It begins again with the response for the batch before, because a slow sink has not failed.
+            It restarts with the response for the batch before, because a slow sink has not failed.
     """
 
     batch_bytes: int = 131_072
@@ -255,7 +254,7 @@ class Outbox(Generic[L]):
         self._filling: Batch[L] | None = None
         self._full: deque[Batch[L]] = deque()
         self._pressed = False
-        self._roused: asyncio.Event | None = None
+        self._roused = asyncio.Event()  # ends the wait of a batch for more records
         self._clock = asyncio.get_running_loop().time
         self._answered_s = 0.0  # when the broker last answered for a batch
         # Of the next record, from that of the client's first batch on; the client goes on behind a refused batch, too.
@@ -294,7 +293,7 @@ class Outbox(Generic[L]):
         """Appends records as fast as can be; `send` sends them.
 
         Yields:
-            The load of a batch, and how many of the next records it has got. They are in it already.
+            The load of a batch, and how many of the next records are in it now.
         """
         at = 0
         while at < len(records):
@@ -316,7 +315,7 @@ class Outbox(Generic[L]):
             self._fill_no_more()
         whole = Batch(self._make_load(), self._clock(), codec, transactional=self._transactional, whole=batch)
         self._full.append(whole)
-        self._rouse()
+        self._roused.set()
         return whole.load
 
     def _room_bytes(self, codec: int) -> int:
@@ -333,12 +332,7 @@ class Outbox(Generic[L]):
         assert self._filling is not None
         self._full.append(self._filling)
         self._filling = None
-        self._rouse()
-
-    def _rouse(self) -> None:
-        """Ends the wait of a batch for more records."""
-        if self._roused is not None:
-            self._roused.set()
+        self._roused.set()
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -356,7 +350,7 @@ class Outbox(Generic[L]):
         """As `send`, and lets no batch linger."""
         if self.waiting:
             self._pressed = True
-            self._rouse()
+            self._roused.set()
             self.send()
 
     def take(self) -> Batch[L] | None:
@@ -379,7 +373,7 @@ class Outbox(Generic[L]):
 
     def give_up(self, error: BaseException) -> None:
         """Lets the batches that wait fail."""
-        self._rouse()
+        self._roused.set()
         for batch in self.clear():
             self._failed(batch, error)
 
@@ -406,11 +400,10 @@ class Outbox(Generic[L]):
         """The next batch, once it has lingered; None if there is none, or all sending has ended."""
         linger_s = self._batches.settings.linger_s
         if linger_s > 0 and self._filling is not None and not (self._full or self._pressed):
-            self._roused = asyncio.Event()
+            self._roused.clear()
             with contextlib.suppress(TimeoutError):
                 left_s = self._filling.began_s + linger_s - self._clock()
                 await asyncio.wait_for(self._roused.wait(), max(0.0, left_s))
-            self._roused = None
         # Sending may have ended while it lingered. Later records stay: the earlier ones have been dropped.
         return self.take() if self._batches.failure is None else None
 
@@ -435,7 +428,7 @@ class Outbox(Generic[L]):
             return
         self._answered_s = self._clock()
         if self._sequence is not None:
-            self._sequence = (self._sequence + batch.records) & _LARGEST_SEQUENCE
+            self._sequence = (self._sequence + batch.records) & LARGEST_SEQUENCE
         self._count(batch)
         batch.load.delivered(metadata, batch.records, batch.uncompressed_bytes)
 
@@ -459,14 +452,14 @@ class Outbox(Generic[L]):
                 if batch.client_sequence is not None:
                     if self._sequence is None:
                         self._sequence = self._client_sequence = batch.client_sequence
-                    other = (batch.client_sequence - self._client_sequence) & _LARGEST_SEQUENCE
+                    other = (batch.client_sequence - self._client_sequence) & LARGEST_SEQUENCE
                     assert not other, "something else has been sent to this partition"
                     self._client_sequence = batch.client_sequence + batch.records
 
     def _count(self, batch: Batch[L]) -> None:
         topic, wire, codec = self.partition.topic, batch.wire_bytes, CODECS[batch.codec]
         numbers = self._batches.numbers
-        # Nobody has looked how much a batch that went whole holds uncompressed.
+        # How much a batch that went whole holds uncompressed is not known.
         uncompressed = batch.uncompressed_bytes if batch.compresses or codec is None else None
         if codec is not None and uncompressed is not None:
             numbers.estimates.observe(topic, codec, wire / uncompressed)

@@ -105,7 +105,7 @@ BEHIND = {
         "member_id",
         "reset_generation",
     ),
-    BatchBuilder: ("_build", "_set_producer_state", "close", "closed", "record_count"),  # which `Batch` has, too
+    BatchBuilder: ("_build", "_set_producer_state"),  # which aiokafka calls of `Batch`
     MessageAccumulator: ("fail_all",),
     PartitionRecords: ("next_fetch_offset",),
     Sender: ("close",),
@@ -116,9 +116,7 @@ BEHIND = {
         "increment_sequence_number",
         "is_in_transaction",
         "notify_task_waiter",
-        "producer_epoch",
         "producer_id",
-        "sequence_number",
         "transaction_timeout_ms",
         "transactional_id",
         "wait_for_transaction_end",
