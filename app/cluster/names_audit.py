@@ -18,12 +18,10 @@ from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin, describe
 from app.kafka.queries import (
+    GROUP_TYPES,
     DescribeCluster,
-    DescribeConsumerGroups,
     DescribeGroups,
     DescribeScramUsers,
-    DescribeShareGroups,
-    DescribeStreamsGroups,
     ListConfigResources,
     ListGroups,
     ListTransactions,
@@ -39,12 +37,6 @@ _NO_AUTHORIZER = 54
 _DENIED = frozenset({29, 30, 31, 53})  # topic, group, cluster, transactional id
 _ANY = 1  # in a filter of ACLs
 _PREFIXED = 4
-_MEMBERS: Mapping[str, type[DescribeGroups]] = {
-    "classic": DescribeGroups,
-    "consumer": DescribeConsumerGroups,
-    "share": DescribeShareGroups,
-    "streams": DescribeStreamsGroups,
-}
 _OFFSET_TYPES = ("classic", "consumer", "streams")
 _DESCRIBE = 1 << 8  # the bit of this operation in the operations that the user may do
 _TOPIC = 2
@@ -261,7 +253,7 @@ class _Reading:
             self._note("group-id", group_id, f"groups, {group_type}")
             by_type[group_type].append(group_id)
         for group_type, ids in by_type.items():
-            if group_type not in _MEMBERS:
+            if group_type not in GROUP_TYPES:
                 self._miss(f"members of {_count(ids)}", f"Wideload cannot describe groups of type {group_type} yet")
                 continue
             for batch in _batches(ids):
@@ -282,7 +274,7 @@ class _Reading:
             self._miss(f"{what} of {_count(ids)}", reason)
 
     async def _members(self, node: int, group_type: str, ids: Sequence[str]) -> None:
-        groups = (await self._ask(_MEMBERS[group_type](ids), node)).to_object()["groups"]
+        groups = (await self._ask(DescribeGroups(ids, group_type), node)).to_object()["groups"]
         self._refused("members", ((each["group_id"], each["error_code"], each.get("error_message")) for each in groups))
         for group in groups:
             for member in group["members"]:

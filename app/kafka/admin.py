@@ -7,6 +7,7 @@ import inspect
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -53,10 +54,7 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 
     async def broker_configs(self, broker: int, names: Iterable[str]) -> Mapping[str, str]:
         """The values of a broker's properties, as far as it has them."""
-
-        async def send(request: Any) -> Any:
-            return await self.send(request, broker)
-
+        send = partial(self.send, node=broker)
         (found,) = (await configs(send, [str(broker)], names, ConfigResourceType.BROKER)).values()
         if isinstance(found, KafkaError):
             raise found

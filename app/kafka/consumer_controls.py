@@ -15,7 +15,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.kafka.gate import Gate
 from app.kafka.membership import Coordinator
 from app.kafka.offset_fetches import FetchOffsets, OffsetFetches, ask_coordinator
-from app.kafka.queries import DescribeConsumerGroups, DescribeGroups, DescribeStreamsGroups, Query
+from app.kafka.queries import DescribeGroups, Query
 from app.kafka.shielded import end_tasks
 from app.kafka.subscriptions import PolledSubscriptions
 from app.kafka.troubles import Troubles
@@ -111,7 +111,8 @@ class ConsumerControls:
     async def has_members(self) -> bool:
         """Whether the group has members, of whatever protocol."""
         group = self.group
-        for query in (DescribeGroups([group]), DescribeConsumerGroups([group]), DescribeStreamsGroups([group])):
+        for group_type in ("classic", "consumer", "streams"):
+            query = DescribeGroups([group], group_type)
             with contextlib.suppress(IncompatibleBrokerVersion):
                 if await self._answer(query, query.members):
                     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -215,23 +215,61 @@ _GROUPS = "groups:[text] include_authorized_operations:boolean"
 _ANOTHER_TRY = {14, 15, 16}  # the coordinator loads, is not available, is another one
 
 
-class DescribeGroups(Query):
-    """The members of classic groups, with their instance ids; from Kafka 2.3 on.
+def _described(numbers: str, assigned: str, members: str) -> type[RequestStruct]:
+    """The version that describes groups of a newer protocol: the fields behind the epochs, and those of members."""
+    return version(
+        f"{numbers} {_GROUPS}",
+        "throttle_time_ms:int32 groups:[error_code:int16 error_message:text group_id:text state:text group_epoch:int32 "
+        f"assignment_epoch:int32 {assigned} members:[{members}] authorized_operations:int32]",
+    )
 
-    Args:
-        groups: ids of groups that the broker coordinates.
-    """
 
-    VERSION = version(
+_ASSIGNMENT = "(partitions:[id_high:int64 id_low:int64 topic:text partitions:[int32]])"
+_TEXTS = "[key:text value:text]"
+_TOPICS = f"[name:text partitions:int32 replication_factor:int16 configs:{_TEXTS}]"
+_TASKS = "[subtopology:text partitions:[int32]]"
+_TASK_OFFSETS = "[subtopology:text partition:int32 offset:int64]"
+_STREAMS_ASSIGNMENT = f"(active:{_TASKS} standby:{_TASKS} warmup:{_TASKS})"
+
+GROUP_TYPES: Mapping[str, type[RequestStruct]] = {
+    "classic": version(
         f"15.4 {_GROUPS}",
         "throttle_time_ms:int32 groups:[error_code:int16 group_id:text state:text protocol_type:text protocol:text "
         "members:[member_id:text instance_id:text client_id:text client_host:text metadata:bytes assignment:bytes] "
         "authorized_operations:int32]",
         flexible=False,
-    )
+    ),
+    "consumer": _described(
+        "69.0",
+        "assignor:text",
+        "member_id:text instance_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
+        f"topic_regex:text assignment:{_ASSIGNMENT} target_assignment:{_ASSIGNMENT}",
+    ),
+    "share": _described(
+        "77.1",
+        "assignor:text",
+        "member_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
+        f"assignment:{_ASSIGNMENT}",
+    ),
+    "streams": _described(
+        "89.0",
+        "topology:{epoch:int32 subtopologies:[subtopology:text source_topics:[text] repartition_sinks:[text] "
+        f"changelogs:{_TOPICS} repartition_sources:{_TOPICS}]}}",
+        "member_id:text member_epoch:int32 instance_id:text rack_id:text client_id:text client_host:text "
+        f"topology_epoch:int32 process_id:text user_endpoint:{{host:text port:int16}} client_tags:{_TEXTS} "
+        f"task_offsets:{_TASK_OFFSETS} task_end_offsets:{_TASK_OFFSETS} assignment:{_STREAMS_ASSIGNMENT} "
+        f"target_assignment:{_STREAMS_ASSIGNMENT} is_classic:boolean",
+    ),
+}
+"""The requests for groups by their type: from Kafka 2.3, 4.0 (KIP-848), 4.1 (KIP-932) and 4.2 on (KIP-1071)."""
 
-    def __init__(self, groups: Sequence[str]) -> None:
+
+class DescribeGroups(Query):
+    """The members of groups of one type that the broker coordinates, with their instance ids."""
+
+    def __init__(self, groups: Sequence[str], group_type: str = "classic") -> None:
         super().__init__(groups=groups, include_authorized_operations=False)
+        self.VERSION = GROUP_TYPES[group_type]
 
     @staticmethod
     def members(response: Any) -> int:
@@ -245,61 +283,6 @@ class DescribeGroups(Query):
             if group["error_code"] in _ANOTHER_TRY:
                 raise for_code(group["error_code"])
         return sum(len(group["members"]) for group in groups)
-
-
-def _described(numbers: str, assigned: str, members: str) -> type[RequestStruct]:
-    """The version that describes groups of a newer protocol: the fields behind the epochs, and those of members."""
-    return version(
-        f"{numbers} {_GROUPS}",
-        "throttle_time_ms:int32 groups:[error_code:int16 error_message:text group_id:text state:text group_epoch:int32 "
-        f"assignment_epoch:int32 {assigned} members:[{members}] authorized_operations:int32]",
-    )
-
-
-_ASSIGNMENT = "(partitions:[id_high:int64 id_low:int64 topic:text partitions:[int32]])"
-
-
-class DescribeConsumerGroups(DescribeGroups):
-    """The members of consumer groups (KIP-848); from Kafka 4.0 on."""
-
-    VERSION = _described(
-        "69.0",
-        "assignor:text",
-        "member_id:text instance_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
-        f"topic_regex:text assignment:{_ASSIGNMENT} target_assignment:{_ASSIGNMENT}",
-    )
-
-
-class DescribeShareGroups(DescribeGroups):
-    """The members of share groups (KIP-932); from Kafka 4.1 on."""
-
-    VERSION = _described(
-        "77.1",
-        "assignor:text",
-        "member_id:text rack_id:text member_epoch:int32 client_id:text client_host:text topics:[text] "
-        f"assignment:{_ASSIGNMENT}",
-    )
-
-
-_TEXTS = "[key:text value:text]"
-_TOPICS = f"[name:text partitions:int32 replication_factor:int16 configs:{_TEXTS}]"
-_TASKS = "[subtopology:text partitions:[int32]]"
-_TASK_OFFSETS = "[subtopology:text partition:int32 offset:int64]"
-_STREAMS_ASSIGNMENT = f"(active:{_TASKS} standby:{_TASKS} warmup:{_TASKS})"
-
-
-class DescribeStreamsGroups(DescribeGroups):
-    """The members of streams groups (KIP-1071); from Kafka 4.2 on, and 4.1 where it is switched on."""
-
-    VERSION = _described(
-        "89.0",
-        "topology:{epoch:int32 subtopologies:[subtopology:text source_topics:[text] repartition_sinks:[text] "
-        f"changelogs:{_TOPICS} repartition_sources:{_TOPICS}]}}",
-        "member_id:text member_epoch:int32 instance_id:text rack_id:text client_id:text client_host:text "
-        f"topology_epoch:int32 process_id:text user_endpoint:{{host:text port:int16}} client_tags:{_TEXTS} "
-        f"task_offsets:{_TASK_OFFSETS} task_end_offsets:{_TASK_OFFSETS} assignment:{_STREAMS_ASSIGNMENT} "
-        f"target_assignment:{_STREAMS_ASSIGNMENT} is_classic:boolean",
-    )
 
 
 _RACKS_SINCE = 3  # the version of a subscription

@@ -6,7 +6,7 @@ import pytest
 from aiokafka.errors import IncompatibleBrokerVersion
 
 from app.kafka import queries
-from app.kafka.queries import DescribeConsumerGroups, DescribeGroups, ListGroups, Query
+from app.kafka.queries import DescribeGroups, ListGroups, Query
 
 QUERIES = [
     each
@@ -35,7 +35,7 @@ def test_no_version_that_both_know(versions: dict[int, tuple[int, int]]) -> None
 def test_fields_of_the_version() -> None:
     """An old version has no field that came later."""
     assert DescribeGroups(["g"]).prepare({15: (0, 4)}).encode() == b"\x00\x00\x00\x01\x00\x01g\x00"
-    assert DescribeConsumerGroups(["g"]).prepare({69: (0, 1)}).encode() == b"\x02\x02g\x00\x00"
+    assert DescribeGroups(["g"], "consumer").prepare({69: (0, 1)}).encode() == b"\x02\x02g\x00\x00"
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda each: each.__name__)
