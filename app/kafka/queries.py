@@ -58,16 +58,17 @@ class _Nullable:
         return repr(value)
 
 
-def schema(text: str, *, flexible: bool = False) -> Schema:
+def schema(text: str, *, flexible: bool = False, tagged: bool = False) -> Schema:
     """The fields that a text describes; `flexible` are compact types, and tagged fields behind each group (KIP-482)."""
-    return _fields(re.findall(r"\w+|[^\w\s:]", text)[::-1], flexible=flexible, tags=False)
+    words = re.findall(r"\w+|[^\w\s:]", text)
+    return _fields(words[::-1], flexible=flexible, tagged=tagged)  # the next word is the last one
 
 
-def _fields(words: list[str], *, flexible: bool, tags: bool) -> Schema:
+def _fields(words: list[str], *, flexible: bool, tagged: bool) -> Schema:
     found = []
     while words and words[-1] not in "])}":
         found.append((words.pop(), _kind(words, flexible=flexible)))
-    return Schema(*found, *([_TAGS] if flexible and tags else []))
+    return Schema(*found, *([_TAGS] if flexible and tagged else []))
 
 
 def _kind(words: list[str], *, flexible: bool) -> Any:
@@ -76,8 +77,8 @@ def _kind(words: list[str], *, flexible: bool) -> Any:
     if word in kinds:
         return kinds[word]
     alone = words[-1] in kinds
-    inner = _kind(words, flexible=flexible) if alone else _fields(words, flexible=flexible, tags=True)
-    words.pop()
+    inner = _kind(words, flexible=flexible) if alone else _fields(words, flexible=flexible, tagged=True)
+    words.pop()  # the closing bracket
     if word == "[":
         return (CompactArray if flexible else Array)(inner)
     return _Nullable(inner) if word == "{" else inner
@@ -90,9 +91,7 @@ def version(request: str, response: str, *, flexible: bool = True) -> type[Reque
     """
     numbers, _, text = request.partition(" ")
     key, number = map(int, numbers.split("."))
-    asked, found = schema(text, flexible=flexible), schema(response, flexible=flexible)
-    if flexible:
-        asked = Schema(*zip(asked.names, asked.fields, strict=True), _TAGS)
+    asked, found = schema(text, flexible=flexible, tagged=True), schema(response, flexible=flexible)
     members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number}
     answer = type(f"Response{key}v{number}", (Response,), {**members, "SCHEMA": found})
     members |= {"FLEXIBLE_VERSION": flexible, "SCHEMA": asked, "RESPONSE_TYPE": answer}
@@ -111,8 +110,7 @@ class Query:
     """A request that is sent in the newest version that the broker knows too, as requests of aiokafka are.
 
     Args:
-        values: of the fields, by name; an empty list for those that are not given. A version has some of
-            them. Tagged fields of the request are empty.
+        values: of the fields, by name; an empty list for those that are not given. A version has some of them.
     """
 
     VERSION: type[RequestStruct]
@@ -134,11 +132,7 @@ class Query:
 
 
 def check_code(code: int) -> None:
-    """Raises the error of an error code of a response; 0 is none.
-
-    Raises:
-        KafkaError: of aiokafka.
-    """
+    """Raises the KafkaError of an error code in a response; 0 is none."""
     error = for_code(code)
     if error.errno != 0:
         raise error
