@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
 )
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.consumer_controls import ConsumerControls, count_as_poll
 from app.kafka.errors import GroupMovedOnError
 from app.kafka.fetch_errors import FetchErrors
 from app.kafka.fetched import FetchedBatches, ReadAhead
@@ -67,9 +65,6 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         self._topics = list(settings.topics)
         interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
         backoff_ms = cast("int", settings.consumer["consumer.retry.backoff.ms"])
-        self._membership_s = interval_ms / 3000  # a third of it, in seconds
-        self._clock = asyncio.get_running_loop().time
-        self._polled_s = self._clock()
         self._troubles = brokers.troubles
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000), brokers.troubles)
         brokers.watch(self.client)
@@ -139,26 +134,20 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
             KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
         self.check_fetcher()
-        polled: Mapping[TopicPartition, Sequence[SourceBatch]]
-        polled = await self._getmany(*partitions, timeout_ms=timeout_ms)
-        return polled
-
-    async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
-        # Not the end of the poll, by which aiokafka goes: this is never later.
-        self._polled_s = self._clock()
         if self._interrupted:
             return {}
         with self._lasting("rebalances"):  # nothing else takes longer than the time-out
             polling = self._polling = asyncio.timeout(None)
+            polled: Mapping[TopicPartition, Sequence[SourceBatch]] = {}
             try:
                 async with polling:
-                    return await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
+                    polled = await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
             except TimeoutError:
                 if not polling.expired():
                     raise
-                return {}
             finally:
                 self._polling = None
+        return polled
 
     def interrupt(self) -> None:
         """Ends the poll that waits for records, or for the end of a rebalance; from now on each poll has none."""
@@ -167,20 +156,15 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         self._interrupted = True
 
     async def keep_membership(self) -> None:
-        """Polls all partitions paused when that is due, or aiokafka would leave the group (`max.poll.interval.ms`).
+        """Stays in the group without a poll, which aiokafka would leave after `max.poll.interval.ms`.
 
-        A paused partition gives no records, and loses what was read ahead.
+        Raises:
+            KafkaError: the group does not let it.
         """
-        if self._clock() - self._polled_s < self._membership_s:
-            return
-        paused = self.consumer.assignment() - self.consumer.paused()
-        self.consumer.pause(*paused)
-        try:
-            # A partition without a position is found out again, by the poll that may read there.
-            with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
-                await self._getmany(timeout_ms=0)
-        finally:
-            self.consumer.resume(*(paused & self.consumer.assignment()))
+        coordinator = self.coordinator()
+        assert coordinator is not None
+        coordinator.check_errors()
+        count_as_poll(self.consumer)
 
     def _lasting(self, what: str) -> AbstractContextManager[None]:
         return self._troubles.lasting(GROUP, self.group, what, patience_s=UNANSWERED_S)

@@ -65,6 +65,7 @@ class FetchedBatches(OrderedDict[Any, Any]):
         self, controls: ConsumerControls, read_ahead: ReadAhead | None = None, tell: TellEpoch | None = None
     ) -> None:
         super().__init__()
+        self._controls = controls
         self._read_ahead = read_ahead
         self._tell: TellEpoch = tell or (lambda *_: None)
         self._taken: dict[TopicPartition, tuple[bytes | memoryview, _Aborted]] = {}  # what the last response has
@@ -89,11 +90,16 @@ class FetchedBatches(OrderedDict[Any, Any]):
         # What an earlier response had, and the fetcher did not take up, is of no use any more.
         self._taken.clear()
         aborted = _ABORTED_AT if response.API_VERSION >= _WITH_REPLICA else -2
+        assignment = self._controls.assignment
         for topic, partitions in response.topics:
             for at, (number, code, *rest) in enumerate(partitions):
                 if code == _NONE and rest[-1]:
-                    self._taken[TopicPartition(topic, number)] = rest[-1], rest[aborted] or ()
-                    partitions[at] = (number, code, *rest[:-1], _stand_in(rest[-1]))
+                    place, data = TopicPartition(topic, number), b""
+                    state = assignment.state_value(place)
+                    if state is not None and not state.paused:  # else nobody polls it, for whatever time
+                        self._taken[place] = rest[-1], rest[aborted] or ()
+                        data = _stand_in(rest[-1])
+                    partitions[at] = (number, code, *rest[:-1], data)
         return response
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:

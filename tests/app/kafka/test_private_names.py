@@ -99,6 +99,7 @@ NAMES = (
 BEHIND = {
     Fetcher: ("error_future",),
     GroupCoordinator: (
+        "check_errors",
         "coordinator_id",
         "generation",
         "group_id",
