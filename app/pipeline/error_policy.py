@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.secret import without_secrets
-from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
-from app.pipeline.budget import Share
 from app.pipeline.lane import held_bytes
 from app.pipeline.lane_assembler import chunks_of
+from app.pipeline.output import Parts
 from app.pipeline.runtime import Runtime
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import RecordError, Termination
+from app.pipeline.termination import RecordError
+from stores.store import PayloadStore
 from transforms.assembly import Discarded
 from transforms.errors import (
     DiscardedChunkError,
@@ -50,25 +49,16 @@ def reason_of(error: BaseException) -> str:
 class ErrorPolicy:
     """Decides by `errors.tolerance`, and by the error, what becomes of a record. Belongs to one event loop.
 
-    `writer` makes the dead letters; None if there is no topic for them.
+    `store` is that of the pipeline, where a large dead letter may go; None if it has none.
     """
 
-    def __init__(
-        self,
-        settings: PipelineSettings,
-        writer: LetterWriter | None,
-        share: Share,
-        *,
-        runtime: Runtime,
-        stats: PipelineStats,
-        termination: Termination,
-    ) -> None:
-        self._settings = settings
-        self._writer = writer
-        self._share = share
+    def __init__(self, parts: Parts, store: PayloadStore | None, runtime: Runtime) -> None:
+        self._parts = parts
+        self._stats = parts.stats
         self._runtime = runtime
-        self._stats = stats
-        self._termination = termination
+        self._writer = None
+        if parts.plan.dead_letters is not None:
+            self._writer = LetterWriter(parts.settings, parts.plan.dead_letters, store, clock=runtime.monotonic)
 
     def verdict(self, source: SourceRecord, error: BaseException) -> Cause | RecordError | None:
         """The cause for the dead letter of a record that has failed; or a failure, for `end`.
@@ -78,13 +68,13 @@ class ErrorPolicy:
         if not isinstance(error, _OF_THE_RECORD):
             if not isinstance(error, PayloadStoreError):
                 return RecordError(source, error, "")
-            self._termination.fail(RecordError(source, error, "; the store refuses, so no record can pass it"))
+            self._parts.termination.fail(RecordError(source, error, "; the store refuses, so no record can pass it"))
             return None
         if self._writer is None:
             advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
             return RecordError(source, error, advice)
         self._stats.count_failed(source, reason_of(error))
-        settings = self._settings
+        settings = self._parts.settings
         stage = ",".join(settings.transforms)
         return Cause(
             error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context, mask=without_secrets
@@ -94,7 +84,7 @@ class ErrorPolicy:
         """As `verdict`, for the chunks of a message that will not be whole; None if a rule drops them."""
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
         first, *others = chunks_of(event)
-        if event.reason == "evicted" and self._settings.chunks.drops_oldest:
+        if event.reason == "evicted" and self._parts.settings.chunks.drops_oldest:
             self._stats.evicted_messages += 1
             self._log(first, f"and {len(others)} other chunks are dropped", error)
             return None
@@ -111,9 +101,9 @@ class ErrorPolicy:
         if isinstance(error, _OF_THE_RECORD):
             if self._writer is None:  # counted here: those behind it may have failed too, and are read again
                 self._stats.count_failed(record, reason_of(error))
-            self._termination.fail(failure)
+            self._parts.termination.fail(failure)
         else:  # a defect of ours must stop the pipeline as loudly
-            self._termination.fail_by_defect(error, record)
+            self._parts.termination.fail_by_defect(error, record)
 
     def letters(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike] | None:
         """The dead letters of records; None if one is large, see `write_letters`."""
@@ -131,7 +121,7 @@ class ErrorPolicy:
         writer = self._writer
         assert writer is not None
         copies = sum(map(held_bytes, sources))  # the copies are made while the records are still held
-        self._share.take(copies)
+        self._parts.share.take(copies)
         try:
             letters = await self._runtime.threads.call(
                 lambda: [letter for source in sources for letter in writer.any(source, cause)]
@@ -141,7 +131,7 @@ class ErrorPolicy:
         except Exception as exc:  # noqa: BLE001  # a defect of ours, see `end`
             return RecordError(sources[-1], exc, "")
         finally:
-            self._share.give(copies)
+            self._parts.share.give(copies)
         return self._made(writer.topic, letters, sources, cause)
 
     def _made(
@@ -159,5 +149,5 @@ class ErrorPolicy:
         return letters
 
     def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:
-        place = (source.topic, source.partition, source.offset)
-        log.warning("pipeline %s: topic %s, partition %d, offset %d %s: %s", self._settings.name, *place, what, error)
+        name, place = self._parts.settings.name, (source.topic, source.partition, source.offset)
+        log.warning("pipeline %s: topic %s, partition %d, offset %d %s: %s", name, *place, what, error)

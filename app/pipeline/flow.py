@@ -19,7 +19,6 @@ from typing import cast
 
 from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
-from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, describe, translated
 from app.kafka.errors import KafkaError
@@ -131,12 +130,7 @@ class Flow:
         )
         make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(parts)
-        self._letters = None
-        if plan.dead_letters is not None:
-            self._letters = LetterWriter(settings, plan.dead_letters, store, clock=clock)
-        error_policy = ErrorPolicy(
-            settings, self._letters, share, runtime=runtime, stats=stats, termination=termination
-        )
+        error_policy = ErrorPolicy(parts, store, runtime)
         dispatcher = Dispatcher(parts, self._retries, error_policy, self._delivery, clock=clock)
         admission = Admission(parts, chain, self._assembler, self._delivery, dispatcher)
         self.left: Mapping[TopicPartition, tuple[int, int]] = {}

@@ -1,9 +1,10 @@
-"""The output: the way of records from their lanes to the partitions of the sink and of the dead-letter topic."""
+"""The output: the way of records from lanes to the sink and the dead-letter topic, until they are durable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
@@ -15,7 +16,7 @@ from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
 from app.kafka.flow_clients import FlowClients
 from app.kafka.source_batch import SourceBatch
-from app.kafka.structs import partition_of
+from app.kafka.structs import RecordMetadata, partition_of
 from app.kafka.topics import Topic
 from app.kafka.writer import Writer
 from app.pipeline.budget import Share
@@ -23,8 +24,7 @@ from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.origins import Origins
+from app.pipeline.offset_tracker import OffsetTracker, Span
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 from transforms.errors import RecordUnfitError
@@ -185,7 +185,7 @@ class Output:
         return self.writer.outbox(topic.name, partition, self._origins, limit_bytes=topic.max_message_bytes)
 
     def _origins(self) -> Origins:
-        return Origins(self._durable, self._unfit)
+        return Origins(self)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,8 @@ class Output:
             outbox.send()
         self._unsent.clear()
 
-    def _durable(self, held: int, records: int, size: int) -> None:
+    def durable(self, held: int, records: int, size: int) -> None:
+        """So many records and bytes are durable, which held so many bytes of the budget."""
         self._parts.stats.records_out += records
         self._parts.stats.bytes_out += size
         self._give(held)
@@ -207,7 +208,8 @@ class Output:
         else:
             self._parts.termination.fail(translated(error, f"writing to topic {topic}"))
 
-    def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+    def unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+        """Ends the flow: a topic refuses a record for what it is."""
         unfit: ClusterError = UnfitError(self._parts.lanes.partition_of(tracker), offset, error)
         topic = next(each for each in self._parts.plan.topics if each.name == error.topic)
         bounded = topic.oldest_ms is not None or topic.newest_ms is not None
@@ -218,3 +220,79 @@ class Output:
             )
             unfit = ClusterError(reason, retriable=True)
         self._parts.termination.fail(unfit)
+
+
+@dataclass(slots=True, eq=False)
+class Origins:
+    """Where the records of a batch come from. A `Load`.
+
+    Only the source offset is kept for each record; all else is kept once for each source partition.
+
+    Attributes:
+        offsets: of the records, in their source partitions; a range for a batch that goes whole.
+        runs: for each run of records of one source partition, its start in `offsets` and the tracker.
+        spans: of the source partitions, by tracker.
+        tracker: of the last record.
+        held: bytes of the budget.
+    """
+
+    _output: Output
+    offsets: Any = field(default_factory=list)
+    runs: list[tuple[int, OffsetTracker]] = field(default_factory=list)
+    spans: dict[OffsetTracker, Span] = field(default_factory=dict)
+    tracker: OffsetTracker | None = None
+    held: int = 0
+
+    def switch(self, tracker: OffsetTracker, offset: int) -> None:
+        """Begins a run of records of a source partition, the first of them at `offset`."""
+        self.tracker = tracker
+        self.runs.append((len(self.offsets), tracker))
+        if tracker not in self.spans:
+            self.spans[tracker] = tracker.span(offset)
+
+    def add(self, tracker: OffsetTracker, offsets: Any, held: int) -> None:
+        """Adds records of one source partition with these offsets, which have left it; a range only if they are all."""
+        if tracker is not self.tracker:
+            self.switch(tracker, offsets[0])
+        if self.offsets:
+            self.offsets += offsets
+        else:
+            self.offsets = offsets
+        self.held += held
+        tracker.released = offsets[-1] + 1
+
+    def split(self, count: int) -> Origins:
+        """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
+        rest = Origins(self._output)
+        total = len(self.offsets)
+        rest.held = self.held * (total - count) // total  # in the end all of it is given back
+        self.held -= rest.held
+        rest.offsets = self.offsets[count:]
+        if isinstance(self.offsets, list):
+            del self.offsets[count:]  # a copy of what stays would take long where there are many parts
+        else:
+            self.offsets = self.offsets[:count]
+        later = [(start, tracker) for start, tracker in self.runs if start >= count]
+        self.runs = [(start, tracker) for start, tracker in self.runs if start < count]
+        rest.runs = [(0, self.runs[-1][1]), *((start - count, tracker) for start, tracker in later)]
+        if later and later[0][0] == count:
+            rest.runs = rest.runs[1:]
+        stay = {tracker for _, tracker in self.runs}
+        for start, tracker in rest.runs:
+            if tracker in rest.spans:
+                continue
+            if tracker in stay:
+                rest.spans[tracker] = tracker.span_behind(self.spans[tracker], rest.offsets[start])
+            else:
+                rest.spans[tracker] = self.spans.pop(tracker)
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        for span in self.spans.values():
+            span.durable = True
+        self._output.durable(self.held, records, size)
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`: the writer ends the flow, which gives back all that it holds."""
+        if isinstance(error, RecordUnfitError):
+            self._output.unfit(self.runs[0][1], self.offsets[0], error)

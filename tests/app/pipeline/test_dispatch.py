@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 from aiokafka import TopicPartition
 
-from app.deadletters.writer import LetterWriter
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
@@ -85,12 +84,12 @@ class Bench:
         self.stats = PipelineStats()
         self.termination = Termination("p", lambda: None)
         pipeline = settings()
-        letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
+        letters = Topic("dlq", 1, limit, "delete")
         self.parts = cast(
             Any,
             SimpleNamespace(
                 settings=pipeline,
-                plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000)),
+                plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000), dead_letters=letters),
                 lanes=self.lanes,
                 share=share,
                 stats=self.stats,
@@ -100,7 +99,7 @@ class Bench:
         self.dispatcher = Dispatcher(
             self.parts,
             cast(Any, SimpleNamespace(watching=lambda *_: contextlib.nullcontext())),
-            ErrorPolicy(pipeline, letters, share, runtime=SHARED, stats=self.stats, termination=self.termination),
+            ErrorPolicy(self.parts, None, SHARED),
             cast(Any, self.output),
             clock=SHARED.monotonic,
         )

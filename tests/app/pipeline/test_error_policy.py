@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
@@ -52,11 +52,14 @@ class Bench:
         self.share = Share(self.budget)
         self.stats = PipelineStats()
         self.termination = Termination("p", lambda: None)
-        pipeline = settings(**keys)
-        writer = None if letters is None else LetterWriter(pipeline, letters, None)
-        self.error_policy = ErrorPolicy(
-            pipeline, writer, self.share, runtime=SHARED, stats=self.stats, termination=self.termination
+        parts = SimpleNamespace(
+            settings=settings(**keys),
+            plan=SimpleNamespace(dead_letters=letters),
+            share=self.share,
+            stats=self.stats,
+            termination=self.termination,
         )
+        self.error_policy = ErrorPolicy(cast(Any, parts), None, SHARED)
 
     def failed(self, error: Exception) -> Sequence[RecordLike]:
         """The letters of a record whose work has raised, at the front of its lane."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from aiokafka.structs import RecordMetadata, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.pipeline.budget import Budget, Share
 from app.pipeline.offset_tracker import OffsetTracker
-from app.pipeline.origins import Origins
+from app.pipeline.output import Origins
 
 DONE = RecordMetadata("t", 0, TopicPartition("t", 0), 0, -1, 0, 0)
 
@@ -29,11 +32,13 @@ def test_parts_of_a_batch_commit_no_more_than_is_durable(data: st.DataObject) ->
         share.give(held)
         counts.append(records)
 
+    output = cast(Any, SimpleNamespace(durable=durable))
+
     batches: list[tuple[Origins, list[tuple[int, int]]]] = []  # and (source, offset) of its records
     offsets = [0] * sources
     for source in origins:
         if not batches or data.draw(st.booleans()):
-            batches.append((Origins(durable, lambda *_: None), []))
+            batches.append((Origins(output), []))
         load, inside = batches[-1]
         offset = offsets[source]
         offsets[source] += data.draw(st.integers(0, 2))  # chunks share the offset of their source

@@ -16,7 +16,7 @@ from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import BatchSettings, Outbox
 from app.kafka.source_batch import ReadRecord, SourceBatch, decoded
 from app.pipeline.budget import Budget, Share
-from app.pipeline.origins import Origins
+from app.pipeline.output import Origins
 from tests.app.pipeline.lanes import lane_of
 from tests.app.pipeline.outputs import output_over
 from tests.built_batches import built
