@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from app.kafka.clients import codec_number
-from app.kafka.source_batch import SourceBatch, UnreadBatch
+from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
-from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
+from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, Passing, header_bytes, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.output import Parts
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
@@ -179,7 +179,8 @@ class Admission:
             batch = _together(passing)
         held = self._held(batch)
         if lane.items:
-            self._dispatcher.follow(lane, batch, held)
+            place = ReadRecord(lane.partition.topic, lane.partition.partition, batch.offset, batch.timestamp or -1)
+            lane.append(Passing(place, held, batch=batch.kept()))
         else:
             self._share.take(held)
             self._delivery.output_of(lane).forward(lane, batch, held)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from app.kafka.clients import ClusterError
 from app.kafka.shielded import heard
-from app.kafka.source_batch import ReadRecord, SourceBatch
 from app.kafka.structs import TopicPartition
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Lane, Letter, Passing, Working
+from app.pipeline.lane import Lane, Letter, Working
 from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.output import Parts
 from app.pipeline.retries import Retries
@@ -51,11 +50,6 @@ class Dispatcher:
         self._error_policy = error_policy
         self._delivery = delivery
         self._clock = clock
-
-    def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        """Lets the records of a batch, which leave as they are, wait for the records before them in the lane."""
-        place = ReadRecord(batch.partition.topic, batch.partition.partition, batch.offset, batch.timestamp or -1)
-        lane.append(Passing(place, held, batch=batch.kept()))
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Puts a record at the end of the lane, and goes on with the work on it.

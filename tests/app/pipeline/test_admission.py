@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane, Letter, Skipped, Working
+from app.pipeline.lane import Lane, Letter, Passing, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
@@ -39,7 +39,6 @@ class Let:
         self.share = Share(Budget(limit))
         self.stats = PipelineStats()
         self.forwarded: list[SourceBatch] = []
-        self.followed: list[SourceBatch] = []
         self.lanes = Lanes(self.share, None)
         for partition in (0, 1):
             self.lanes.open(TopicPartition("raw", partition), 0)
@@ -119,7 +118,6 @@ class Let:
     def _dispatched(self) -> dict[str, object]:
         return {
             "enter": self._enter,
-            "follow": self._follow,
             "measured": self._measured,
             "fail": self._fail,
             "release": lambda _: None,
@@ -139,11 +137,6 @@ class Let:
         assert len(batch.rows()) > 0
         self.forwarded.append(batch)
         self.held.append(held)
-
-    def _follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
-        assert lane.items
-        self.share.take_work(held)
-        self.followed.append(batch)
 
     def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
@@ -335,7 +328,9 @@ async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
     lane = let.lane(0)
     lane.items.append(Working(ReadRecord("raw", 0, 0, 0, b"k", b"v", ())))
     let.batch(batch_of(b"a", b"b", base=1), 1)
-    assert [batch.offset for batch in let.followed] == [1]
+    _, following = lane.items
+    assert isinstance(following, Passing)
+    assert following.batch.offset == 1
     assert let.forwarded == []
     assert let.share.work == let.share.used == len(batch_of(b"a", b"b")) + OVERHEAD
 
