@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.conn import AIOKafkaConnection
-from aiokafka.errors import GroupAuthorizationFailedError, (
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
     KafkaError,
     NoOffsetForPartitionError,
