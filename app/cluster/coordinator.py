@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     GroupCoordinatorNotAvailableError,
@@ -107,5 +109,7 @@ async def _find_coordinator(connection: AdminClient, name: str, key: str, otherw
 async def _longest_ms(connection: AdminClient) -> int | None:
     """The brokers' `transaction.max.timeout.ms`; None if the user may not see it."""
     broker, *_ = (await connection.describe_cluster())["brokers"]
-    values = await connection.broker_configs(broker["node_id"], [_MAX_TIMEOUT])
-    return int(values[_MAX_TIMEOUT]) if values.get(_MAX_TIMEOUT) else None
+    with suppress(ClusterAuthorizationFailedError):
+        values = await connection.broker_configs(broker["node_id"], [_MAX_TIMEOUT])
+        return int(values[_MAX_TIMEOUT]) if values.get(_MAX_TIMEOUT) else None
+    return None

@@ -154,7 +154,7 @@ WALL_CLOCK = {
     "app/web/loggers.py": "when a level was changed, for people",
     "app/web/metrics.py": "the age of a record, by its timestamp, for people",
     "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
-    "app/kafka/broker_health.py": "people are told since when",
+    "app/kafka/troubles.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/serializers/aiokafka.py": "the timestamp of a record whose writer gives none",
     "app/serializers/confluent_writes.py": "the timestamp of a record whose writer gives none",
