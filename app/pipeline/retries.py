@@ -40,8 +40,7 @@ class _Trial:
         tries: how often the store has failed.
         alone_s: since when it fails for this record while it is up; None if it does not.
         refused: whether the store has refused the record, and passed its check right after that.
-        stalled: whether the trial stalls the lane.
-        timer: calls `_look_at`.
+        timer: stalls the lane; None once it has.
     """
 
     lane: Lane
@@ -52,14 +51,7 @@ class _Trial:
     tries: int = 0
     alone_s: float | None = None
     refused: bool = False
-    stalled: bool = False
     timer: asyncio.TimerHandle | None = None
-
-    def stall(self) -> None:
-        """Stalls the lane."""
-        if not self.stalled:
-            self.stalled = True
-            self.lane.stalled += 1
 
 
 class Retries:
@@ -144,21 +136,22 @@ class Retries:
         """
         now_s = self._clock()
         trial = _Trial(lane, record, now_s, now_s, now_s if called else None)
-        trial.timer = self._loop.call_later(self._timeout_s, self._look_at, trial)
+        self._look_later(trial, self._timeout_s)
         try:
             with self._troubles.lasting(AT_STORE, record):
                 yield trial
         finally:
-            trial.timer.cancel()
             self._troubles.end(STORE, trial)
-            if trial.stalled:
-                trial.lane.stalled -= 1
+            if trial.timer is not None:
+                trial.timer.cancel()
+            else:
+                lane.stalled -= 1
                 self._unstalled()
 
-    async def _try(self, trial: _Trial, work: Work) -> Work:
+    async def _try(self, trial: _Trial, work: Work) -> Work | None:
         """Calls the store once for a record that may go on without it."""
         await self._state.pause(trial.tries)
-        done = await self._threads.call(self._call, trial, work)
+        done = await self._threads.call(self._call, trial, work, True)
         self._answered_s = self._clock()
         return done
 
@@ -167,7 +160,7 @@ class Retries:
         async with self._state.turn(trial.tries) as probing:
             asked_s = self._clock()
             try:
-                done = await self._threads.call(self._call if probing else self._call_if_up, trial, work)
+                done = await self._threads.call(self._call, trial, work, probing)
             except (PayloadNotFoundError, PayloadUnfitError):
                 self._state.answered()
                 self._troubles.store_answers(STORE, trial)
@@ -182,16 +175,14 @@ class Retries:
                 self._troubles.store_answers(STORE, trial)
             return done
 
-    def _call(self, trial: _Trial, work: Work) -> Work:
+    def _call(self, trial: _Trial, work: Work, probing: bool) -> Work | None:  # noqa: FBT001  # of a thread
+        if self._state.down and not probing:
+            return None  # it has gone down while the record waited for a thread
         trial.called_s = self._clock()
         try:
             return self._chain.go_on(work)
         finally:
             trial.called_s = None
-
-    def _call_if_up(self, trial: _Trial, work: Work) -> Work | None:
-        # The store may have gone down while the record waited for a thread.
-        return None if self._state.down else self._call(trial, work)
 
     async def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
         """Counts a failure, and gives a record up for which the store has failed for long, though it is up.
@@ -203,9 +194,7 @@ class Retries:
         line = f"the store failed, it is tried again: {error}"
         self._troubles.store_fails(STORE, trial, str(error), line, trial.record)
         before_s, trial.failed_s = trial.failed_s, self._clock()
-        lasted_s, give_up_ms = trial.failed_s - trial.began_s, self._settings.retry_timeout_ms
-        if lasted_s >= self._timeout_s:
-            trial.stall()
+        give_up_ms = self._settings.retry_timeout_ms
         if give_up_ms < 0:
             return
         if not (self._state.up_s > before_s or await self._state.is_up()):
@@ -213,7 +202,10 @@ class Retries:
         elif trial.alone_s is None:
             trial.alone_s = trial.failed_s
         elif trial.failed_s - trial.alone_s >= give_up_ms / 1000:
-            raise PayloadUnavailableError(trial.tries, lasted_s, str(error)) from error
+            raise PayloadUnavailableError(trial.tries, trial.failed_s - trial.began_s, str(error)) from error
+
+    def _look_later(self, trial: _Trial, seconds: float) -> None:
+        trial.timer = self._loop.call_later(seconds, self._look_at, trial)
 
     def _look_at(self, trial: _Trial) -> None:
         """Stalls the lane if a record has taken as long as the store may, unless it only waits for its turn."""
@@ -222,7 +214,7 @@ class Retries:
             since_s = max(self._answered_s, trial.began_s) if called_s is None else called_s
             left_s = since_s + self._timeout_s - self._clock()
             if left_s > 0:
-                trial.timer = self._loop.call_later(left_s, self._look_at, trial)
+                self._look_later(trial, left_s)
                 return
             reason = asked = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
             if called_s is not None:
@@ -230,7 +222,8 @@ class Retries:
                 asked = f"{reason} what it was asked for {place}"
             if called_s is not None or not self._troubles.has(STORE):
                 self._troubles.store_fails(STORE, trial, asked, reason, record)
-        trial.stall()
+        trial.timer = None
+        trial.lane.stalled += 1
 
     def _fell_back(self, error: PayloadStoreError) -> None:
         self._stats.count_store_error(error)
