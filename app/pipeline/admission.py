@@ -32,7 +32,7 @@ _SMALL_PART_OF_BUDGET = 16
 _LEAST_SMALL_BYTES = 1_048_576
 _LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
 _PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
-_DECOMPRESSED_FOR_ONE = 65_536  # so many bytes take longer: 13 KB may hold 400 MiB, and no other task runs meanwhile
+_DECOMPRESSED_FOR_ONE = 65_536  # so many bytes take longer: 13 KB may hold 400 MiB, and no other task runs in that time
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
 
@@ -302,7 +302,7 @@ class Admission:
             return self._fail(lane, record, exc, held)
         if work is not None:
             held += work.reserve_bytes
-        # Work that takes no time is done at once, and what it leaves passes: it waits for no store.
+        # Work that takes no time is done immediately, and what it leaves passes: it waits for no store.
         passing = passing and work is not None and work.step is None and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False

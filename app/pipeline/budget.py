@@ -1,4 +1,4 @@
-"""The byte budget: how many bytes of records the worker may hold at once.
+"""The byte budget: how many bytes of records the worker may hold.
 
 Records with work wait for a store, which may be away for hours; those that pass leave in milliseconds. So records with
 work never take the whole: an eighth is kept for those that pass, or one store that is down would stop every partition.
@@ -24,7 +24,7 @@ class Budget:
         used: the bytes that are held.
         work: the bytes of `used` that records with work hold.
         ahead: bytes that were fetched, and of which `used` has nothing yet.
-        peak: the most that was `used` at once.
+        peak: the most that was `used`.
         shares: the number of shares.
         next_freed: set when bytes come free the next time, and then replaced by another event, so that no waiter can
             miss it.

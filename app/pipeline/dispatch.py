@@ -29,9 +29,9 @@ class Dispatcher:
 
     A record takes its bytes of the share when it enters, and then holds those of its result.
 
-    A record may wait for hours behind one for which the store is down. A sweep would take its payload meanwhile, as no
-    record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow begins
-    again, and stores it anew.
+    A record may wait for hours behind one for which the store is down. A sweep could delete its payload, as no
+    record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow
+    restarts, and stores it again.
 
     `clock` are seconds that do not go back.
     """
@@ -84,7 +84,7 @@ class Dispatcher:
             task = asyncio.get_running_loop().create_task(self._retries.apply(lane, record, work))
             lane.measuring = record.offset, task
             lane.keep(task)
-            # Nobody looks at it where the lane is given up meanwhile, and the loop would log its error.
+            # Nobody looks at it if the lane is given up, and the loop would log its error.
             task.add_done_callback(heard)
             task.add_done_callback(lambda _: self._parts.share.budget.wake())
         asked = lane.measuring[1]
@@ -196,7 +196,7 @@ class Dispatcher:
 
 
 class PayloadAgedError(ClusterError):
-    """A payload was stored so long ago that it must be stored anew, before its reference is written."""
+    """A payload was stored so long ago that it must be stored again before its reference is written."""
 
     def __init__(self, record: SourceRecord) -> None:
         super().__init__(

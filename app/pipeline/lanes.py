@@ -26,7 +26,7 @@ class Lanes:
         self._lanes: dict[TopicPartition, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
-        """The lanes of this moment, whatever changes meanwhile; those first that have waited longest."""
+        """The lanes of this moment, whatever changes afterwards; those first that have waited longest."""
         return iter(tuple(self._lanes.values()))
 
     def __len__(self) -> int:

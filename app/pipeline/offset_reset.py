@@ -212,7 +212,7 @@ class OffsetReset:
         """
         if not self._lanes.holds(lane):
             return False
-        lane.begin_again(offset)
+        lane.restart_at(offset)
         if metadata:
             lane.resume(offset, metadata, self._name)
         return await self._commit(lane.partition, offset, metadata) and self._lanes.holds(lane)

@@ -132,7 +132,7 @@ class PollLoop:
             await self._await_room()
         elif not waits:
             await self._poll(wanted if len(wanted) < len(self._lanes) else [], _POLL_MS)
-        # Records that have found room by now must not wait for this poll.
+        # Records that have found room must not wait for this poll.
         elif not await self._poll(wanted, 0):
             self._delivery.press()
             await self._share.freed(_PEEK_S)

@@ -84,7 +84,7 @@ def test_lane_that_begins_in_another_log() -> None:
     lanes.open(PARTITION, 0)
     (one,) = lanes
     one.resume(5, note(5, 90, ()), "p")
-    one.begin_again(5)
+    one.restart_at(5)
     assert (one.committed, one.delivered) == (5, 0)
     events = [assembler.add(one.partition, each)[0] for each in chunks(10)]
     assert events[-1] is not None

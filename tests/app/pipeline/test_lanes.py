@@ -56,7 +56,7 @@ async def test_a_lane_that_begins_again_forgets_what_is_measured() -> None:
     assert lane is not None
     asking = asyncio.create_task(asyncio.Event().wait())
     lane.measuring = cast(Any, (5, asking))
-    lane.begin_again(5)
+    lane.restart_at(5)
     assert (lane.measuring, asking.cancelling()) == (None, 1)
     await asyncio.gather(asking, return_exceptions=True)
 
