@@ -177,7 +177,7 @@ class _Reader:
         """The batch in a part of a response, if it is wanted; a partition may have all three formats, in any order."""
         begin, old = self.next_fetch_offset, is_old(piece)
         try:
-            read = Message.read(piece) if old else RecordBatch.read(piece)
+            read: Any = Message.read(piece) if old else RecordBatch.read(piece)
         except MalformedError as exc:
             if not (Message.is_intact(piece) if old else is_intact(piece)):
                 raise
@@ -185,7 +185,7 @@ class _Reader:
         if self._verifies and not read.intact:
             raise CorruptRecordException("the checksum is wrong")
         end = read.last_offset + 1
-        if isinstance(read, Message):
+        if old:
             self.next_fetch_offset = max(begin, end)
             return OldBatch(self._partition, begin, read) if end > begin else None
         self._note_epoch(read.base_offset, read.leader_epoch)

@@ -104,9 +104,9 @@ class SourceBatch:
     offset: int
     batch: RecordBatch | None
     unbatched: Sequence[SourceRecord] = ()
-    codec: int = field(init=False, default=0)
+    codec: int = field(init=False)
     size: int = field(init=False)
-    offsets: Sequence[int] = field(init=False, default=())
+    offsets: Sequence[int] = field(init=False)
     passes: bool | None = field(init=False, default=None)
     merged_from: int = field(init=False, default=0)
     _plain_bytes: int | None = field(init=False, default=None)
@@ -118,6 +118,7 @@ class SourceBatch:
             self.codec, self.size = batch.codec, len(batch.data)
             self.offsets = range(batch.base_offset, batch.last_offset + 1)
         else:
+            self.codec, self.offsets = 0, ()
             self.size = 1 + sum(len(record.key or b"") + len(record.value or b"") for record in self.unbatched)
 
     @property
