@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.client import AIOKafkaClient
@@ -29,16 +29,6 @@ from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import Member
 from app.kafka.troubles import GROUP, UNANSWERED_S, UNREADABLE
 from transforms.epoch_history import Cut
-
-
-class Rebalances(Protocol):
-    """Hears of the rebalances of a group, which wait for it."""
-
-    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """The partitions are about to be given to other members, or to this one again."""
-
-    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """These are the partitions of this member now."""
 
 
 class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -75,14 +65,13 @@ class GroupConsumer(ConsumerControls, ConsumerRebalanceListener):  # type: ignor
         FetchErrors(self.client, self._backoff_s, brokers.troubles)
         self._epochs = LeaderEpochs(self.client, lambda: self.assignment, self._backoff_s)
         self._read_ahead = read_ahead
-        self._listener: Rebalances
         # What cannot be read of a partition that went to another worker is for that one to report.
         self._troubles.only[UNREADABLE] = lambda place: place in self.consumer.assignment()
         self._polling: asyncio.Timeout | None = None
         self._interrupted = False
 
-    async def start(self, listener: Rebalances) -> None:
-        """Joins the group; `listener` hears of each rebalance, the first one too."""
+    async def start(self, listener: ConsumerRebalanceListener) -> None:
+        """Joins the group; `listener` hears of each rebalance, the first one too, which waits for it."""
         self._listener = listener
         self.consumer.subscribe(self._topics, listener=self)
         await self.consumer.start()
