@@ -67,7 +67,7 @@ class TransactionRequests:
     Attributes:
         member: of the group, which commits the offsets from now on; None for none.
         moved_on: whether the group has refused offsets because it is none any more. aiokafka knows no such refusal: it
-            gets GROUP_AUTHORIZATION_FAILED in its place, after which it can abort the transaction.
+            gets GROUP_AUTHORIZATION_FAILED in its place, which ends the transaction. The next owner aborts it.
     """
 
     # State that changes: `_refusal`, with each InitProducerId; `_group`, from the first AddPartitionsToTxn of a

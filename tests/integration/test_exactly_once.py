@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from app.cluster.preflight import plan_pipeline
 from app.kafka.clients import ClusterError
+from app.kafka.consumer import GroupConsumer
 from app.pipeline import topic_watcher
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
@@ -309,6 +311,31 @@ async def test_transaction_that_brokers_give_up(make_line: MakeLine) -> None:
         await life.until(lambda: life.stats.records_out == 10)
         await life.stop()
     assert keys(await line.found()) == list(range(10))
+
+
+@pytest.mark.parametrize("former", [{"generation": 10_000}, {"id": "somebody"}], ids=["generation", "member"])
+async def test_offsets_of_a_former_owner(
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, former: dict[str, Any]
+) -> None:
+    """The group refuses them, and the flow ends, which may begin again; the next owner aborts, and nothing is twice."""
+    line = make_line(**EARLY)
+    await line.send(records(5))
+    with monkeypatch.context() as patch:
+        assigned = GroupConsumer.on_partitions_assigned
+
+        async def late(consumer: GroupConsumer, partitions: set[TopicPartition]) -> None:
+            await assigned(consumer, partitions)
+            consumer.member = consumer.member._replace(**former)
+
+        patch.setattr(GroupConsumer, "on_partitions_assigned", late)
+        async with line.life() as life:
+            with pytest.raises(ClusterError, match="the group has given the partitions to another member") as caught:
+                await asyncio.wait_for(asyncio.shield(life.task), 30)
+    assert caught.value.retriable
+    async with line.life() as life:
+        await life.until(lambda: life.stats.transactions > 0 and life.stats.records_out == 5)
+        await life.stop()
+    assert keys(await line.found()) == list(range(5))
 
 
 async def test_time_out_over_that_of_the_brokers_is_refused(make_line: MakeLine) -> None:
