@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
-from aiokafka.errors import NoOffsetForPartitionError, TopicAuthorizationFailedError
+from aiokafka.errors import TopicAuthorizationFailedError
 from aiokafka.producer.sender import Sender
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -91,28 +91,24 @@ def senders() -> int:
 
 
 async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that has committed nothing waits for its coordinator beyond the time of a poll; that is no failure."""
+    """A group that has committed nothing waits for its coordinator, and stays in its group meanwhile."""
     line = make_line()
     await line.send(records(5))
-    may, assign, getmany = asyncio.Event(), ExactlyOnce.assign, AIOKafkaConsumer.getmany
-    told: list[NoOffsetForPartitionError] = []
+    may, kept = asyncio.Event(), asyncio.Event()
+    assign, keep_membership = ExactlyOnce.assign, GroupConsumer.keep_membership
 
     async def late(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
         await may.wait()
         await assign(delivery, lanes)
 
-    async def noted(consumer: AIOKafkaConsumer, *partitions: TopicPartition, timeout_ms: int) -> object:
-        try:
-            return await getmany(consumer, *partitions, timeout_ms=timeout_ms)
-        except NoOffsetForPartitionError as exc:
-            told.append(exc)
-            raise
+    async def noted(consumer: GroupConsumer) -> None:
+        await keep_membership(consumer)
+        kept.set()
 
     monkeypatch.setattr(ExactlyOnce, "assign", late)
-    monkeypatch.setattr(AIOKafkaConsumer, "getmany", noted)
+    monkeypatch.setattr(GroupConsumer, "keep_membership", noted)
     async with line.life() as life:
-        cast(Any, life.flow._source)._membership_s = 0.0  # a poll is due each time
-        await life.until(lambda: bool(told))
+        await life.until(kept.is_set)
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()
