@@ -130,7 +130,7 @@ class ExactlyOnce:
     """
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
-    # `_stopping`: producers on their way out, whoever waits for that.
+    # `_stopping`: the stops of producers that go on, though their caller may have been cancelled.
 
     def __init__(self, parts: Parts) -> None:
         self.offsets = CommittedOffsets(parts, self._take_over)
