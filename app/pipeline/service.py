@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Literal, cast
@@ -12,26 +11,24 @@ from faust import Service
 
 from app.cluster import capacity
 from app.cluster.enforced_limits import is_over_limit, refused_names
-from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
-from app.config.secret import renewed, without_secrets
+from app.config.secret import without_secrets
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
 from app.kafka.flow_clients import FlowClients
 from app.kafka.structs import TopicPartition
 from app.kafka.troubles import OF_CLUSTER, OF_STORE, Troubles
 from app.pipeline import background
-from app.pipeline.budget import Budget
+from app.pipeline.budget import Budget, set_within
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
+from app.pipeline.pipeline_store import PipelineStore
 from app.pipeline.report import FlowReport, Target
 from app.pipeline.runtime import Runtime
 from app.pipeline.stages import UnfitStage
 from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
-from stores.registry import open_store
-from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.logger_name import logger_name
 
@@ -40,7 +37,6 @@ log = logging.getLogger(logger_name(__name__))
 State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPED"]
 
 _FIRST_DELAY_S = 0.5
-_OPEN_S = 60.0  # to open a store: a class of a user may ask its service then
 _STOP_S = 10.0
 _STEADY_S = 60.0  # a flow that ran so long has recovered; after the next failure the first delay holds again
 
@@ -85,8 +81,7 @@ class Pipeline(Service):
         self._runtime = runtime
         self._ended = ended
         self._learned_limits = LearnedLimits()
-        self._store: PayloadStore | None = None
-        self._opened = False  # the store has been open
+        self._store = PipelineStore(settings.client, pipeline, runtime.threads, self.stats)
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
@@ -99,10 +94,6 @@ class Pipeline(Service):
         self._troubles = Troubles(pipeline.name, runtime.monotonic)
         self._log = StateLog(self, self._troubles)
         self._following: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-
-    def _margins(self, margins_s: Mapping[str, float]) -> None:
-        self.stats.expiry_margins_s = margins_s
 
     @property
     def label(self) -> str:
@@ -168,7 +159,7 @@ class Pipeline(Service):
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
         self._supervisor = background.begin(self._supervise(), self._give_up)
-        self._following = background.begin(self._log.follow(), self._ended_watching, lasting=True)
+        self._following = background.begin(self._log.follow(), self._log_defect, lasting=True)
 
     async def on_stop(self) -> None:
         """Drains, commits, and closes the store."""
@@ -185,55 +176,11 @@ class Pipeline(Service):
         if self._following is not None:
             await background.end(self._following)
             self._log.ends(self._left)
-        await self._close_store()
+        await self._store.close()
         self._runtime.threads.close()
 
-    async def _open_store(self, plan: Plan) -> None:
-        """Opens the store, if the pipeline has one and it is not open.
-
-        Raises:
-            WideloadError: it cannot be opened.
-            ClusterError: it cannot be opened again, as somebody may be replacing the files that it reads; or not yet.
-        """
-        if self._store is not None or not self.settings.store:
-            return
-        # On a thread, as this loop is that of all pipelines.
-        opening = self._runtime.threads.call(self._opened_store)
-        try:
-            self._store = await asyncio.wait_for(opening, _OPEN_S)
-        except (WideloadError, TimeoutError) as exc:
-            reason = str(exc) or f"that has not ended within {_OPEN_S:.0f} s"
-            if self._opened or isinstance(exc, TimeoutError):
-                raise ClusterError(f"the store cannot be opened: {reason}", retriable=True) from exc
-            raise
-        self._opened = True
-        watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
-        self._watching = background.begin(watch.follow(plan, self._store), self._ended_watching, lasting=True)
-
-    def _ended_watching(self, error: BaseException) -> None:
-        """What only watches stops no records."""
-        log.error("pipeline %s: unexpected error, something is no longer watched", self.settings.name, exc_info=error)
-
-    def _opened_store(self) -> PayloadStore:
-        return open_store(renewed(self.settings.store))
-
-    async def _close_store(self) -> None:
-        """Closes the store, if it is open; the next flow opens it again."""
-        await background.end(self._watching)
-        store, self._store, self._watching = self._store, None, None
-        if store is None:
-            return
-
-        def close() -> None:
-            with contextlib.suppress(WideloadError):
-                store.close()
-
-        # A store that hangs may hang in this call too.
-        closed = self._runtime.threads.call_apart(close, f"close-{self.settings.name}")
-        try:
-            await asyncio.wait_for(closed, _STOP_S)
-        except TimeoutError:
-            log.warning("pipeline %s: its store was not closed within %.0f s", self.settings.name, _STOP_S)
+    def _log_defect(self, error: BaseException) -> None:
+        log.error("pipeline %s: unexpected error, its log ends", self.settings.name, exc_info=error)
 
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
@@ -257,7 +204,7 @@ class Pipeline(Service):
         anew, self._anew = self._anew, False
         if anew:  # somebody may have corrected the topic, or replaced what the store has read
             self._learned_limits.unfit.clear()
-            await self._close_store()
+            await self._store.close()
             self._runtime.threads.renew()
         self._status = self._next
         if self._status in {"STOPPED", "FAILED"}:
@@ -298,7 +245,7 @@ class Pipeline(Service):
         if isinstance(error, UnfitError):
             delay_s = _FIRST_DELAY_S  # each restart has one record less to refuse
         self._restart_later(error, delay_s)
-        await self._woken_within(delay_s)
+        await set_within(self._woken, delay_s)
         return min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
 
     def _steady(self) -> bool:
@@ -334,8 +281,8 @@ class Pipeline(Service):
         if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
-        await self._open_store(plan)
-        self._log.starts(plan, self._store)
+        await self._store.open(plan)
+        self._log.starts(plan, self._store.store)
         if self._ending or self._anew or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
@@ -349,13 +296,13 @@ class Pipeline(Service):
             plan,
             build(
                 self.settings,
-                self._store,
+                self._store.store,
                 plan.sink,
                 self.stats,
                 UnfitStage(unfit, plan.sink, self._runtime.time) if unfit else None,
             ),
             found=found,
-            store=self._store,
+            store=self._store.store,
             budget=self._budget,
             runtime=self._runtime,
             stats=self.stats,
@@ -380,12 +327,6 @@ class Pipeline(Service):
     def _joined(self) -> None:
         self._status = "RUNNING"
         self._joined_s = self._runtime.monotonic()
-
-    async def _woken_within(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._woken.wait(), seconds)
-        except TimeoutError:
-            return
 
     def _restart_later(self, error: Exception, delay_s: float) -> None:
         self._status = "RESTARTING"

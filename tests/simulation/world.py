@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from app.config.parsing import parse
-from app.pipeline import service
+from app.pipeline import pipeline_store
 from tests.simulation.cluster import Cluster
 from tests.simulation.cuts import Cuts
 from tests.simulation.defect import Defect
@@ -117,7 +117,7 @@ class World(History):
             self.cluster.create(TOPIC, 1, cleanup_policy="compact")
         self.cluster.committed = self.promises.committed
         self.cluster.transactions.ended = self.promises.transaction_committed
-        setattr(service, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
+        setattr(pipeline_store, "open_store", self._open_store)  # noqa: B010  # which it imports, and does not offer
         try:
             super().run()
         finally:

@@ -19,7 +19,7 @@ from app.kafka.clients import ClusterError, security_arguments
 from app.kafka.flow_clients import FlowClients
 from app.kafka.source_batch import ReadRecord
 from app.kafka.topics import Topic
-from app.pipeline import service
+from app.pipeline import pipeline_store, service
 from app.pipeline.budget import Budget
 from app.pipeline.chain import Chain
 from app.pipeline.learned_limits import LimitError, UnfitError
@@ -368,7 +368,7 @@ class _Stuck(_Kept):
 async def test_a_store_that_hangs_when_it_is_opened_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the loop of all pipelines, nor its own one for ever: a later attempt may succeed."""
     monkeypatch.setattr(service, "_FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(service, "_OPEN_S", 0.1)
+    monkeypatch.setattr(pipeline_store, "_OPEN_S", 0.1)
     monkeypatch.setattr(_Kept, "opened", [])
     monkeypatch.setattr(_Stuck, "over", threading.Event(), raising=False)
     monkeypatch.setitem(registry._BUILT_IN, "stuck", f"{__name__}:_Stuck")
