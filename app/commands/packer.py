@@ -186,19 +186,19 @@ class Packer:
             work = self._chain.begin(record, self._codec)
         except (TransformError, PayloadStoreError) as exc:
             done.set_exception(SendError(f"{name}: {exc}"))
-            return done
-        if work is not None and work.step is not None:
-            return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
-        done.set_result(plain if work is None else self._message(work, plain.size, name))
+        else:
+            if work is not None and work.step is not None:
+                return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
+            done.set_result(plain if work is None else Message(work.records, plain.size, work.applied))
         return done
 
     def _message(self, work: Work, size: int, name: str) -> Message:
         try:
             while work.step is not None:
                 work = self._fallback.go_on(work)
-            return Message(work.records, size, work.applied)
         except (TransformError, PayloadStoreError) as exc:
             raise SendError(f"{name}: {exc}") from exc
+        return Message(work.records, size, work.applied)
 
 
 class _Warning:

@@ -144,19 +144,20 @@ class OffloadStage:
         self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
         self._keyring = open_keyring(settings.encryption, settings.store_timeout_ms)
         self._encrypts = self._keyring is not None and self._keyring.writes
+        # Of a value: compressed, or with its mark; encrypted.
+        self._copies = int(offload.codec is not None or offload.format.marks) + int(self._encrypts)
         self._wrap = wrap
         self._falls_back = falls_back
 
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
         if not self._changes(record):
             return None
-        offload, length = self._offload, len(record.value or b"")
-        copies = int(offload.codec is not None or offload.format.marks) + int(self._encrypts)
+        offload, reserve_bytes = self._offload, self._copies * len(record.value or b"")
         if not offload.wants(record):
-            return Now(lambda: (offload.keep(record),), copies * length)
+            return Now(lambda: (offload.keep(record),), reserve_bytes)
         offload.check(record)
         kept = record if self._falls_back and not offload.claims(record) else None
-        storing = Store(partial(self._publish, record), copies * length, "offload", kept)
+        storing = Store(partial(self._publish, record), reserve_bytes, "offload", kept)
         limit = offload.limit_for(record)
         if not codec or limit is None:
             return storing
@@ -167,7 +168,7 @@ class OffloadStage:
             limit,
             lambda sized: storing if kept is None else replace(storing, kept=sized),
             wrap=self._wrap,
-            copies=max(copies, int(self._wrap is not None)),
+            copies=max(self._copies, int(self._wrap is not None)),
         )
 
     def _publish(self, record: RecordLike) -> Sequence[RecordLike]:
