@@ -394,7 +394,7 @@ async def test_a_rewind_finds_what_else_was_sent(broker: str, make_topic: MakeTo
         assert all(isinstance(future.exception(), AssertionError) for future in futures)
 
 
-async def test_sequence_numbers_restart_at_at_the_largest(broker: str, make_topic: MakeTopic) -> None:
+async def test_sequence_numbers_begin_again_at_the_largest(broker: str, make_topic: MakeTopic) -> None:
     """After 2,147,483,647 records of a producer in a partition comes number 0, within a batch and a split too."""
     topic = make_topic(**{"max.message.bytes": 1_000})
     async with plain(broker) as inner:

@@ -51,7 +51,7 @@ class Source:
     def _note_damage(self, number: int, offset: int, data: bytes) -> None:
         self.damaged[number].append((offset, data))
 
-    def restart_at(self) -> None:
+    def begin_again(self) -> None:
         """The source topic is deleted."""
         self._upstream.forget_open()
         for number in self.written:

@@ -119,7 +119,7 @@ class TopicActs:
         if topic.name == "raw":
             for number, log in enumerate(topic.logs):
                 losses.source_lost(number, 0, log.end)
-            source.restart_at()
+            source.begin_again()
             losses.unsteady.update(source.written)
             losses.repeated.update(source.written)
         else:

@@ -742,7 +742,7 @@ def test_writer_that_begins_again_gives_one_message(found: tuple[int, list[int]]
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=4),
     st.integers(0, 2**32),
 )
-def test_restart_while_writers_restart_at(
+def test_restart_while_writers_begin_again(
     found: list[tuple[int, list[int]]], stops: list[tuple[float, int]], seed: int
 ) -> None:
     """However often writers and the reader are killed: nothing is discarded, and each message comes, but not too often.
