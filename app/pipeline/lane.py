@@ -239,6 +239,8 @@ class Lane:
         """The tracker, which begins at `offset` if this is the first record."""
         if self.tracker is None:
             self.tracker = OffsetTracker(offset)
+            if self.committed is not None:  # what is between was deleted, or a gap: that may be committed
+                self.tracker.committed = self.committed
         return self.tracker
 
     def append(self, item: Item) -> None:

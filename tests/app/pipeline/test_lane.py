@@ -37,6 +37,16 @@ def test_lane_is_tracked_from_its_first_record() -> None:
     assert (tracker.safe(), partition.tracked(9) is tracker) == (7, True)
 
 
+def test_a_gap_before_the_first_record_may_be_committed() -> None:
+    """Though that record may end the flow: what is before it was deleted, and is not to be looked for again."""
+    partition = lane()
+    partition.committed = 0
+    partition.append(Working(Source(13), held=1))
+    assert partition.to_commit() == (13, "")
+    partition.mark_committed(13, "")
+    assert partition.to_commit() is None
+
+
 def test_lane_is_busy_until_everything_is_durable() -> None:
     """A record is held in a slot first, then in a batch; the lane is idle when it is in neither."""
     partition = lane()
