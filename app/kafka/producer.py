@@ -184,6 +184,7 @@ class RefusedBatches:
         parts = []
         for records in whole.divided():
             part = MessageBatch(batch.tp, records, self._timeout_s, 0)
+            part.append = _takes_no_more  # which `send` calls; the batch has another signature, and is closed
             part._msg_futures += [
                 (future, SimpleNamespace(offset=offset, timestamp=metadata.timestamp))
                 for offset, (future, metadata) in zip(range(records.records), futures, strict=False)
@@ -193,6 +194,10 @@ class RefusedBatches:
         for part in parts:
             # What waits for the batch, as `flush` does, waits for all of them.
             part.future.add_done_callback(lambda _: _settle(batch, parts))
+
+
+def _takes_no_more(*_: object, **__: object) -> None:
+    """Takes the place of `MessageBatch.append`."""
 
 
 def _settle(batch: MessageBatch, parts: list[MessageBatch]) -> None:

@@ -21,27 +21,29 @@ class Damaged:
 
     Attributes:
         kept: the values of dead-letter topics that were deleted.
+        read: those of them that were committed by then; the others may be written once more in their transaction.
     """
 
     def __init__(self, world: World) -> None:
         self.kept: list[bytes | None] = []
+        self.read: list[bytes | None] = []
         self._world = world
 
     def lost(self, number: int, end: int) -> list[int]:
         """The offsets of damage below `end` of a source partition that are no dead letters."""
         batches = [each for each in self._world.source.damaged[number] if each[0] < end]
-        values = self._values() if batches else []
+        values = self.kept + self._values() if batches else []
         return [offset for offset, data in batches if data not in values]
 
     def twice(self) -> list[int]:
         """The offsets of damage with more than one dead letter."""
-        values = self._values()
+        values = self.read + self._values()
         found = self._world.source.damaged.values()
         return [offset for batches in found for offset, data in batches if values.count(data) > 1]
 
     def _values(self) -> list[bytes | None]:
         logs = self._world.cluster.logs("dead")
-        return self.kept + [record.value for log in logs for _, record in log.committed()]
+        return [record.value for log in logs for _, record in log.committed()]
 
     def stopped(self, worker: Worker) -> bool:
         """Whether a pipeline has ended at a batch that cannot be decoded, be it in the log still or not."""

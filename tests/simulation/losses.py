@@ -48,7 +48,9 @@ class Losses:
     def sink_lost(self, log: PartitionLog) -> None:
         """A partition of the sink or of the dead letters is gone."""
         self.kept |= {record.key for record in log.records() if record.key is not None}
-        self._world.promises.damaged.kept += [record.value for record in log.records()]
+        damaged = self._world.promises.damaged
+        damaged.kept += [record.value for record in log.records()]
+        damaged.read += [record.value for _, record in log.committed()]
 
     def spares(self, key: bytes) -> bool:
         """Whether a message need not come out."""
