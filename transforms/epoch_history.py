@@ -176,7 +176,7 @@ class PartitionEpochs:
         # Records of an old format have no epochs.
         parts = epoch != NO_EPOCH and NO_EPOCH < end < reading.offset
         self.cut = Cut(end, epoch, reading.offset) if parts else None
-        if not parts:
+        if not parts and reading.offset >= self._delivered[0]:  # a later commit may have come since it was asked
             self._same = reading.leader
         return not parts
 

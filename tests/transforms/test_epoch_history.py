@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transforms.epoch_history import NO_EPOCH, EpochHistory
+from transforms.epoch_history import NO_EPOCH, EpochHistory, PartitionEpochs
 
 
 def history(*read: tuple[int, int]) -> EpochHistory:
@@ -73,3 +73,13 @@ def test_committed_records_are_forgotten(steps: list[tuple[int, int]], data: st.
     ]
     later = {each for first, each in read if first >= commit}
     assert len(settled._offsets) <= len(later) + 1
+
+
+def test_an_answer_about_a_former_commit_says_nothing_of_a_later_one() -> None:
+    """A leader that has the log up to the offset that was asked for may lack the records up to the next commit."""
+    made = PartitionEpochs()
+    made.committed(3, 0, "")
+    former = made.reading(3, 1, 0.0)
+    made.committed(8, 0, "")
+    assert made.is_same(former, 0, 4)
+    assert made.reading(8, 1, 0.0).compares
