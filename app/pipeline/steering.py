@@ -91,10 +91,13 @@ class GroupSteering(Service):
         """Reads no further; requests that wait are answered."""
         self._stopping.set()
         self._ready.set()
-        tasks = [*self._asking, *([self._following] if self._following is not None else [])]
-        for task in tasks:
+        tasks = list(self._asking)
+        for task in self._asking:
             if not task.cancelling():  # its time is over, and it stops its producer
                 task.cancel()
+        if self._following is not None:  # whatever else is over in this moment: it would go on reading
+            self._following.cancel()
+            tasks.append(self._following)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def steer(self, pipeline: PipelineControl, target: Target) -> None:
