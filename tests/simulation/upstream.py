@@ -121,8 +121,10 @@ class Upstream:
     def old(self, number: int, records: Sequence[Record]) -> None:
         """Messages of the formats 0 and 1, each alone, or together in one that is compressed."""
         log, magic = self._log(number), self._chance.choice((0, 1))
-        if log.batches and log.batches[-1].data[16] == 2:
-            # A log never goes back to them: its epochs of leaders would say that its end was lost.
+        losses = self._world.losses
+        if number in losses.unsteady - losses.repeated or (log.batches and log.batches[-1].data[16] == 2):
+            # A log never goes back to them, not where it was cut either: by its epochs of leaders, which they have not,
+            # nobody could see what was lost.
             self.plain(number, records)
             return
         base = log.end
