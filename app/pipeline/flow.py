@@ -3,10 +3,7 @@
 Reads batches from the source partitions, lets records pass or puts them through the transforms on threads, writes the
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
 begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
-
-A record goes from the `Source` through the `PollLoop` to `Admission`. If it passes, the `Delivery` writes it. If
-not, `Dispatcher` applies the transforms (with `Retries` and `ErrorPolicy`), and then the `Delivery` writes the result.
-The `Delivery` commits what is durable.
+The way of a record is in `app.pipeline`.
 """
 
 from __future__ import annotations
