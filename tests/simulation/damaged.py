@@ -37,8 +37,8 @@ class Damaged:
 
     def twice(self) -> list[int]:
         """The offsets of damage with more than one dead letter."""
-        values = self.read + self._values()
-        found = self._world.source.damaged.values()
+        values, repeated = self.read + self._values(), self._world.losses.repeated
+        found = [batches for number, batches in self._world.source.damaged.items() if number not in repeated]
         return [offset for batches in found for offset, data in batches if values.count(data) > 1]
 
     def _values(self) -> list[bytes | None]:
