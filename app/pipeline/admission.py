@@ -21,7 +21,7 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, Passing, header_bytes, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
-from app.pipeline.output import Parts
+from app.pipeline.output import Parts, whole_bytes
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.chunk import is_chunk, may_hold_chunks
 from transforms.errors import MalformedError
@@ -67,9 +67,7 @@ class Admission:
         self._stats = parts.stats
         self._codec = codec_number(settings)
         self._turn = cast("int", settings.consumer["consumer.max.poll.records"])
-        self._limit_bytes = parts.plan.sink.max_message_bytes
-        if settings.guarantee.exactly_once:
-            self._limit_bytes = min(self._limit_bytes, settings.guarantee.size)
+        self._limit_bytes = whole_bytes(settings, parts.plan)
         self._merged_bytes = min(self._limit_bytes, _MERGED_BYTES, limit // _PART_OF_BUDGET)
         self._most_bytes = max(limit, _LEAST_OPENED_BYTES)
         self._small_bytes = max(limit // _SMALL_PART_OF_BUDGET, _LEAST_SMALL_BYTES)
@@ -285,8 +283,12 @@ class Admission:
         return True
 
     def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
-        """Begins the work on a record, if there is room for it."""
-        # Asked first: the work may make copies, and is not begun without room for the record itself.
+        """Begins the work on a record, if there is room for it.
+
+        Room is asked for the record itself, then the work is planned, then room is asked for what the work needs. If
+        there is none, the plan is dropped, and made again in the next turn.
+        """
+        # The record itself first: to begin the work may make copies of it.
         passing = not lane.items and self._share.admits(held)
         if not passing and not self._admits_work(lane, held):
             return False

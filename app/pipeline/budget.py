@@ -94,6 +94,8 @@ class Share:
     def admits_work(self, size: int, held: int, stuck: Callable[[], int]) -> bool:
         """As `admits`, for a record with work. One that is too large for its part is admitted if it is alone.
 
+        If it is to be the next one to be admitted, `work_waits` is set; if only its partition has to wait, it is not.
+
         All records of a partition may wait behind one payload that the store does not give. So a partition that holds
         `held` bytes stops at half of the bytes for work; of two such partitions each stops at a third, and so on. It
         waits alone. For any other record without room those behind it wait too, also if they are smaller: but not if

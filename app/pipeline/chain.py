@@ -71,7 +71,7 @@ class Chain:
         return True
 
     def begin(self, record: RecordLike, codec: int = 0) -> Work | None:
-        """Begins the work on a record: takes the steps that take no time, up to the first that does.
+        """Begins the work on a record, on the event loop: takes the `Now` steps, up to the first other one.
 
         Args:
             record: as it was read.
@@ -93,9 +93,10 @@ class Chain:
         return self._advance(Work(record, 0 if self._recompressed else codec, (record,)), Now.level, math.inf)
 
     def go_on(self, work: Work) -> Work:
-        """Takes the next step of the work, and those behind it that call no store and need no more bytes. Takes time.
+        """Takes the next step of the work, and the `Now` and `Thread` steps behind it. Takes time, so not on the loop.
 
-        May be called again with the same work if the store has failed.
+        Another `Store` step, or one that needs more bytes, is left for the next call. May be called again with the same
+        work if the store has failed.
 
         Raises:
             TransformError: this record can never succeed; `RecordTooLargeError` if the sink would refuse it.

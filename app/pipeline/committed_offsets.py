@@ -17,7 +17,8 @@ class CommittedOffsets:
     """Looks up the committed offsets of the lanes. Belongs to the event loop of the flow.
 
     No record is read before they are known: it could be delivered again, or the client could be ahead of the
-    transaction of another worker, which has not ended. If `fetch` cannot get them, the flow ends.
+    transaction of another worker, which has not ended. If `fetch` cannot get them, the flow ends. At exactly once,
+    `fetch` also starts the transactional producers of the lanes: so no lane is read without one.
     """
 
     # State that changes, by rebalances: `_known` and `_looking_up`.

@@ -78,7 +78,8 @@ class Dispatcher:
     def measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
         """The work on a record with the size that it lacks, which the store is asked for; None until it has answered.
 
-        The record is not admitted yet. Raises what `Retries.apply` raises.
+        To be called in each turn: the first call asks, later ones give the answer. The record is not admitted yet.
+        Raises what `Retries.apply` raises.
         """
         if lane.measuring is None or lane.measuring[0] != record.offset:
             task = asyncio.get_running_loop().create_task(self._retries.apply(lane, record, work))

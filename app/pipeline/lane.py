@@ -171,7 +171,8 @@ class Lane:
         read_to: the offset up to which the partition was read, if all records before it were admitted or wait; 0 if it
             is not known. Behind the last record there may be marks of transactions, and gaps that compaction left.
         items: empty while records pass straight through.
-        work: bytes that the items held when they were admitted.
+        work: bytes that the items held when they were admitted: what a result holds does not change how much of this
+            partition may be admitted.
         codec: the number of the codec with which records of the batch leave that was taken apart last; 0 for none.
         measuring: the offset of a record whose payload the store is asked to measure, and the work on it from then on;
             None if there was none.
@@ -312,8 +313,11 @@ class Lane:
             self._assembler.clear(self.partition)
 
     def to_commit(self) -> tuple[int, str] | None:
-        """The offset and the metadata to commit; None if they are committed already."""
-        if not (self.read or self.items or self.waiting):  # then what was read behind the last record is done
+        """The offset and the metadata to commit; None if they are committed already.
+
+        If no record waits, what was read behind the last one is done: marks of transactions, and gaps.
+        """
+        if not (self.read or self.items or self.waiting):
             if self.tracker is None and self.committed is not None and self.read_to > self.committed:
                 self.tracker = OffsetTracker(self.committed)
             if self.tracker is not None:

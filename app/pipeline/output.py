@@ -49,6 +49,12 @@ class Parts:
     """Seconds since 1970."""
 
 
+def whole_bytes(settings: PipelineSettings, plan: Plan) -> int:
+    """The longest batch that is sent as it was read: the sink takes no longer one, nor does a transaction."""
+    limit, guarantee = plan.sink.max_message_bytes, settings.guarantee
+    return min(limit, guarantee.size) if guarantee.exactly_once else limit
+
+
 class Output:
     """Writes what leaves the lanes with one producer, in the order in which it leaves. Belongs to one event loop.
 
@@ -76,6 +82,7 @@ class Output:
         bounds: Bounds | None = None,
     ) -> None:
         self._parts = parts
+        self._whole_bytes = whole_bytes(parts.settings, parts.plan)
         self._give = give
         self._due = due
         self._codec = codec_number(parts.settings)
@@ -134,7 +141,7 @@ class Output:
         tracker = lane.tracked(batch.offset)
         outbox = self._outboxes.get(lane.sink_partition) or self._outbox(lane.sink_partition)
         codec = batch.codec if self._codec is None else self._codec
-        if batch.goes_whole(self._codec, self._parts.plan.sink.max_message_bytes):
+        if batch.goes_whole(self._codec, self._whole_bytes):
             assert batch.batch is not None
             outbox.forward(batch.batch, codec).add(tracker, batch.offsets, held)
             self._parts.stats.batches_whole += not batch.merged_from
@@ -160,7 +167,8 @@ class Output:
             self.forward(lane, item.batch, item.held)
             return
         tracker = lane.tracked(item.source.offset)
-        # The dead letters of a discarded message come late: their offset is that of the record that left last.
+        # The dead letters of a discarded message come late. They are written under the offset of the record that left
+        # last, as spans are opened in order: so the commit stays at that record until the letters are durable.
         first = offset = max(item.source.offset, tracker.released - 1)
         outbox = None
         if isinstance(item, Letter):

@@ -46,7 +46,7 @@ class Transaction:
     """
 
     # State that changes, on the event loop alone: `_state`, and what follows from it. While it is open there is a
-    # `_timer`, while it is ending there is `_ends`. `_asked` while the pace is to call.
+    # `_timer`, while it is ending there is `_ends`. `_asked` while the pace is to call: always, if it is never to.
 
     _state: Literal["idle", "open", "ending", "over"]
     """None is open, and the next record begins one; or records are written in it; or it is being committed, and records

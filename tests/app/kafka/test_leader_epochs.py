@@ -416,7 +416,7 @@ async def test_end_of_a_log_where_nothing_was_read() -> None:
 
 def committed(epoch: int, offset: int = 20, note: str = "m") -> Any:
     """A response with a committed offset."""
-    topics = [("raw", [(0, offset, epoch, note, 0, {})], {})]
+    topics: Any = [("raw", [(0, offset, epoch, note, 0, {})], {})]
     return SimpleNamespace(throttle_time_ms=0, error_code=0, topics=topics)
 
 
@@ -486,7 +486,7 @@ async def test_committed_offsets_that_there_are_not() -> None:
     """A partition without one, and one with an error that was the whole response's, say nothing."""
     async with reading(filled((3, 5)), 0, 3) as leader:
         request = OffsetFetchRequest("g", [("raw", [0, 1])])
-        found = [("raw", [(0, -1, -1, "", 0, {}), (1, -1, -1, "", 16, {})], {})]
+        found: Any = [("raw", [(0, -1, -1, "", 0, {}), (1, -1, -1, "", 16, {})], {})]
         answered = await leader.told(request, SimpleNamespace(throttle_time_ms=0, error_code=0, topics=found))
         assert answered.topics == [("raw", [(0, -1, "", 0), (1, -1, "", 16)])]
         assert leader.before(0) == -1

@@ -80,7 +80,7 @@ class Member(Coordinator):
     def __init__(self, client: AIOKafkaClient, known: int | None, instance_id: str | None) -> None:
         self.gate, self.client = Gate.of(client), client
         self.group_id, self.member_id, self.coordinator_id = "g", "m", known
-        self._group_instance_id = instance_id
+        self._group_instance_id: Any = instance_id
 
     def reset_generation(self) -> None:
         """See aiokafka."""
@@ -196,7 +196,8 @@ async def test_heartbeat_that_has_not_begun_ends(*, fails: bool) -> None:
     if fails:
         await asyncio.sleep(0)
     await coordinator._stop_heartbeat_task()
-    assert (beating.cancelled(), coordinator._heartbeat_task) == (not fails, None)
+    ended: Any = coordinator._heartbeat_task
+    assert (beating.cancelled(), ended) == (not fails, None)
     await coordinator._stop_heartbeat_task()
     del beating
     gc.collect()
