@@ -155,6 +155,9 @@ class Delivered:
             return f"lost {missing[:_SHOWN]} of {len(sure)}"
         if losses.rerouted:  # a partition may have the second one alone, behind what was between the two
             sure = [key for key in sure if key not in {message.key for message in written if message.again}]
+        if number in losses.repeated:  # the application gets them when they are read first, and others a second time
+            assembled = set[bytes | None]().union(*(each.assembled for each in self._readers.values()))
+            sure = [key for key in sure if key not in assembled]
         for rows in got:
             there = {record.key for record in rows}
             keys = [record.key for record in rows if record.key in {*sure}]

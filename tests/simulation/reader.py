@@ -40,6 +40,8 @@ class Reader:
         self._next = 0
         self.read: list[RecordLike] = []
         """What it has got."""
+        self.assembled: set[bytes | None] = set()
+        """The keys of messages that came as chunks: if they come again, the application gets nothing."""
 
     @property
     def pending(self) -> int:
@@ -69,6 +71,7 @@ class Reader:
                 if event.reason == "missing-first" and record.key in self._torn:
                     continue
                 raise UnreadableError(f"offset {record.offset}: {event.reason}: {event.detail}")
+            self.assembled.add(event.record.key)
             self.read.append(self._opened(event.record))
 
     def _opened(self, record: RecordLike) -> RecordLike:
