@@ -192,7 +192,7 @@ class ExactlyOnce:
         """See `AtLeastOnce.forget`."""
         self.offsets.forget()
         for each in self._of.values():
-            if not each.idle and not self._parts.lanes.holds(each.lane):
+            if not each.idle and not self._parts.lanes.has(each.lane):
                 each.discard()
 
     # --- records -----------------------------------------------------------------------------------------------------

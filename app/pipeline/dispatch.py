@@ -132,8 +132,8 @@ class Dispatcher:
         parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
         letters = [Letter(part[-1], codec=lane.codec, first=part[-1].offset) for part in parts]
         # No chunk of the message is done before all of them are.
-        letters[-1].holds = chunks[0].offset
-        lane.holds.append(letters[-1])
+        letters[-1].commit_limit = chunks[0].offset
+        lane.blocking.append(letters[-1])
         lane.items.extend(letters)
         self._bury(lane, verdict, list(zip(letters, parts, strict=True)))
 
@@ -180,7 +180,7 @@ class Dispatcher:
                 self._delivery.output_of(lane).write(lane, item)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 # One of several results may be written. A hold ends once its last record is safe.
-                tracker.keep(released - 1 if item in lane.holds else released)
+                tracker.keep(released - 1 if item in lane.blocking else released)
                 lane.items.appendleft(Working(item.source))  # nothing of the lane passes it
                 if isinstance(exc, ClusterError):
                     self._parts.termination.fail(exc)
@@ -193,7 +193,7 @@ class Dispatcher:
         self._delivery.flush()
 
     def _may_write(self, lane: Lane) -> bool:
-        return self._parts.termination.error is None and self._parts.lanes.holds(lane)
+        return self._parts.termination.error is None and self._parts.lanes.has(lane)
 
 
 class PayloadAgedError(ClusterError):

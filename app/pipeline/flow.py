@@ -162,13 +162,13 @@ class Flow:
         return self._offset_reset.renewing
 
     @property
-    def holding(self) -> bool:
+    def paused(self) -> bool:
         """True while it is paused, and reads nothing any more."""
-        return self._poll_loop.holding
+        return self._poll_loop.all_paused
 
-    def hold(self, *, held: bool) -> None:
+    def pause(self, *, paused: bool) -> None:
         """Pauses, or goes on. A paused flow finishes and commits what it has admitted, and stays in the group."""
-        self._poll_loop.held = held
+        self._poll_loop.pause_asked = paused
 
     def stop(self, *, renewing_store: bool = False) -> None:
         """Asks `run` to drain, to commit, and to return; with `renewing_store`, not to wait for a store that fails."""
@@ -221,7 +221,7 @@ class Flow:
                 ending.push_async_callback(self._quietly, "consumer", self._source.stop)
                 ending.push_async_callback(self._quietly, "producer", self._delivery.stop)
                 await self._delivery.offsets.close()
-                self.progress.hold()
+                self.progress.freeze()
                 self.left = self._lanes.uncommitted()
                 self._lanes.discard(lane.partition for lane in self._lanes)
                 self._troubles.end_flow()
@@ -274,7 +274,7 @@ class Flow:
         left_s = self._rebalance_s - (self._clock() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
-        self.progress.hold()
+        self.progress.freeze()
         self._discard(sorted(revoked))
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:

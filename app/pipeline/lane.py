@@ -147,13 +147,13 @@ class Letter(Working):
 
     Attributes:
         first: the offset of the first record of several; the commit stays there until the letter is durable.
-        holds: the offset of the first chunk of a discarded message, if the records are its last ones: the commit stays
-            there until the letters of all are durable. None for other letters.
+        commit_limit: the offset of the first chunk of a discarded message, if the records are its last ones: the commit
+            stays there until the letters of all are durable. None for other letters.
         written: the offset with which it was written; None before that.
     """
 
     first: int = field(kw_only=True)
-    holds: int | None = field(default=None, kw_only=True)
+    commit_limit: int | None = field(default=None, kw_only=True)
     written: int | None = field(default=None, init=False)
 
 
@@ -185,7 +185,7 @@ class Lane:
         delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
             offset says the same.
         noted: the metadata of the last commit.
-        holds: the letters that hold the commit back.
+        blocking: the letters that hold the commit back.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Lane:
         self._assembler = assembler
         self.read = WaitingRead()
         self.items: deque[Item] = deque()
-        self.holds: list[Letter] = []
+        self.blocking: list[Letter] = []
         self._tasks: dict[asyncio.Task[None] | asyncio.Task[Work], None] = {}
         self.measuring: tuple[int, asyncio.Task[Work]] | None = None
         self.tracker: OffsetTracker | None = None
@@ -327,8 +327,10 @@ class Lane:
         safe = self.tracker.safe()
         commit = safe, ""
         if self._assembler is not None:
-            self.holds = [letter for letter in self.holds if letter.written is None or letter.written >= safe]
-            held_back = min((letter.holds for letter in self.holds if letter.holds is not None), default=safe)
+            self.blocking = [letter for letter in self.blocking if letter.written is None or letter.written >= safe]
+            held_back = min(
+                (letter.commit_limit for letter in self.blocking if letter.commit_limit is not None), default=safe
+            )
             commit = self._assembler.commit(self.partition, safe, held_back)
         return commit if commit[0] > self.tracker.committed or commit[1] != self.noted else None
 

@@ -36,7 +36,7 @@ class Lanes:
         """The lane of a partition; None if the partition is not assigned."""
         return self._lanes.get(partition)
 
-    def holds(self, lane: Lane) -> bool:
+    def has(self, lane: Lane) -> bool:
         """False if the lane has been discarded, though its partition may have come back."""
         return self._lanes.get(lane.partition) is lane
 

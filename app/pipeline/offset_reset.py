@@ -102,7 +102,7 @@ class OffsetReset:
         """The lane, and the bounds of its log; no lane if the group has moved on: its new owner looks for itself."""
         lane = self._lanes.get(partition)
         first, end = await self._source.bounds(partition)
-        return lane if lane is not None and self._lanes.holds(lane) else None, first, end
+        return lane if lane is not None and self._lanes.has(lane) else None, first, end
 
     async def _find_first(self, partition: TopicPartition) -> None:
         lane, first, end = await self._look(partition)
@@ -210,12 +210,12 @@ class OffsetReset:
 
         False if the lane has been discarded: the commit of another worker must not be written over.
         """
-        if not self._lanes.holds(lane):
+        if not self._lanes.has(lane):
             return False
         lane.restart_at(offset)
         if metadata:
             lane.resume(offset, metadata, self._name)
-        return await self._commit(lane.partition, offset, metadata) and self._lanes.holds(lane)
+        return await self._commit(lane.partition, offset, metadata) and self._lanes.has(lane)
 
     async def _commit(self, partition: TopicPartition, offset: int, metadata: str) -> bool:
         """Reads from an offset, and commits it; False if the partition is not this worker's any more."""

@@ -44,9 +44,9 @@ class PollLoop:
     their last records; see `look`.
 
     Attributes:
-        held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
-            ahead is let go.
-        holding: whether that turn has come.
+        pause_asked: whether to read nothing, from the next turn on. What was admitted is finished and committed; what
+            was read ahead is let go.
+        all_paused: whether that turn has come.
     """
 
     def __init__(self, parts: Parts, admission: Admission, delivery: Delivery, *, clock: Callable[[], float]) -> None:
@@ -60,8 +60,8 @@ class PollLoop:
         self._look_s = parts.settings.flush_interval_ms / 1000
         self._clock = clock
         self._looked_s = clock()
-        self.held = False
-        self.holding = False
+        self.pause_asked = False
+        self.all_paused = False
         self._part_bytes = parts.share.budget.limit // _PART_OF_BUDGET
         self._pauses: dict[Lane, _Pause] = {}  # the longest first
         self._arrived_s = 0.0
@@ -70,7 +70,9 @@ class PollLoop:
     @property
     def paused(self) -> Collection[TopicPartition]:
         """The partitions that are not read: they wait for the store, or for memory."""
-        return {lane.partition for lane in self._lanes if lane.stalled or (lane in self._pauses and not self.holding)}
+        return {
+            lane.partition for lane in self._lanes if lane.stalled or (lane in self._pauses and not self.all_paused)
+        }
 
     async def turn(self) -> None:
         """Reads once, or waits a while, and lets go on what may.
@@ -81,21 +83,21 @@ class PollLoop:
         """
         offsets = self._delivery.offsets
         reads_all = False
-        if self.holding and not self.held:
+        if self.all_paused and not self.pause_asked:
             for lane in tuple(self._pauses):
                 self._resume(lane)
-            self.holding = False
+            self.all_paused = False
         if not offsets.known:
             await offsets.known_within(_POLL_MS / 1000)
             await self._source.keep_membership()
-        elif self.held:
+        elif self.pause_asked:
             await self._hold()
         else:
             reads_all = await self._read()
         self._termination.raise_error()  # what is admitted now could pass a record that is not written
         if offsets.known:
             self._admission.admit()
-        if not self.held:  # else it would let partitions be read again
+        if not self.pause_asked:  # else it would let partitions be read again
             self._bound()
         self._admission.expire(reading=reads_all and not self._pauses)
         if self._clock() - self._looked_s >= self._look_s:
@@ -170,7 +172,7 @@ class PollLoop:
     # --- a pause that was asked for ----------------------------------------------------------------------------------
 
     async def _hold(self) -> None:
-        self.holding = True
+        self.all_paused = True
         for lane in self._lanes:
             if lane not in self._pauses:
                 self._pause(lane)
@@ -186,7 +188,7 @@ class PollLoop:
         if budget.ahead <= self._part_bytes and not pauses:
             return
         now_s = self._clock()
-        for lane in [lane for lane in pauses if not self._lanes.holds(lane)]:
+        for lane in [lane for lane in pauses if not self._lanes.has(lane)]:
             del pauses[lane]
         most = self._part_bytes if self._lanes.stalled else max(self._part_bytes, _LEAST_BYTES)
         if budget.ahead > most:

@@ -38,7 +38,7 @@ class Progress:
         """Notes that the lanes are those of the assigned partitions."""
         self._live = True
 
-    def hold(self) -> None:
+    def freeze(self) -> None:
         """Keeps what is known now: the lanes are about to be discarded."""
         self._known, self._live = self.latest, False
 

@@ -103,8 +103,8 @@ class Pipeline(Service):
     @property
     def status(self) -> State:
         """What it is now; paused once nothing is read any more."""
-        holding = self.target == "PAUSED" and self.flow is not None and self.flow.holding
-        return "PAUSED" if holding and self._status == "RUNNING" else self._status
+        paused = self.target == "PAUSED" and self.flow is not None and self.flow.paused
+        return "PAUSED" if paused and self._status == "RUNNING" else self._status
 
     @property
     def degraded(self) -> str | None:
@@ -128,7 +128,7 @@ class Pipeline(Service):
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
         elif self.flow is not None:
-            self.flow.hold(held=target == "PAUSED")
+            self.flow.pause(paused=target == "PAUSED")
         self._woken.set()
 
     def begin_anew(self) -> None:
@@ -312,7 +312,7 @@ class Pipeline(Service):
             renewed=renewed,
             before=None if self.flow is None else self.flow.progress,
         )
-        self.flow.hold(held=self.target == "PAUSED")
+        self.flow.pause(paused=self.target == "PAUSED")
         try:
             await self.flow.run()
         except (LimitError, UnfitError) as exc:

@@ -185,7 +185,7 @@ class Transaction:
                 if writer.failure is None:
                     await writer.flush()
                 # A write that has failed ends the flow; and the partition may have been given up since.
-                if writer.failure is None and lanes.holds(lane):
+                if writer.failure is None and lanes.has(lane):
                     commit = lane.to_commit()
                     await writer.commit({} if commit is None else {lane.partition: commit})
                     committed = True

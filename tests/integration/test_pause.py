@@ -12,11 +12,11 @@ async def test_a_pause_ends_the_transaction(make_line: MakeLine) -> None:
         await line.send(records(3))
         await life.until(lambda: life.stats.records_out == 3)
         assert life.stats.transactions == 0
-        life.flow.hold(held=True)
+        life.flow.pause(paused=True)
         await life.until(lambda: life.stats.transactions == 1)
         assert (await line.committed())[0] == 3
         await line.send(records(2, start=3))
-        life.flow.hold(held=False)
+        life.flow.pause(paused=False)
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()
     assert keys(await line.found()) == [0, 1, 2, 3, 4]
@@ -28,12 +28,12 @@ async def test_what_was_read_ahead_is_read_again(make_line: MakeLine) -> None:
     await line.send(records(2_000, size=20_000))
     async with line.life() as life:
         await life.until(lambda: life.stats.records_in > 0)
-        life.flow.hold(held=True)
-        await life.until(lambda: life.flow.holding and life.flow.report.in_flight_bytes == 0)
+        life.flow.pause(paused=True)
+        await life.until(lambda: life.flow.paused and life.flow.report.in_flight_bytes == 0)
         assert life.flow.report.read_ahead_bytes == 0
         read = life.stats.records_in
         assert read < 2_000
-        life.flow.hold(held=False)
+        life.flow.pause(paused=False)
         await life.until(lambda: life.stats.records_out == 2_000)
         await life.stop()
     assert keys(await line.found()) == list(range(2_000))

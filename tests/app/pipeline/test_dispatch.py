@@ -62,7 +62,7 @@ class Output:
         self.values += [record.value for record in item.result]
         if isinstance(item, Letter):
             item.written = item.source.offset
-        self.held.append(any(letter.written is None for letter in lane.holds))
+        self.held.append(any(letter.written is None for letter in lane.blocking))
 
     def output_of(self, lane: Lane) -> Output:
         """That of all lanes."""

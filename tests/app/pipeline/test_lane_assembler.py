@@ -161,15 +161,15 @@ def test_commit_waits_for_dead_letters() -> None:
     one = lane(assembler)
     tracker = one.tracked(0)
     tracker.released = 10
-    letter = Letter(Read(9), first=9, holds=4)
-    one.holds.append(letter)
+    letter = Letter(Read(9), first=9, commit_limit=4)
+    one.blocking.append(letter)
     assert commit(one) == (4, "wideload:delivered=10\0")
     letter.written = 9
     span = tracker.span(9)
     assert commit(one) == (4, "wideload:delivered=9\0")
     span.durable = True
     assert commit(one) == (10, "")
-    assert one.holds == []
+    assert one.blocking == []
 
 
 def test_clock_stands_while_nothing_is_read() -> None:

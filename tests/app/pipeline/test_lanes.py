@@ -42,11 +42,11 @@ def test_lanes_do_not_hold_one_that_was_discarded() -> None:
     lanes = opened(Share(Budget(100)))
     old = lanes.get(FIRST)
     assert old is not None
-    assert lanes.holds(old)
+    assert lanes.has(old)
     lanes.discard([FIRST])
-    without = lanes.holds(old)
+    without = lanes.has(old)
     lanes.open(FIRST, 0)
-    assert (without, lanes.holds(old)) == (False, False)
+    assert (without, lanes.has(old)) == (False, False)
 
 
 async def test_a_lane_that_begins_again_forgets_what_is_measured() -> None:

@@ -91,9 +91,9 @@ async def test_nothing_is_read_again_during_a_pause(monkeypatch: pytest.MonkeyPa
     """A partition that waits for memory is not let to read when its turn comes, until the pause ends."""
     bounded: list[bool] = []
     bench = Bench(known=False)
-    monkeypatch.setattr(PollLoop, "_bound", lambda loop: bounded.append(loop.held))
+    monkeypatch.setattr(PollLoop, "_bound", lambda loop: bounded.append(loop.pause_asked))
     for held in (True, False):
-        bench.loop.held = held
+        bench.loop.pause_asked = held
         await asyncio.wait_for(bench.loop.turn(), 10)
     assert bounded == [False]
 

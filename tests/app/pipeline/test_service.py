@@ -53,7 +53,7 @@ class _FailingFlow:
         self.renews_store = renewing_store
         self._asked.set()
 
-    def hold(self, *, held: bool) -> None:
+    def pause(self, *, paused: bool) -> None:
         pass
 
     async def run(self) -> None:
