@@ -102,6 +102,7 @@ def test_key_that_cannot_be_had(pipeline: PipelineSettings, monkeypatch: pytest.
     """A writer asks AWS KMS for a key before it reads a record, and is told of a refusal; a reader asks nothing."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    pipeline = replace(pipeline, store_timeout_ms=60_000)
     with KmsServer() as kms:
         writer = replace(pipeline, encryption=EncryptionSettings.of(kms.config()))
         asyncio.run(check_stores([writer]))
