@@ -35,8 +35,8 @@ from app.kafka.troubles import LEADERLESS, REFUSED, THROTTLED, UNANSWERED, UNANS
 _LOOK_S = 0.5
 _CLOSED_S = 0.1  # how soon a request that waits notices that its connection is closed
 _FORGOTTEN_S = 60.0
-# Requests that a broker answers when other members of a group have done something, or its replicas have.
 _TOO_FEW = (NotEnoughReplicasError.errno, NotEnoughReplicasAfterAppendError.errno)
+# Requests that a broker answers when other members of a group have done something, or its replicas have.
 _PATIENT = (JoinGroupRequest, SyncGroupRequest, OffsetFetchRequest, FetchOffsets)
 
 

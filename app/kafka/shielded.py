@@ -1,8 +1,9 @@
-"""Waiting for futures: for one that goes on if its caller is cancelled, and for tasks to end."""
+"""Waiting: for a future that goes on if its caller is cancelled, for tasks to end, and for an event in time."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -48,3 +49,9 @@ async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=_END_S)
+
+
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Waits for an event, but no longer than the time-out."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)

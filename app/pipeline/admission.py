@@ -21,7 +21,7 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, Passing, header_bytes, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
-from app.pipeline.output import Parts, whole_bytes
+from app.pipeline.parts import Parts, whole_bytes
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.chunk import is_chunk, may_hold_chunks
 from transforms.errors import MalformedError

@@ -7,8 +7,9 @@ work never take the whole: an eighth is kept for those that pass, or one store t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
+
+from app.kafka.shielded import set_within
 
 _KEPT_FOR_PASSING = 8  # one byte in so many
 _SHARE_FOR_FREE = 4  # the most work of one pipeline of several, as a multiple of the bytes that are left free
@@ -186,9 +187,3 @@ class Share:
             self.budget.shares -= 1
             self.give(self.used)
             self._closed = True
-
-
-async def set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Waits for an event, but no longer than the time-out."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)

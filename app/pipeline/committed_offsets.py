@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.kafka.clients import translated
 from app.kafka.errors import GroupMovedOnError, KafkaError
+from app.kafka.shielded import set_within
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
-from app.pipeline.budget import set_within
 from app.pipeline.lane import Lane
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 
 
 class CommittedOffsets:

@@ -13,8 +13,9 @@ from app.kafka.shielded import shielded
 from app.kafka.structs import OffsetAndMetadata, TopicPartition
 from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Lane
-from app.pipeline.output import Output, Parts
+from app.pipeline.output import Output
 from app.pipeline.pace import Pace
+from app.pipeline.parts import Parts
 from app.pipeline.transaction import Transaction
 from transforms.logger_name import logger_name
 

@@ -12,7 +12,7 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Letter, Working
 from app.pipeline.lane_assembler import chunks_of
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 from app.pipeline.retries import Retries
 from app.pipeline.termination import RecordError
 from app.pipeline.work import Work
@@ -179,7 +179,7 @@ class Dispatcher:
             try:
                 self._delivery.output_of(lane).write(lane, item)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
-                # One of several results may be written. A hold ends once its last record is safe.
+                # One of several results may be written. A letter blocks the commit until its last record is safe.
                 tracker.keep(released - 1 if item in lane.blocking else released)
                 lane.items.appendleft(Working(item.source))  # nothing of the lane passes it
                 if isinstance(exc, ClusterError):

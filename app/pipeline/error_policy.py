@@ -12,7 +12,7 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.lane import held_bytes
 from app.pipeline.lane_assembler import chunks_of
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 from app.pipeline.runtime import Runtime
 from app.pipeline.termination import RecordError
 from stores.store import PayloadStore

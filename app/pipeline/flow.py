@@ -32,7 +32,7 @@ from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 from app.pipeline.poll_loop import PollLoop
 from app.pipeline.progress import Progress
 from app.pipeline.report import FlowReport
@@ -59,7 +59,7 @@ class Flow:
 
     `clients` opens its clients. `chain` is for what the sink of the plan takes. `found` is the plan without the limits
     that refusals taught; None if `plan` has none of them. `joined` is called when the group has assigned partitions, or
-    none. `renewed` are the source topics that were created anew since the last flow began. `before` is how far that
+    none. `renewed` are the source topics that were created again since the last flow began. `before` is how far that
     flow had come.
 
     Attributes:

@@ -18,7 +18,7 @@ class Lanes:
     """
 
     # State that changes: `_lanes`, by rebalances, and so at each await on the consumer. A caller that keeps a lane
-    # over an await asks `holds` after it.
+    # over an await asks `has` after it.
 
     def __init__(self, share: Share, assembler: LaneAssembler | None) -> None:
         self._share = share

@@ -6,53 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.cluster.preflight import Plan
-from app.config.settings import PipelineSettings
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.outbox import Outbox, RecordRefusedError
-from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, codec_number, translated
-from app.kafka.consumer import GroupConsumer
 from app.kafka.errors import KafkaError
-from app.kafka.flow_clients import FlowClients
 from app.kafka.source_batch import SourceBatch
 from app.kafka.structs import RecordMetadata, partition_of
 from app.kafka.topics import Topic
 from app.kafka.writer import Writer
-from app.pipeline.budget import Share
 from app.pipeline.lane import Item, Lane, Letter, Passing, Working, held_bytes
-from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
-from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.offset_tracker import OffsetTracker, Span
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.parts import Parts, whole_bytes
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a flow that its outputs work with."""
-
-    settings: PipelineSettings
-    plan: Plan
-    clients: FlowClients
-    source: GroupConsumer
-    brokers: BrokerHealth
-    lanes: Lanes
-    offset_reset: OffsetReset
-    share: Share
-    stats: PipelineStats
-    termination: Termination
-    clock: Callable[[], float]
-    """Seconds since 1970."""
-
-
-def whole_bytes(settings: PipelineSettings, plan: Plan) -> int:
-    """The longest batch that is sent as it was read: the sink takes no longer one, nor does a transaction."""
-    limit, guarantee = plan.sink.max_message_bytes, settings.guarantee
-    return min(limit, guarantee.size) if guarantee.exactly_once else limit
 
 
 class Output:

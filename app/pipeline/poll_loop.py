@@ -17,7 +17,7 @@ from app.kafka.structs import TopicPartition
 from app.pipeline.admission import Admission
 from app.pipeline.delivery import Delivery
 from app.pipeline.lane import Lane
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 
 _POLL_MS = 200
 _PEEK_S = 0.05

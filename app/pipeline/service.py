@@ -16,10 +16,11 @@ from app.config.secret import without_secrets
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.clients import ClusterError, sharing_context
 from app.kafka.flow_clients import FlowClients
+from app.kafka.shielded import set_within
 from app.kafka.structs import TopicPartition
 from app.kafka.troubles import OF_CLUSTER, OF_STORE, Troubles
 from app.pipeline import background
-from app.pipeline.budget import Budget, set_within
+from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError

@@ -19,8 +19,9 @@ from app.kafka.clients import translated
 from app.kafka.errors import IllegalOperation, KafkaError, KafkaTimeoutError
 from app.kafka.source_batch import SourceBatch
 from app.pipeline.lane import Item, Lane
-from app.pipeline.output import Output, Parts
+from app.pipeline.output import Output
 from app.pipeline.pace import Pace
+from app.pipeline.parts import Parts
 from transforms.identifiers import transactional_id
 from transforms.record import RecordLike
 

@@ -32,6 +32,7 @@ from app.kafka.batches.batch import LARGEST_SEQUENCE, UNLIMITED_BYTES, Batch, Lo
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.producer import TOO_LARGE, ProducerControls
+from app.kafka.shielded import set_within
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.logger_name import logger_name
@@ -401,9 +402,8 @@ class Outbox(Generic[L]):
         linger_s = self._batches.settings.linger_s
         if linger_s > 0 and self._filling is not None and not (self._full or self._pressed):
             self._roused.clear()
-            with contextlib.suppress(TimeoutError):
-                left_s = self._filling.began_s + linger_s - self._clock()
-                await asyncio.wait_for(self._roused.wait(), max(0.0, left_s))
+            left_s = self._filling.began_s + linger_s - self._clock()
+            await set_within(self._roused, max(0.0, left_s))
         # Sending may have ended while it lingered. Later records stay: the earlier ones have been dropped.
         return self.take() if self._batches.failure is None else None
 

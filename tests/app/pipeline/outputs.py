@@ -11,7 +11,8 @@ from app.config.parsing import parse
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output, Parts
+from app.pipeline.output import Output
+from app.pipeline.parts import Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 

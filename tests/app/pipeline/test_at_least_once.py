@@ -24,7 +24,7 @@ from app.pipeline.budget import Budget, Share
 from app.pipeline.delivery import AtLeastOnce
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Parts
+from app.pipeline.parts import Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 

@@ -30,8 +30,8 @@ from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane, Skipped, Working
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Parts
 from app.pipeline.pace import Pace
+from app.pipeline.parts import Parts
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import DefectError, Termination
 from app.pipeline.transaction import Transaction
