@@ -13,10 +13,9 @@ from app.chunks import AssemblingConsumer
 from app.chunks.allowance import PARALLEL
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import becomes, loop_turns, one, produce
+from tests.integration.chunk_records import delete_up_to, pieces, write
 from tests.integration.client_config import LARGE, ON_GATE, consuming, producing
 from tests.integration.client_stores import GatedStore
-from tests.integration.test_client_chunks import pieces, write
-from tests.integration.test_client_chunks_reread import delete_up_to
 from tests.integration.topics import committed, send
 from tests.integration.way import MakeTopic
 from transforms.errors import SerializationError

@@ -11,9 +11,9 @@ from kafka.partitioner import Partitioner
 from app.serializers import confluent as by_confluent
 from app.serializers import kafka_python as by_kafka_python
 from app.serializers.confluent_callbacks import _CALLS, CallbackProducer
+from tests.integration.chunk_records import value_of
 from tests.integration.client_config import LARGE, ON_GATE, producing
 from tests.integration.client_stores import GatedStore
-from tests.integration.test_client_chunks import value_of
 from tests.integration.test_client_writes import SMALL_TOPIC, forms
 from tests.integration.topics import end_offsets
 from tests.integration.way import MakeTopic

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeTooLargeError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
 from tests.forks import run
 from tests.integration.aiokafka_records import becomes, loop_turns, one
+from tests.integration.chunk_records import pieces, value_of, write
 from tests.integration.limits import alter_configs
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from transforms.batch_size import batch_of_one_bytes
-from transforms.chunk import Chunking, is_chunk
+from transforms.chunk import is_chunk
 from transforms.commit_metadata import Noted, noted
 from transforms.errors import ChunkError, ConfigurationError
 from transforms.record import Record
@@ -35,11 +36,6 @@ LIMIT = 20_000
 SMALL_TOPIC: dict[str, Any] = {"max.message.bytes": LIMIT}
 _LONG_S = 30.0
 _ROOT = Path(__file__).parents[2]
-
-
-def value_of(size: int, seed: int = 0) -> bytes:
-    """Bytes that do not repeat, the same for the same seed."""
-    return random.Random(seed).randbytes(size)
 
 
 @asynccontextmanager
@@ -63,24 +59,6 @@ async def consuming(
         options["on_discarded"] = found.append
     async with AssemblingConsumer({**config, **(keys or {})}, topic, **options) as consumer:
         yield consumer
-
-
-async def write(broker: str, topic: str, records: list[Record], partition: int = 0) -> list[int]:
-    """Writes records as they are, each as a batch of its own; gives their offsets."""
-    async with AIOKafkaProducer(bootstrap_servers=broker, acks="all") as producer:
-        return [
-            (
-                await producer.send_and_wait(
-                    topic, r.value, r.key, partition, None if r.timestamp < 0 else r.timestamp, list(r.headers)
-                )
-            ).offset
-            for r in records
-        ]
-
-
-def pieces(uuid: str, size: int, seed: int = 0, key: bytes | None = b"k") -> list[Record]:
-    """The chunks of a message, with which a test does as it likes."""
-    return list(Chunking(1_000).split(Record(key, value_of(size, seed)), uuid))
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------

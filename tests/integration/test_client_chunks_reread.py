@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkMessageId, Discarded
 from tests.integration.aiokafka_records import becomes, come_and_go, one
-from tests.integration.test_client_chunks import committed, consuming, pieces, value_of, write
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, value_of, write
+from tests.integration.test_client_chunks import committed, consuming
 from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
 from transforms.record import Record
 
 TIGHT = {"max.pending.chunked.message": 1}
-
-
-def interleaved(messages: Sequence[Sequence[Record]], seed: int) -> Iterator[Record]:
-    """The chunks of several messages, each in order, in a random order among them."""
-    rng = random.Random(seed)
-    queues = [list(message) for message in messages]
-    while any(queues):
-        yield rng.choice([queue for queue in queues if queue]).pop(0)
-
-
-async def delete_up_to(broker: str, topic: str, offset: int) -> None:
-    """Kafka removes the records below an offset, as retention does."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await admin.start()
-    await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
-    await admin.close()
 
 
 async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic) -> None:

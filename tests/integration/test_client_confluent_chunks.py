@@ -18,9 +18,9 @@ from confluent_kafka.error import ValueDeserializationError
 from app.chunks import Discarded
 from app.serializers import ConfigurationError, LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.confluent import DeserializingConsumer, SerializingProducer
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, value_of, write
 from tests.integration.client_config import LARGE, Config, on_s3, producing
-from tests.integration.test_client_chunks import committed, pieces, value_of, write
-from tests.integration.test_client_chunks_reread import delete_up_to, interleaved
+from tests.integration.test_client_chunks import committed
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server

@@ -22,9 +22,9 @@ from app.chunks.polled import Polled
 from app.kafka.source_batch import ReadRecord
 from app.serializers import ConfigurationError, LargeMessageDeserializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, value_of, write
 from tests.integration.client_config import LARGE, Config, on_s3, producing
-from tests.integration.test_client_chunks import committed, pieces, value_of, write
-from tests.integration.test_client_chunks_reread import delete_up_to, interleaved
+from tests.integration.test_client_chunks import committed
 from tests.integration.topics import committed as committed_in
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until

@@ -11,8 +11,8 @@ from app.chunks import AssembledRecord, ChunkingProducer, ChunkMessageId, Discar
 from app.serializers import RecordDeserializationError
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import come_and_go, one
+from tests.integration.chunk_records import pieces, value_of, write
 from tests.integration.client_config import consuming, on_s3, producing
-from tests.integration.test_client_chunks import pieces, value_of, write
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
 from transforms.chunk import Chunking

@@ -15,10 +15,10 @@ from app.kafka.configured_batches import ConfiguredBatchingProducer
 from app.serializers import MessageWrapper, SerializationError, WrapperSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import one
+from tests.integration.chunk_records import value_of
 from tests.integration.client_config import ON_GATE, Config, consuming, on_s3, producing, to_json
 from tests.integration.client_stores import CuttableWay, GatedStore
 from tests.integration.limits import alter_configs
-from tests.integration.test_client_chunks import value_of
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server

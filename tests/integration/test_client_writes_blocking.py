@@ -19,10 +19,10 @@ from app.serializers import confluent as by_confluent
 from app.serializers import kafka_python as by_kafka_python
 from app.serializers.aiokafka import DeserializingConsumer
 from tests.integration.aiokafka_records import one
+from tests.integration.chunk_records import value_of
 from tests.integration.client_config import ON_GATE, Config, on_s3, producing, to_json
 from tests.integration.client_stores import CuttableWay, GatedStore
 from tests.integration.limits import alter_configs
-from tests.integration.test_client_chunks import value_of
 from tests.integration.test_client_writes import LIMIT, SMALL_TOPIC, forms, values
 from tests.integration.topics import end_offsets, read_all
 from tests.integration.way import MakeTopic
