@@ -1,6 +1,6 @@
 """Chunks in a batch DataFrame: the messages that are whole, and a report of those that are not.
 
-`transforms.assembly` assembles the chunks, one message at a time, on executors. So an executor needs `jobs` and
+`transforms.reassembly` assembles the chunks, one message at a time, on executors. So an executor needs `jobs` and
 `transforms` (`--py-files`), but neither pandas nor PyArrow. No more than twice the limit of a message ever reaches
 Python, and nothing passes through the driver.
 
@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from jobs.records.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE, columns, require_columns
-from transforms.assembly import Assembled, Assembler, Discarded, Limits
+from transforms.chunked_message import Assembled, Discarded, Limits
+from transforms.reassembly import Event, Reassembly
 from transforms.record import Header
 
 __all__ = ["CHUNK_MESSAGE_ID", "INCOMPLETE", "assemble", "incomplete"]
@@ -135,17 +136,17 @@ def _bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def _events(rows: Sequence[Row], limit_bytes: int) -> Iterator[Assembled | Discarded]:
+def _events(rows: Sequence[Row], limit_bytes: int) -> Iterator[Event]:
     """The events of the chunks of one uuid; a message whose last chunk is missing expires at the end."""
-    assembler = Assembler(Limits(1, _BOUNDLESS, limit_bytes, expire_ms=1))
+    reassembly = Reassembly(Limits(1, _BOUNDLESS, limit_bytes, expire_ms=1))
     values: dict[int, bytes | None] = {}
     for place, row in sorted(enumerate(rows, 1), key=lambda each: each[1]["offset"]):
         headers = tuple((header["key"], _bytes(header["value"])) for header in row["headers"])
         if row[_FIRST] not in values:
             values[row[_FIRST]] = _bytes(row["value"])
         chunk = _Chunk(_bytes(row["key"]), values[row[_FIRST]], headers, place, row["offset"])
-        yield from assembler.add(0, chunk, 0)
-    yield from assembler.expire(1)
+        yield from reassembly.receive(0, chunk)
+    yield from reassembly.tick(1)
 
 
 def _assembled(rows: Sequence[Row], limit_bytes: int) -> list[tuple[object, ...]]:
@@ -172,7 +173,7 @@ def _reports(rows: Sequence[Row], limit_bytes: int, too_much: bool) -> list[tupl
             (uuid and uuid.decode(errors="replace"), "oversized", detail, sorted(row["offset"] for row in rows))
         )
     for event in () if too_much else _events(rows, limit_bytes):
-        if isinstance(event, Assembled):
+        if not isinstance(event, Discarded):
             continue
         offsets = [record.offset for record in event.records]
         if event.late and found:

@@ -1,4 +1,4 @@
-"""The input and output of the assembler of chunks: records of a log, limits, messages, discarded chunks."""
+"""The input and output of `transforms.reassembly`: records of a log, limits, messages, discarded chunks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from functools import total_ordering
 from typing import Literal, Protocol
 
 from transforms.record import Record, RecordLike
-
-__all__ = ["Assembled", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason", "Reread"]
 
 Reason = Literal[
     "missing-first", "out-of-order", "contradictory", "oversized", "corrupt", "expired", "evicted", "malformed"
@@ -106,16 +104,25 @@ class Assembled:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Where chunks were that have left the log: from offset `first` to `last` of a partition."""
+
+    partition: Hashable
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded:
     """Chunks that do not make a message.
 
     Attributes:
-        reason: see `transforms.assembly`.
+        reason: see `transforms.reassembly`.
         uuid: of the message; None if it cannot be read.
         records: the chunks, as they were read; empty if they were to be read again, and none was left in the log.
         detail: the finding, for people.
         late: True for one more chunk of a message that has been discarded before.
-        gone: where the chunks were, if `records` is empty: with `partition`, `first` and `last`.
+        gone: where the chunks were, if `records` is empty.
     """
 
     reason: Reason
@@ -123,7 +130,7 @@ class Discarded:
     records: tuple[LoggedRecord, ...]
     detail: str
     late: bool = False
-    gone: Reread | None = None
+    gone: Gone | Reread | None = None
 
     @property
     def first(self) -> int:

@@ -10,9 +10,10 @@ from typing import Literal, cast
 from aiokafka import TopicPartition
 
 from app.commands.wrapper_check import WrapperCheck
-from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, Discarded, Limits
 from transforms.errors import MalformedChunkError
+from transforms.reassembly import Reassembly
 from transforms.record import SourceRecord
 
 __all__ = ["ChunkCheck", "ChunkChecks"]
@@ -56,22 +57,23 @@ class ChunkChecks:
 
     def __init__(self, limits: Limits) -> None:
         # The clock stands still until the end, so that what is left then is told by `expire`.
-        self._assembler = Assembler(dataclasses.replace(limits, expire_ms=_AT_THE_END_MS))
+        self._reassembly = Reassembly(dataclasses.replace(limits, expire_ms=_AT_THE_END_MS))
 
     def take(self, record: SourceRecord) -> Iterator[ChunkCheck]:
         """The messages that end with a chunk; those of a partition come in their order."""
-        for event in self._assembler.add(TopicPartition(record.topic, record.partition), record, 0):
+        for event in self._reassembly.receive(TopicPartition(record.topic, record.partition), record):
             if isinstance(event, Assembled):
                 wrapper = WrapperCheck.of(event.record)
                 detail = None if wrapper is None else f"they make {wrapper}"
                 yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""), detail)
-            elif not event.late:  # its message was told
+            elif isinstance(event, Discarded) and not event.late:  # its message was reported
                 yield _check("unchecked" if event.reason == "evicted" else "broken", event)
 
     def finish(self) -> Iterator[ChunkCheck]:
         """The messages whose last chunks were not read."""
-        for event in self._assembler.expire(_AT_THE_END_MS):
-            yield _check("pending", event)
+        for event in self._reassembly.tick(_AT_THE_END_MS):
+            if isinstance(event, Discarded):
+                yield _check("pending", event)
 
 
 def _check(state: State, event: Discarded) -> ChunkCheck:

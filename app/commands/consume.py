@@ -24,8 +24,8 @@ from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
-from transforms.assembly import Limits
 from transforms.chunk import is_chunk
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import Header, RecordLike, SourceRecord
 from transforms.reference import is_reference

@@ -26,8 +26,8 @@ from app.kafka.sender import find_topic
 from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Selection, open_reader
 from stores.store import Stat
-from transforms.assembly import Limits
 from transforms.chunk import is_chunk
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, WIDELOAD, Format
 from transforms.keyring import CIPHER

@@ -26,8 +26,8 @@ from app.pipeline.runtime import monotonic
 from app.pipeline.stages import ChunkStage, OffloadStage, Stage, WrapperStage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Work
-from transforms.assembly import Limits
 from transforms.chunk import Chunking
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WrapError
 from transforms.record import Header, Record
 from transforms.record_batch import CODECS

@@ -13,14 +13,13 @@ from aiokafka import TopicPartition
 from app.kafka.topic_reader import Pending
 from app.pipeline.stages import InflateStage
 from app.pipeline.work import Store
-from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Discarded, Limits
 from transforms.errors import MalformedWrapperError, PayloadStoreError, TransformError
+from transforms.reassembly import Reassembly
 from transforms.record import RecordLike, SourceRecord
 from transforms.reference import is_reference
 from transforms.wrapper import MessageWrapper, Unwrap
-
-_END = 2**63 - 1  # behind each offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +63,21 @@ class Restorer(Pending):
     def __init__(self, inflate: InflateStage | None, limits: Limits, unwrap: Unwrap | None = None) -> None:
         self._inflate = inflate
         self._unwrap = unwrap
-        self._assembler = Assembler(limits)
+        self._reassembly = Reassembly(limits)
         self._clocks: dict[TopicPartition, int] = {}  # the latest timestamp that was read, in milliseconds
 
     @property
     def pending(self) -> int:
         """How many messages of chunks are not whole."""
-        return self._assembler.pending
+        return self._reassembly.pending
 
     def safe_offset(self, partition: TopicPartition, position: int) -> int:
         """The offset to commit at a position: at or before it, the first chunk of a message that is not whole."""
-        return self._assembler.safe_offset(partition, position)
+        return self._reassembly.safe_offset(partition, position)
 
     def release(self, partition: TopicPartition) -> None:
         """Forgets the chunks of a partition that is another consumer's now."""
-        self._assembler.clear(partition)
+        self._reassembly.clear(partition)
         self._clocks.pop(partition, None)
 
     async def restore(self, source: SourceRecord) -> list[Restored]:
@@ -93,24 +92,19 @@ class Restorer(Pending):
             return [found if stands_for else await self._opened(found)]
         partition = TopicPartition(source.topic, source.partition)
         # A timestamp of the future must not let all messages expire.
-        now_ms = max(self._clocks.get(partition, 0), min(source.timestamp, int(time.time() * 1000)))
-        self._clocks[partition] = now_ms
-        restored = [_given_up(event) for event in self._expired() if not event.late]
+        stamp_ms = min(source.timestamp, int(time.time() * 1000))
+        passed_ms = max(0, stamp_ms - self._clocks.setdefault(partition, stamp_ms))
+        self._clocks[partition] += passed_ms
+        expired = self._reassembly.tick(passed_ms, [partition])
+        restored = [_given_up(event) for event in expired if isinstance(event, Discarded)]
         if not is_chunk(source.headers):
             return [*restored, await self._opened(Restored(source, source))]
-        for event in self._assembler.add(partition, source, now_ms):
+        for event in self._reassembly.receive(partition, source):
             if isinstance(event, Assembled):
                 restored.append(await self._opened(Restored(source, event.record, assembled=True)))
-            elif not event.late:  # its message was told
+            elif isinstance(event, Discarded) and not event.late:  # its message was reported
                 restored.append(_given_up(event))
         return restored
-
-    def _expired(self) -> list[Discarded]:
-        """What has waited too long by the clock of each partition that has chunks: by the one that is furthest back."""
-        if not self._assembler.pending:
-            return []
-        held = [now for place, now in self._clocks.items() if self._assembler.safe_offset(place, _END) < _END]
-        return self._assembler.expire(min(held))
 
     async def _opened(self, begun: Restored) -> Restored:
         """Without its wrapper, and with the payload of its reference."""

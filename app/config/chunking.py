@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.config.fields import keyed, keys_of, settings_of
-from transforms.assembly import Limits
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 
 __all__ = [

@@ -11,8 +11,8 @@ from app.kafka.source_batch import UnreadBatch
 from stores.payload import download
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
-from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, Discarded, Limits
 from transforms.errors import (
     DiscardedChunkError,
     MalformedChunkError,
@@ -32,6 +32,7 @@ from transforms.letter import (
     open_letter,
     replays_of,
 )
+from transforms.reassembly import Reassembly
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.reference import Reference
 from transforms.signing import Signing
@@ -101,7 +102,7 @@ class LetterReader:
         topics: the topics whose payloads letters may refer to.
     """
 
-    # State that changes: `_assembler` and `_incomplete`. One caller at a time of `add` and `incomplete`; the other
+    # State that changes: `_reassembly` and `_incomplete`. One caller at a time of `add` and `incomplete`; the other
     # methods may be called by threads.
 
     def __init__(
@@ -120,7 +121,7 @@ class LetterReader:
         # A forged letter must not copy payloads of other topics to a source, even if inflate may read these topics.
         self._scope = ReferenceScope(store.root, frozenset(topics)) if isinstance(store, Store) else None
         limits = Limits(messages=_PENDING, pending_bytes=2 * max_bytes, message_bytes=max_bytes, expire_ms=0)
-        self._assembler = Assembler(limits)
+        self._reassembly = Reassembly(limits)
         self._incomplete: dict[tuple[int, str], list[SourceRecord]] = {}
 
     @property
@@ -131,7 +132,7 @@ class LetterReader:
     @property
     def duplicates(self) -> int:
         """How many chunks have come twice: their writer began again after an error."""
-        return self._assembler.counts.duplicates
+        return self._reassembly.counts.duplicates
 
     def add(self, record: SourceRecord) -> Iterator[FoundLetter]:
         """Adds the next record of a partition, in the order of offsets; yields the letters that are complete now.
@@ -146,7 +147,7 @@ class LetterReader:
             yield FoundLetter(record.partition, (record.offset,), record, record.timestamp)
             return
         duplicates = self.duplicates
-        events = self._assembler.add(record.partition, record, 0)
+        events = self._reassembly.receive(record.partition, record)
         uuid = _uuid(record)
         if uuid is not None and duplicates == self.duplicates:
             self._incomplete.setdefault((record.partition, uuid), []).append(record)
@@ -155,7 +156,7 @@ class LetterReader:
                 assert uuid is not None, "it is complete"
                 chunks = self._incomplete.pop((record.partition, uuid))
                 yield FoundLetter(record.partition, _offsets(chunks), event.record, record.timestamp)
-            else:
+            elif isinstance(event, Discarded):
                 yield self._discarded(event)
 
     def _discarded(self, event: Discarded) -> FoundLetter:
@@ -168,7 +169,7 @@ class LetterReader:
         """The letters that lack chunks after the last record was added. They are told once, and forgotten."""
         letters, self._incomplete = self._incomplete, {}
         for partition in {partition for partition, _ in letters}:
-            self._assembler.clear(partition)
+            self._reassembly.clear(partition)
         for (partition, uuid), chunks in letters.items():
             error = DiscardedChunkError(uuid, "expired", "its other chunks are not in what was read")
             yield FoundLetter(partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)

@@ -16,7 +16,7 @@ from app.pipeline.parts import Parts
 from app.pipeline.retries import Retries
 from app.pipeline.termination import RecordError
 from app.pipeline.work import Work
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 from transforms.letter import Cause
 from transforms.record import RecordLike, SourceRecord
 from transforms.retention import LONGEST_HOLD_S, duration_text

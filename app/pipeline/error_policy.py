@@ -16,7 +16,7 @@ from app.pipeline.parts import Parts
 from app.pipeline.runtime import Runtime
 from app.pipeline.termination import RecordError
 from stores.store import PayloadStore
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,

@@ -67,7 +67,7 @@ class PipelineStats:
         expired_records: records that were deleted before they were read.
         truncated_records: offsets that were read, or committed, and that the cluster has lost or filled anew.
         throttled_s: for how long brokers have let clients wait for a quota, in seconds; clients wait beside each other.
-        discarded: chunked messages that did not become whole, by reason (`transforms.assembly`).
+        discarded: chunked messages that did not become whole, by reason (`transforms.reassembly`).
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
         late_chunks: chunks of discarded messages that came after the messages were discarded.
         failed: records that can never succeed, by reason (`app.pipeline.error_policy.reason_of`); a discarded message

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobs.records.problems import Problem
-from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk, is_chunk
-from transforms.chunked_message import LoggedRecord
+from transforms.chunked_message import Assembled, Discarded, Limits, LoggedRecord
 from transforms.errors import MalformedChunkError
+from transforms.reassembly import Reassembly
 from transforms.record import RecordLike
 
 __all__ = ["Message", "Messages", "Readable", "TopicRecord"]
@@ -89,7 +89,7 @@ class Messages:
         self._end = end
         self._lookback = lookback
         self._fail_on_loss = fail_on_loss
-        self._assembler = Assembler(limits)
+        self._reassembly = Reassembly(limits)
         self._known: OrderedDict[str, None] = OrderedDict()  # messages whose first chunk is known, or was looked for
         self._beginnings: dict[str, int] = {}  # by message, where it begins last before the range
         self._chunks: dict[str, list[int]] = {}  # by message, where its chunks are before the range
@@ -113,11 +113,12 @@ class Messages:
             self._known[chunk.uuid] = None
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        for event in self._assembler.add(0, record, 0):
+        for event in self._reassembly.receive(0, record):
             if isinstance(event, Assembled):
                 yield Message(event.record, event.id.last, event.record.timestamp, record.timestamp_type)
-            else:
+            elif isinstance(event, Discarded):
                 yield from self._discarded(event)
+        self._reassembly.safe_offset(0, record.offset)  # lets it forget what has ended
 
     def _discarded(self, event: Discarded) -> Iterator[Message]:
         for each in event.records:
@@ -131,7 +132,7 @@ class Messages:
             yield Message(each, each.offset, each.timestamp, kind, Problem("value", event.reason, detail), lost)
 
     def _look_back(self, uuid: str) -> None:
-        """Gives the assembler the chunks of a message that are before the range."""
+        """Gives the reassembly the chunks of a message that are before the range."""
         while uuid not in self._beginnings and self._looked_from > self._floor():
             begin = max(self._floor(), self._looked_from - _STEP)
             found: dict[str, int] = {}
@@ -152,7 +153,7 @@ class Messages:
             for record in self._log.records(first, end, fail_on_loss=False):
                 with suppress(MalformedChunkError):
                     if is_chunk(record.headers) and Chunk.parse(record)[0].uuid == uuid:
-                        self._assembler.add(0, record, 0)  # a message that ends here belongs to the range before
+                        self._reassembly.receive(0, record)  # a message that ends here belongs to the range before
 
     def _oldest(self) -> int:
         if self._first is None:

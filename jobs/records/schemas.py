@@ -64,8 +64,8 @@ INCOMPLETE = StructType(
 )
 """A message that is not whole.
 
-`uuid` is null if it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for people.
-`offsets` are the offsets of the chunks that were found, in order, and `chunks` is their number.
+`uuid` is null if it cannot be read. `reason` is one of `transforms.reassembly`, or `incomplete`; `detail` is for
+people. `offsets` are the offsets of the chunks that were found, in order, and `chunks` is their number.
 """
 
 

@@ -1,0 +1,293 @@
+"""The records that a client has fetched, and that its application does not have yet: whole ones, and pieces.
+
+A client puts what it has fetched into the queue of its partition, and takes from the head. Pieces are put together
+there: when they are delivered, not when they are fetched. So the head of a queue is the position of its partition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Counts, Discarded, Limits, LoggedRecord
+from transforms.read_range import ReadRange
+from transforms.reassembly import Event, Reassembly
+from transforms.record import Header
+
+Place = tuple[str, int]
+"""A topic and the number of a partition; the `TopicPartition` of a client is equal to one."""
+
+Action = Discarded | ReadRange
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Entry(Generic[R]):
+    """A record in a queue.
+
+    Attributes:
+        record: as Kafka has it; the whole message in the place of its last chunk.
+        offset: of the record.
+        first: the offset of the first chunk of a whole message; None of an ordinary record.
+        ready: whether the record is whole and to be delivered.
+        work: what the client does for it, such as a download.
+        error: with which that failed, until a call has raised it.
+    """
+
+    record: R
+    offset: int
+    first: int | None = None
+    ready: bool = False
+    work: Any = None
+    error: Exception | None = None
+
+
+class Inbox(Generic[R]):
+    """The queues of one client. Belongs to one thread.
+
+    Args:
+        limits: how much of incomplete messages may be held in memory. What is over them is to be read again.
+        lookback: how many offsets before the one where reading began the first chunk of a message may be.
+
+    Attributes:
+        actions: what the client has to do, in order, before any record behind it is delivered: give a discarded message
+            to the application (then call `done`), or read a range (then call `resolve`).
+        torn: the partitions whose work was interrupted, each with the offset and the metadata of a commit: the client
+            seeks there, and calls `begin`.
+    """
+
+    def __init__(self, limits: Limits, lookback: int) -> None:
+        self.actions: deque[Action] = deque()
+        self.torn: dict[Place, tuple[int, str]] = {}
+        self._lookback = lookback
+        self._reassembly = Reassembly(limits, rereads=True, lookback=lookback)
+        self._queues: dict[Place, deque[Entry[R]]] = {}
+        self._begun: set[Place] = set()
+        self._noted: dict[Place, int] = {}  # below which all was delivered before the restart
+
+    # --- what a client's record has: for other clients than aiokafka and kafka-python, to be overridden --------------
+
+    def headers(self, record: R) -> Iterable[Header] | None:
+        """The headers of a record."""
+        found: Iterable[Header] | None = record.headers  # type: ignore[attr-defined]
+        return found
+
+    def offset(self, record: R) -> int:
+        """The offset of a record."""
+        found: int = record.offset  # type: ignore[attr-defined]
+        return found
+
+    def logged(self, record: R) -> LoggedRecord:
+        """A chunk as `Reassembly` takes it; a discarded message has it in `records`, with `topic` and `partition`."""
+        return record  # type: ignore[return-value]
+
+    def whole(self, last: R, message: Assembled) -> R:
+        """The message in the place of its last chunk."""
+        raise NotImplementedError
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """Whether records without chunks may go to the application as they are: nothing waits, and nothing is late."""
+        return not (self._queues or self.actions or self.torn or self._noted or self._reassembly.waits)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the time of an incomplete message is running: the client has to call `tick`."""
+        return self._reassembly.waits
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """The partitions that have entries, those first that have waited longest."""
+        return self._queues.keys()
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._reassembly.counts
+
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages."""
+        return {
+            "pendingChunkedMessages": self._reassembly.pending,
+            "pendingChunkedBytes": self._reassembly.pending_bytes,
+            "setAside": self.counts.set_aside,
+            "expired": self.counts.discarded.get("expired", 0),
+        }
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def has_begun(self, place: Place) -> bool:
+        """Whether `begin` was called since the partition was cleared or moved."""
+        return place in self._begun
+
+    def begin(self, place: Place, offset: int, metadata: str | None = None) -> None:
+        """Says where the reading of a partition begins: at a commit with this metadata, or at a position."""
+        self._begun.add(place)
+        self._reassembly.begin(place, offset)
+        delivered = self._reassembly.resume(place, metadata)
+        if delivered > offset:
+            self._noted[place] = delivered
+
+    def put(self, place: Place, records: Iterable[R]) -> None:
+        """Adds records that were read behind those that are here."""
+        entries = [Entry(each, self.offset(each)) for each in records]
+        if entries:
+            self._queues.setdefault(place, deque()).extend(entries)
+
+    def entries(self, place: Place) -> Iterable[Entry[R]]:
+        """The entries of a partition, in the order of offsets."""
+        return self._queues.get(place, ())
+
+    def head(self, place: Place) -> Entry[R] | None:
+        """The next entry of a partition that is ready; None if there is none, or an action comes first.
+
+        After an interrupt, or without memory, the partition is in `torn`, and the error goes on.
+        """
+        queue = self._queues.get(place, ())
+        while queue and not self.actions:
+            entry = queue[0]
+            if not entry.ready:
+                self._assemble(place, entry)
+            if entry.ready:
+                return entry
+            if not any(each.reason is None for each in self.actions if isinstance(each, ReadRange)):
+                self.pop(place)
+        return None
+
+    def pop(self, place: Place) -> None:
+        """Drops the head of a partition, which the application has, and lets the other partitions go first."""
+        queue = self._queues.pop(place)
+        queue.popleft()
+        if queue:
+            self._queues[place] = queue
+
+    def tick(self, seconds: float, places: Iterable[Place]) -> None:
+        """Counts the time in which a call has waited for records of these partitions: messages expire by it."""
+        self._act(self._reassembly.tick(seconds * 1000, places))
+
+    # --- actions -----------------------------------------------------------------------------------------------------
+
+    def done(self, discarded: Action) -> None:
+        """The application has this message, the first of `actions`; unless it is gone, as the partition is."""
+        if self.actions and self.actions[0] is discarded:
+            self.actions.popleft()
+
+    def resolve(self, range_: ReadRange) -> None:
+        """The range, the first of `actions`, was read to its end; unless it is gone, as the partition is."""
+        if not self.actions or self.actions[0] is not range_:
+            return
+        place: Any = range_.partition
+        outcome = self._reassembly.resolve(range_)
+        self.actions.popleft()
+        if isinstance(outcome, Discarded):
+            self.actions.appendleft(outcome)
+        if range_.reason is None:
+            entry = self._queues[place][0]
+            if isinstance(outcome, Assembled):
+                self._complete(entry, outcome)
+            else:
+                self.pop(place)
+
+    # --- positions and commits ---------------------------------------------------------------------------------------
+
+    def position(self, place: Place, offset: int) -> int:
+        """The offset from which the next record is delivered.
+
+        If an incomplete message begins more than `lookback` before that, it is the offset of its first chunk: a seek to
+        it may give records again, and loses none.
+
+        Args:
+            place: the partition.
+            offset: the client's own position: all below it has been put here, or delivered.
+        """
+        position = self._position(place, offset, stated=False)
+        first = self._reassembly.safe_offset(place, position)
+        return position if position - first <= self._lookback else first
+
+    def commit(self, place: Place, offset: int, metadata: str = "", *, stated: bool = False) -> tuple[int, str]:
+        """The offset and the metadata to commit.
+
+        They pass neither the first chunk of an incomplete message nor a record that was not delivered. If records
+        behind them have been delivered, the metadata notes this, unless the application gave metadata.
+
+        Args:
+            place: the partition.
+            offset: as in `position`.
+            metadata: of the application.
+            stated: whether the application itself has named this offset: then ordinary records that were not delivered
+                do not count.
+        """
+        position = self._position(place, offset, stated=stated)
+        firsts = [each.first for each in self.actions if _place(each) == place]
+        safe, note = self._reassembly.commit(place, position, firsts)
+        return safe, metadata or note
+
+    def clear(self, place: Place) -> None:
+        """Forgets a partition that was revoked."""
+        self._reassembly.clear(place)
+        self._forget(place)
+
+    def move(self, place: Place, offset: int) -> None:
+        """The application has set a position; messages that began before it and go on behind it are kept."""
+        self._reassembly.move(place, offset)
+        self._forget(place)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _position(self, place: Place, offset: int, *, stated: bool) -> int:
+        lasts = [each.last for each in self.actions if _place(each) == place]
+        for entry in self._queues.get(place, ()):
+            if entry.offset >= offset:
+                break
+            if not stated or entry.first is not None or _is_chunk(self.headers(entry.record)):
+                return min([entry.offset, *lasts])
+        return min([offset, *lasts])
+
+    def _assemble(self, place: Place, entry: Entry[R]) -> None:
+        if not _is_chunk(self.headers(entry.record)):
+            delivered = self._noted.get(place, 0)
+            entry.ready = entry.offset >= delivered
+            if delivered and entry.ready:
+                del self._noted[place]
+            return
+        begins = self.commit(place, entry.offset)[0]
+        try:
+            for event in self._reassembly.receive(place, self.logged(entry.record)):
+                if isinstance(event, Assembled):
+                    self._complete(entry, event)
+                else:
+                    self.actions.append(event)
+        except BaseException:
+            metadata = self.commit(place, entry.offset)[1]
+            self.clear(place)
+            self.torn[place] = begins, metadata
+            raise
+
+    def _complete(self, entry: Entry[R], message: Assembled) -> None:
+        entry.record, entry.first, entry.ready = self.whole(entry.record, message), message.id.first, True
+
+    def _act(self, events: Iterable[Event]) -> None:
+        self.actions.extend(each for each in events if not isinstance(each, Assembled))
+
+    def _forget(self, place: Place) -> None:
+        self._queues.pop(place, None)
+        self._begun.discard(place)
+        self._noted.pop(place, None)
+        self.torn.pop(place, None)
+        self.actions = deque(each for each in self.actions if _place(each) != place)
+
+
+def _place(action: Action) -> Place:
+    """Where an action is, as `receive` was given it."""
+    place: Any = action.partition if isinstance(action, ReadRange) else action.gone and action.gone.partition
+    first: Any = None if place else action.records[0]  # type: ignore[union-attr]  # no range
+    return place or (first.topic, first.partition)
+
+
+def _is_chunk(headers: Iterable[Header] | None) -> bool:
+    return bool(headers) and is_chunk(headers)  # type: ignore[arg-type]

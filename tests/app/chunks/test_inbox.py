@@ -1,0 +1,244 @@
+"""The inbox of a client: what is delivered, in which order, and what may be committed; without a client."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from app.chunks.inbox import Inbox, Place
+from app.kafka.source_batch import ReadRecord
+from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, Discarded, Limits
+from transforms.commit_metadata import note
+from transforms.read_range import ReadRange
+
+PLACE: Place = ("t", 3)
+
+
+class Records(Inbox[ReadRecord]):
+    """An inbox of plain records."""
+
+    def whole(self, last: ReadRecord, message: Assembled) -> ReadRecord:
+        return last._replace(value=message.record.value, headers=message.record.headers)
+
+
+def letter(offset: int, uuid: str, text: str, number: int, place: Place = PLACE) -> ReadRecord:
+    """One chunk of a message of one byte a chunk."""
+    headers = Chunk(uuid, number, len(text), len(text)).headers()
+    return ReadRecord(*place, offset, 7, b"k", text[number].encode(), headers)
+
+
+def plain(offset: int, value: bytes = b"v") -> ReadRecord:
+    """An ordinary record."""
+    return ReadRecord(*PLACE, offset, 7, b"k", value, ())
+
+
+def given(inbox: Records, log: Sequence[ReadRecord], place: Place = PLACE) -> list[bytes | Discarded]:
+    """All that can be delivered of a partition; what is to be read again is read from the log."""
+    found: list[bytes | Discarded] = []
+    while True:
+        while inbox.actions:
+            action = inbox.actions[0]
+            if isinstance(action, ReadRange):
+                read(action, log)
+                inbox.resolve(action)
+            else:
+                found.append(action)
+                inbox.done(action)
+        entry = inbox.head(place)
+        if entry is not None:
+            found.append(entry.record.value or b"")
+            inbox.pop(place)
+        elif not inbox.actions:
+            return found
+
+
+def read(range_: ReadRange, log: Sequence[ReadRecord]) -> None:
+    """Reads a range to its end."""
+    while True:
+        for record in log:
+            if range_.start <= record.offset < range_.end:
+                range_.take(record)
+        if range_.finish(min((each.offset for each in log), default=0)):
+            return
+
+
+def test_records_and_messages_come_in_order() -> None:
+    """A message is in the place of its last chunk; the head is the position, and the first chunk the safe offset."""
+    log = [plain(3, b"a"), letter(4, "u", "xy", 0), plain(5, b"b"), letter(6, "u", "xy", 1), plain(7, b"c")]
+    inbox = Records(Limits(), 10)
+    assert inbox.quiet
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log)
+    assert (inbox.quiet,) == (False,)
+    seen = []
+    for position, safe in ((3, 3), (5, 4), (6, 4), (7, 7)):
+        entry = inbox.head(PLACE)
+        assert entry is not None
+        assert (inbox.position(PLACE, 8), inbox.commit(PLACE, 8)[0]) == (position, safe)
+        seen.append(entry.record.value)
+        inbox.pop(PLACE)
+    assert seen == [b"a", b"b", b"xy", b"c"]
+    assert (inbox.position(PLACE, 8), inbox.commit(PLACE, 8)) == (8, (8, ""))
+    assert inbox.quiet
+
+
+def test_note_of_a_commit_is_kept_to() -> None:
+    """What was delivered before the restart is not delivered again, record or message, and then all is quiet."""
+    log = [letter(3, "u", "xy", 0), plain(4), letter(5, "v", "z", 0), letter(6, "u", "xy", 1), plain(7, b"new")]
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3, note(3, 6, ()))
+    inbox.put(PLACE, log)
+    assert given(inbox, log) == [b"xy", b"new"]
+    assert inbox.quiet
+
+
+def test_action_comes_before_the_records_behind_it() -> None:
+    """A discarded message holds position and commit until the application has it."""
+    log = [letter(3, "u", "xyz", 0), letter(4, "u", "xyz", 2), plain(5)]
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log)
+    assert inbox.head(PLACE) is None
+    (discarded,) = inbox.actions
+    assert isinstance(discarded, Discarded)
+    assert (inbox.position(PLACE, 6), inbox.commit(PLACE, 6)[0]) == (4, 3)
+    inbox.done(discarded)
+    assert (inbox.position(PLACE, 6), inbox.commit(PLACE, 6)[0]) == (5, 5)
+    assert given(inbox, log) == [b"v"]
+
+
+@pytest.mark.parametrize("ends", ["whole", "expired"])
+def test_message_that_has_left_the_log(ends: str) -> None:
+    """A message that was set aside, and of which nothing is left to read again, is discarded like any other."""
+    inbox = Records(Limits(messages=1, expire_ms=1_000), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, [letter(3, "u", "ab", 0), letter(4, "v", "ab", 0)])
+    assert inbox.head(PLACE) is None
+    if ends == "whole":
+        inbox.put(PLACE, [letter(5, "v", "ab", 1)])
+        assert inbox.head(PLACE) is None
+    else:
+        inbox.tick(1.0, [PLACE])
+    (event,) = [each for each in given(inbox, []) if isinstance(each, Discarded) and each.uuid == "v"]
+    last, reason = (5, "missing-first") if ends == "whole" else (4, "expired")
+    assert (event.reason, event.records, event.first, event.last) == (reason, (), 4, last)
+    assert event.gone is not None
+    assert event.gone.partition == PLACE
+    assert inbox.commit(PLACE, 6)[0] == (3 if ends == "whole" else 6)
+
+
+@pytest.mark.parametrize("target", [100, 101])
+def test_seek_keeps_what_goes_on_behind_it(target: int) -> None:
+    """No commit passes a message that began before a retry or a skip, and it comes whole, however far back it began."""
+    log = [letter(3, "u", "abc", 0), letter(4, "v", "ab", 0), letter(5, "v", "ab", 1), letter(100, "u", "abc", 1)]
+    log.append(letter(120, "u", "abc", 2))
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log[:4])
+    assert given(inbox, log) == [b"ab"]
+    assert inbox.commit(PLACE, 101)[0] == 3
+    inbox.move(PLACE, target)
+    inbox.begin(PLACE, target)
+    assert inbox.commit(PLACE, target)[0] == inbox.position(PLACE, target) == 3
+    inbox.put(PLACE, log[-2 if target == 100 else -1 :])
+    assert given(inbox, log) == [b"abc"]
+    assert inbox.commit(PLACE, 121) == (121, "")
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+def test_seek_to_the_last_chunk_gives_the_message_again(messages: int) -> None:
+    """A message that could not be restored is read again from its first chunk, however far back it began."""
+    log = [letter(3, "u", "ab", 0), letter(4, "v", "ab", 0), letter(100, "v", "ab", 1)]
+    inbox = Records(Limits(messages=messages), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log)
+    assert inbox.head(PLACE) is not None or inbox.actions
+    for _ in range(2):
+        inbox.move(PLACE, 100)
+        inbox.begin(PLACE, 100)
+        assert inbox.commit(PLACE, 100)[0] == 3
+        inbox.put(PLACE, log[-1:])
+        assert given(inbox, log) == [b"ab"]
+
+
+def test_work_that_was_interrupted() -> None:
+    """The partition is read again from where nothing is lost, with the note of what was delivered."""
+    log = [letter(3, "u", "ab", 0), plain(4), letter(5, "u", "ab", 1)]
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log[:2])
+    assert given(inbox, log) == [b"v"]
+
+    def fails(last: ReadRecord, message: Assembled) -> ReadRecord:
+        raise MemoryError
+
+    whole, inbox.whole = inbox.whole, fails  # type: ignore[method-assign]
+    inbox.put(PLACE, log[2:])
+    with pytest.raises(MemoryError):
+        inbox.head(PLACE)
+    inbox.whole = whole  # type: ignore[method-assign]
+    assert inbox.torn == {PLACE: (3, note(3, 5, ()))}
+    offset, metadata = inbox.torn[PLACE]
+    inbox.move(PLACE, offset)
+    inbox.begin(PLACE, offset, metadata)
+    inbox.put(PLACE, log)
+    assert given(inbox, log) == [b"ab"]
+
+
+def test_offset_that_the_application_states() -> None:
+    """It may pass ordinary records that were not delivered, and no piece of a message."""
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, [plain(3), plain(4), letter(5, "u", "ab", 0), plain(6)])
+    assert [inbox.commit(PLACE, offset, stated=True)[0] for offset in (3, 5, 6, 7)] == [3, 5, 5, 5]
+    assert inbox.commit(PLACE, 7)[0] == 3
+    assert inbox.commit(PLACE, 5, "mine", stated=True) == (5, "mine")
+
+
+def test_partition_that_goes_takes_its_actions_with_it() -> None:
+    """What a rebalance takes is neither discarded nor delivered here, and the other partitions go on."""
+    other: Place = ("t", 4)
+    inbox = Records(Limits(messages=1), 10)
+    for place in (PLACE, other):
+        inbox.begin(place, 0)
+        inbox.put(place, [letter(0, "u", "ab", 0, place), letter(1, "u", "ab", 1, place)])
+    assert inbox.head(other) is not None
+    assert inbox.head(PLACE) is not None
+    inbox.move(PLACE, 1)
+    inbox.begin(PLACE, 1)
+    inbox.put(PLACE, [letter(1, "u", "ab", 1)])
+    assert inbox.head(PLACE) is None
+    (range_,) = inbox.actions
+    inbox.clear(PLACE)
+    assert not inbox.actions
+    assert isinstance(range_, ReadRange)
+    inbox.resolve(range_)
+    assert inbox.head(other) is not None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restart_at_any_point(seed: int) -> None:
+    """Killed anywhere, and begun again at what was committed: each record and message comes, and none twice."""
+    rng = random.Random(seed)
+    texts = [f"{chr(97 + n) * rng.randint(1, 4)}" for n in range(8)]
+    queues = [[letter(0, f"u{n}", text, i) for i in range(len(text))] for n, text in enumerate(texts)]
+    queues.append([plain(0, b"%d" % n) for n in range(8)])
+    log: list[ReadRecord] = []
+    while any(queues):
+        log.append(rng.choice([each for each in queues if each]).pop(0)._replace(offset=len(log)))
+    seen: list[bytes | Discarded] = []
+    offset, metadata = 0, ""
+    while offset < len(log):
+        inbox = Records(Limits(messages=rng.choice((1, 100))), 1_000)
+        inbox.begin(PLACE, offset, metadata)
+        inbox.put(PLACE, log[offset : offset + rng.randint(1, len(log))])
+        end = max(each.offset for each in inbox.entries(PLACE)) + 1
+        found = given(inbox, log)
+        seen += found
+        offset, metadata = inbox.commit(PLACE, end)
+    assert sorted(map(str, seen)) == sorted(
+        map(str, [*(text.encode() for text in texts), *(b"%d" % n for n in range(8))])
+    )
