@@ -11,19 +11,6 @@ from tests.integration.client_stores import GatedStore
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3Server
 
-__all__ = [
-    "LARGE",
-    "MIXED",
-    "ON_GATE",
-    "THRESHOLD",
-    "Config",
-    "consuming",
-    "on_s3",
-    "producing",
-    "to_json",
-    "worker_both_ways",
-]
-
 THRESHOLD = 1_000
 LARGE = b"x" * 5_000
 MIXED: list[tuple[object, str | None]] = [
@@ -37,6 +24,10 @@ MIXED: list[tuple[object, str | None]] = [
 """Values and keys: the large ones are over the threshold, and two of the keys."""
 
 Config = dict[str, Any]
+
+LIMIT = 20_000
+SMALL_TOPIC: Config = {"max.message.bytes": LIMIT}
+"""What the larger values of many tests do not fit into."""
 
 ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import IllegalOperation, UnknownTopicOrPartitionError
 
 from app.chunks.allowance import Allowance
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
@@ -92,63 +91,7 @@ async def test_iteration_and_batches_give_the_same(broker: str, make_topic: Make
     assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 5}
 
 
-async def test_what_the_client_would_refuse_is_offloaded(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
-    """A value below the threshold but over `max.request.size`, aiokafka's default included, does not fail."""
-    topic = make_topic()
-    config = producing(broker, ON_GATE, **{"large.message.threshold.bytes": 2_000_000})
-    async with SerializingProducer(config) as producer:
-        await producer.send_and_wait(topic, b"x" * 1_048_576)
-    async with SerializingProducer(config, max_request_size=10_000) as producer:
-        await producer.send_and_wait(topic, b"x" * 10_000)
-    assert sorted(map(len, gate.payloads.values())) == [10_000, 1_048_576]
-
-
-async def test_null_key_and_null_value_are_refused_as_ever(broker: str, make_topic: MakeTopic) -> None:
-    """A record without key and value is aiokafka's own error."""
-    async with SerializingProducer(producing(broker, ON_GATE)) as producer:
-        with pytest.raises(AssertionError, match="Need at least one"):
-            await producer.send(make_topic())
-
-
-async def test_no_payload_for_a_topic_that_is_not_there(broker: str, gate: type[GatedStore]) -> None:
-    """The topic is asked for before anything is stored."""
-    async with SerializingProducer(producing(broker, ON_GATE), request_timeout_ms=2_000) as producer:
-        with pytest.raises(UnknownTopicOrPartitionError):
-            await producer.send("not there", LARGE)  # a name that no broker creates by itself
-    assert not gate.payloads
-
-
 # --- transactions, batches, order -------------------------------------------------------------------------------------
-
-
-async def test_transactions(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """Large values of a committed transaction are read, those of an aborted one are not."""
-    topic = make_topic()
-    async with SerializingProducer(producing(broker, ON_GATE, **{"transactional.id": topic})) as producer:
-        with pytest.raises(IllegalOperation):
-            await producer.send(topic, b"outside")
-        await producer.begin_transaction()
-        await producer.send_and_wait(topic, LARGE + b"aborted")
-        await producer.abort_transaction()
-        async with producer.transaction():
-            await producer.send(topic, LARGE + b"committed")
-    config = consuming(broker, ON_GATE, **{"isolation.level": "read_committed"})
-    async with DeserializingConsumer(config, topic) as consumer:
-        assert (await one(consumer)).value == LARGE + b"committed"
-    assert gate.begun == 1
-
-
-async def test_batches_take_bytes(broker: str, make_topic: MakeTopic) -> None:
-    """aiokafka's batches go out as they are made."""
-    topic = make_topic()
-    async with SerializingProducer(producing(broker, ON_GATE)) as producer:
-        batch = producer.create_batch()
-        batch.append(key=None, value=b"as it is", timestamp=None)
-        await (await producer.send_batch(batch, topic, partition=0))
-    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
-        assert (await one(consumer)).value == b"as it is"
 
 
 async def test_the_loop_goes_on_during_store_calls(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:

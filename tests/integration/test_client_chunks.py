@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
 import random
 import re
 import sys
@@ -16,20 +14,16 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeTooLargeError, ProducerClosed
+from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
+from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
 from tests.forks import run
 from tests.integration.aiokafka_records import becomes, loop_turns, one
 from tests.integration.chunk_records import pieces, value_of, write
-from tests.integration.limits import alter_configs
-from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
-from transforms.batch_size import batch_of_one_bytes
-from transforms.chunk import is_chunk
 from transforms.commit_metadata import Noted, noted
-from transforms.errors import ChunkError, ConfigurationError
+from transforms.errors import ConfigurationError
 from transforms.record import Record
 
 LIMIT = 20_000
@@ -94,179 +88,7 @@ async def test_round_trip_everything(broker: str, make_topic: MakeTopic) -> None
     assert consumer.stats()["chunkedMessageRate"][topic] > 0  # type: ignore[index]
 
 
-async def test_round_trip_at_the_limit(broker: str, make_topic: MakeTopic) -> None:
-    """A record at the limit goes whole; with one byte more it goes as two chunks; both come back."""
-    topic = make_topic(**SMALL_TOPIC)
-    room = LIMIT - batch_of_one_bytes(Record(b"k", bytes(LIMIT // 2))) + LIMIT // 2
-    async with producing(broker) as producer:
-        for size in (room, room + 1):
-            await producer.send_and_wait(topic, value_of(size), b"k")
-    log = (await asyncio.to_thread(read_all, broker, topic))[0]
-    assert [is_chunk(record.headers) for record in log] == [False, True, True]
-    async with consuming(broker, topic) as consumer:
-        assert [len((await one(consumer)).value) for _ in range(2)] == [room, room + 1]
-
-
-async def test_round_trip_20_mb(broker: str, make_topic: MakeTopic) -> None:
-    """20 MB go through a topic with Kafka's own limit, in chunks of about 1 MB."""
-    topic = make_topic()
-    value = value_of(20_000_000)
-    async with producing(broker) as producer:
-        sent = await producer.send_and_wait(topic, value, b"k")
-    async with consuming(broker, topic) as consumer:
-        record = await one(consumer)
-    assert hashlib.sha256(record.value).digest() == hashlib.sha256(value).digest()
-    assert record.chunk_message_id == sent.chunk_message_id == ChunkMessageId(0, 19)
-
-
-async def test_send_serializers(broker: str, make_topic: MakeTopic) -> None:
-    """Serializers see whole values, once."""
-    topic = make_topic(**SMALL_TOPIC)
-    text = "é" * 30_000
-    async with producing(broker, value_serializer=str.encode, key_serializer=str.encode) as producer:
-        await producer.send_and_wait(topic, text, "k")
-        await producer.send_and_wait(topic, "short", "k")
-    async with consuming(broker, topic, value_deserializer=bytes.decode, key_deserializer=bytes.decode) as consumer:
-        assert [(r.key, r.value) for r in [await one(consumer) for _ in range(2)]] == [("k", text), ("k", "short")]
-
-
-async def test_send_interleaved(broker: str, make_topic: MakeTopic) -> None:
-    """Four producers, large and small records, three partitions: each comes once, whole, each producer's in order."""
-    topic = make_topic(3, **SMALL_TOPIC)
-
-    async def run(number: int) -> None:
-        async with producing(broker) as producer:
-            for turn in range(10):
-                size = 200_000 if turn % 2 else 100
-                key = None if turn == 5 else b"%d" % number
-                await producer.send_and_wait(topic, b"%d %d " % (number, turn) + value_of(size, turn), key)
-
-    await asyncio.gather(*(run(number) for number in range(4)))
-    log = await asyncio.to_thread(read_all, broker, topic)
-    between = [r.headers[0][1] for records in log.values() for r in records if is_chunk(r.headers)]
-    assert len([1 for one_, other in itertools.pairwise(between) if one_ != other]) > 20
-    found: list[bytes] = []
-    async with consuming(broker, topic) as consumer:
-        while len(found) < 40:
-            for records in (await consumer.getmany(timeout_ms=500)).values():
-                found += [record.value for record in records]
-    expected = {b"%d %d " % (n, t) + value_of(200_000 if t % 2 else 100, t) for n in range(4) for t in range(10)}
-    assert set(found) == expected
-    for number in range(4):
-        turns = [int(value.split()[1]) for value in found if value.startswith(b"%d " % number)]
-        assert [turn for turn in turns if turn != 5] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-
-
 # --- the producer -----------------------------------------------------------------------------------------------------
-
-
-async def test_send_one_partition_for_no_key(broker: str, make_topic: MakeTopic) -> None:
-    """Without a key, the partition is chosen once for a message."""
-    topic = make_topic(6, **SMALL_TOPIC)
-    async with producing(broker) as producer:
-        for seed in range(8):
-            await producer.send_and_wait(topic, value_of(60_000, seed))
-    log = await asyncio.to_thread(read_all, broker, topic)
-    places = [(record.headers[0][1], partition) for partition, records in log.items() for record in records]
-    assert len(dict(places)) == len(set(places)) == 8
-
-
-async def test_send_limits(broker: str, make_topic: MakeTopic) -> None:
-    """The lowest of the topic's limit, `chunk.max.bytes` and `max.request.size` holds."""
-    topic = make_topic(**SMALL_TOPIC)
-    for options in ({"chunk_max_bytes": 5_000}, {"chunk_max_bytes": 10**6}, {"max_request_size": 5_000}):
-        async with producing(broker, **options) as producer:
-            await producer.send_and_wait(topic, value_of(50_000), b"k")
-    sizes = [
-        batch_of_one_bytes(Record(r.key, r.value, r.headers))
-        for r in (await asyncio.to_thread(read_all, broker, topic))[0]
-    ]
-    assert [max(sizes[:11]) <= 5_000, max(sizes) <= LIMIT, len(sizes)] == [True, True, 11 + 3 + 11]
-
-
-async def test_send_takes_bytes(broker: str, make_topic: MakeTopic) -> None:
-    """A key or a value that is none, large or small, is told with what to do; nothing is sent."""
-    topic = make_topic(**SMALL_TOPIC)
-    async with producing(broker) as producer:
-        for size in (1, 50_000):
-            with pytest.raises(TypeError, match=r"^value: found str, allowed are bytes; set value_serializer$"):
-                _ = await producer.send(topic, "x" * size)
-        with pytest.raises(TypeError, match=r"^key: found int, allowed are bytes; set key_serializer$"):
-            _ = await producer.send(topic, value_of(50_000), 7)
-        await producer.send_and_wait(topic, bytearray(value_of(50_000)), memoryview(b"k"))
-    async with consuming(broker, topic) as consumer:
-        record = await one(consumer)
-    assert (record.key, record.value) == (b"k", value_of(50_000))
-
-
-async def test_send_near_the_request_size(broker: str, make_topic: MakeTopic) -> None:
-    """What aiokafka would refuse, by an estimate that is a little too high, goes as chunks."""
-    topic = make_topic()
-    async with producing(broker, max_request_size=5_000) as producer:
-        for size in range(4_880, 4_960):
-            await producer.send_and_wait(topic, value_of(size), b"k")
-    log = (await asyncio.to_thread(read_all, broker, topic))[0]
-    assert 80 < len(log) < 160
-    assert max(batch_of_one_bytes(Record(r.key, r.value, r.headers)) for r in log) <= 5_000
-
-
-async def test_send_refused(broker: str, make_topic: MakeTopic) -> None:
-    """What cannot go as chunks is refused before anything is sent, with the reason."""
-    topic, compacted = make_topic(**SMALL_TOPIC), make_topic(**{**SMALL_TOPIC, "cleanup.policy": "compact"})
-    async with producing(broker, chunk_max_message_bytes=100_000) as producer:
-        with pytest.raises(ChunkError, match=r"chunk\.max\.message\.bytes is 100,000"):
-            _ = await producer.send(topic, value_of(100_001), b"k")
-        with pytest.raises(ChunkError, match="key and headers alone take"):
-            _ = await producer.send(topic, b"x", bytes(LIMIT))
-        with pytest.raises(ChunkError, match="compacted away"):
-            _ = await producer.send(compacted, value_of(50_000), b"k")
-        await producer.send_and_wait(topic, value_of(100_000), b"k")
-    with pytest.raises(ProducerClosed):
-        _ = await producer.send(topic, value_of(50_000), b"k")
-    assert len((await asyncio.to_thread(read_all, broker, topic))[0]) == 6
-    assert compacted not in producer.stats()
-
-
-async def test_send_limit_lowered(broker: str, make_topic: MakeTopic) -> None:
-    """A chunk that is refused fails its message's future, and the topic is asked again for the next message."""
-    topic = make_topic(**SMALL_TOPIC)
-    async with producing(broker) as producer:
-        await producer.send_and_wait(topic, value_of(50_000), b"k")
-        await alter_configs(broker, topic, {"max.message.bytes": "9000"})
-        with pytest.raises(MessageSizeTooLargeError):
-            await producer.send_and_wait(topic, value_of(50_000), b"k")
-        await producer.send_and_wait(topic, value_of(70_000), b"k")
-    async with consuming(broker, topic, []) as consumer:
-        while len((await one(consumer)).value) != 70_000:
-            pass
-    assert consumer.counts.assembled >= 2
-
-
-async def test_send_transaction(broker: str, make_topic: MakeTopic) -> None:
-    """An aborted message is not seen, one that is committed is; outside of a transaction nothing is sent."""
-    topic = make_topic(**SMALL_TOPIC)
-    async with producing(broker, transactional_id=topic) as producer:
-        with pytest.raises(IllegalOperation):
-            _ = await producer.send(topic, value_of(50_000), b"k")
-        await producer.begin_transaction()
-        _ = await producer.send(topic, value_of(50_000, 1), b"k")
-        await producer.abort_transaction()
-        async with producer.transaction():
-            _ = await producer.send(topic, value_of(50_000, 2), b"k")
-    found: list[Discarded] = []
-    async with consuming(broker, topic, found, isolation_level="read_committed") as consumer:
-        assert (await one(consumer)).value == value_of(50_000, 2)
-    assert found == []
-
-
-async def test_send_flush(broker: str, make_topic: MakeTopic) -> None:
-    """After a flush the results of all messages are there."""
-    topic = make_topic(**SMALL_TOPIC)
-    async with producing(broker) as producer:
-        futures = [await producer.send(topic, value_of(50_000, seed), b"k") for seed in range(3)]
-        await producer.flush()
-        assert [future.done() for future in futures] == [True] * 3
-        assert sorted(f.result().chunk_message_id for f in futures) == [f.result().chunk_message_id for f in futures]
 
 
 def test_configuration_errors() -> None:

@@ -17,7 +17,7 @@ from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError, ValueSerializationError
 from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
-from app.serializers import ConfigurationError, LargeMessageDeserializer, LargeMessageSerializer, confluent
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.confluent import async_consumer_config, consumer_config, producer_config
 from tests.integration.client_config import LARGE, MIXED, Config, on_s3, to_json, worker_both_ways
 from tests.integration.client_stores import CuttableWay, delete_payload, delete_payloads, run_example
@@ -88,49 +88,6 @@ def produce(broker: str, store: Config, topic: str, values: list[bytes | None], 
 # --- round trip -------------------------------------------------------------------------------------------------------
 
 
-def test_a_producer_of_ours_needs_no_headers(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """Drop-in for confluent-kafka's: the same calls and errors, and a large record without headers is sent, too."""
-    topic, reports, store = make_topic(1), list[Any](), on_s3(versitygw)
-    conf = {"bootstrap.servers": broker, "value.serializers": [to_json, LargeMessageSerializer], **store}
-    with confluent.SerializingProducer(conf) as producer:
-        for size in (5, 2_000_000):
-            producer.produce(topic, b"k", "x" * size, on_delivery=lambda *report: reports.append(report))
-        producer.produce(topic, key=b"k", value="own", headers={"h": b"1"})
-        with pytest.raises(ValueSerializationError):
-            producer.produce(topic, value=object())
-        assert producer.flush(_LONG_S) == 0
-    assert [error for error, _ in reports] == [None, None]
-    with consuming(broker, store, topic) as consumer:
-        found = [one(consumer) for _ in range(3)]
-    assert [len(message.value() or b"") for message in found] == [7, 2_000_002, 5]
-    assert [message.headers() or None for message in found] == [None, None, [("h", b"1")]]
-    with pytest.raises(RuntimeError, match="closed"):
-        producer.produce(topic, value="late")
-    assert producer.close() in (True, False)
-    with pytest.raises(ConfigurationError, match=r"bootstrap\.server: .*bootstrap\.servers"):
-        confluent.SerializingProducer({"bootstrap.server": broker, **conf})
-
-
-def test_plain_bytes(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """Small bytes take a way of their own: with key, partition, time and callback, and in order with large ones."""
-    topic, reports, store = make_topic(2), list[Any](), on_s3(versitygw)
-    conf = {"bootstrap.servers": broker, "value.serializers": [LargeMessageSerializer], **store}
-    values = [b"first", b"second", b"x" * 2_000_000, b"", b"y" * 1_100, b"last"]
-    with confluent.SerializingProducer({**conf, "on_delivery": lambda *report: reports.append(report)}) as producer:
-        for number, value in enumerate(values):
-            producer.produce(topic, b"k" * number, value, 1, timestamp=1_000 + number)
-        producer.produce(topic, None, None, 1, lambda *report: reports.append(report))
-        assert producer.flush(_LONG_S) == 0
-    assert [(error, message.offset()) for error, message in reports] == [(None, number) for number in range(7)]
-    with consuming(broker, store, topic) as consumer:
-        found = [one(consumer) for _ in range(7)]
-    assert [message.value() for message in found] == [*values, None]
-    assert [message.key() for message in found] == [*(b"k" * number for number in range(6)), None]
-    assert [message.timestamp()[1] for message in found[:6]] == list(range(1_000, 1_006))
-    with pytest.raises(RuntimeError, match="closed"):
-        producer.produce(topic, value=b"late")
-
-
 def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
     """Small, large and null keys and values come back in order, with their headers; a dict of headers serves too."""
     topic = make_topic()
@@ -159,39 +116,6 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
     paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
     assert paths == [False, True, False, False, True, False, True]
     assert raw[3].key == raw[4].key != b"k" * 5_000  # equal keys have equal references
-
-
-def test_what_librdkafka_would_refuse_is_offloaded(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """Around librdkafka's limit, nothing is refused: what is over it less the key's allowance is offloaded."""
-    topic = make_topic()
-    sizes = [998_800, 998_976, 999_100, 999_900, 1_000_000, 1_000_001, 1_048_576]
-    with producing(broker, {**on_s3(versitygw), "large.message.threshold.bytes": 2_000_000}) as producer:
-        errors: list[object] = []
-        for size in sizes:
-            producer.produce(
-                topic, value=b"x" * size, key=b"k" * 500, headers=[], on_delivery=lambda error, _: errors.append(error)
-            )
-    assert errors == [None] * len(sizes)
-    found = [len(record.value or b"") > 900_000 for record in read_all(broker, topic)[0]]
-    assert found[0] is True
-    assert found[3:] == [False] * 4
-
-
-def test_several_threads_produce(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """One producer and its serializer serve several threads: every record has its own payload, none is lost."""
-    topic = make_topic()
-    with producing(broker, on_s3(versitygw)) as producer:
-
-        def work(number: int) -> None:
-            for turn in range(10):
-                producer.produce(topic, key=f"{number}-{turn}", value=f"{number}-{turn}".encode() * 500, headers=[])
-
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(work, range(6)))
-    with consuming(broker, on_s3(versitygw), topic) as consumer:
-        found = [one(consumer) for _ in range(60)]
-    assert [message.value() for message in found] == [(message.key() or b"") * 500 for message in found]
-    assert len({message.key() for message in found}) == 60
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

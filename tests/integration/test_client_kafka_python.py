@@ -109,36 +109,6 @@ def test_iteration_gives_the_same(broker: str, make_topic: MakeTopic, gate: type
     assert committed(broker, f"{topic}-g", topic) == {0: 5}
 
 
-def test_what_the_client_would_refuse_is_offloaded(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """A value below the threshold but over `max.request.size`, kafka-python's default included, does not fail."""
-    topic = make_topic()
-    config = producing(broker, ON_GATE, **{"large.message.threshold.bytes": 2_000_000})
-    with SerializingProducer(config) as producer:
-        producer.send(topic, b"x" * 1_048_576).get(_LONG_S)
-    with SerializingProducer(config, max_request_size=10_000) as producer:
-        producer.send(topic, b"x" * 10_000).get(_LONG_S)
-    assert sorted(map(len, gate.payloads.values())) == [10_000, 1_048_576]
-
-
-def test_a_transaction(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """Large values of a committed transaction are read, those of an aborted one are not."""
-    topic = make_topic()
-    with SerializingProducer(producing(broker, ON_GATE, **{"transactional.id": topic})) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send(topic, LARGE + b"aborted")
-        producer.flush(_LONG_S)
-        producer.abort_transaction()
-        producer.begin_transaction()
-        producer.send(topic, LARGE + b"committed")
-        producer.commit_transaction()
-    config = consuming(broker, ON_GATE, **{"isolation.level": "read_committed"})
-    with DeserializingConsumer(config, topic) as consumer:
-        ((_, (record,)),) = many(consumer).items()
-    assert record.value == LARGE + b"committed"
-    assert gate.begun == 1
-
-
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,350 @@
+"""Our producers behind one interface, and what they have written as a bare client reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import aiokafka.errors
+import faust
+import kafka.errors
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import SerializingProducer as ConfluentsProducer
+from confluent_kafka.error import ValueSerializationError
+
+from app.chunks import ChunkingProducer
+from app.serializers import aiokafka as by_aiokafka
+from app.serializers import confluent as by_confluent
+from app.serializers import kafka_python as by_kafka_python
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from tests.integration.client_config import Config
+from tests.integration.topics import Found, read_all
+from tests.s3_server import S3Server
+
+_LONG_S = 60.0
+_STAGE = "value.serializer"
+
+
+class RefusedError(Exception):
+    """The topic refused the record as too large."""
+
+
+class Outcome(NamedTuple):
+    """Where the producer says that a record is: its last chunk, if it went in chunks."""
+
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class Writer:
+    """A producer, by a configuration with Kafka's names.
+
+    Attributes:
+        limit: the key of the most bytes of a record that the client takes.
+        null_headers: whether the value of a header may be null.
+        closed: what `start` raises after `close`; of a Faust app, nothing is promised.
+        outside: what `start` raises outside of a transaction, if the producer is transactional.
+    """
+
+    limit: ClassVar[str] = "max.request.size"
+    null_headers: ClassVar[bool] = True
+    closed: ClassVar[type[Exception]]
+    outside: ClassVar[type[Exception]]
+    own: Any
+
+    def __init__(self, config: Config) -> None:
+        self._transactional = "transactional.id" in config
+
+    async def __aenter__(self) -> Self:
+        if self._transactional:
+            await self.call("init_transactions")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def call(self, name: str, *args: Any) -> None:
+        """A method of the producer that may wait."""
+        await asyncio.to_thread(getattr(self.own, name), *args)
+
+    async def close(self) -> None:
+        """Ends when all is written."""
+        await self.call("close")
+
+    async def flush(self) -> None:
+        """Ends when every outcome is known."""
+        await self.call("flush", _LONG_S)
+
+    async def send(self, topic: str, value: Any, key: Any = b"k", **more: Any) -> Outcome:
+        """Writes one record, and waits for the outcome."""
+        return await (await self.start(topic, value, key, **more))()
+
+    async def start(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = b"k",
+        *,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Callable[[], Awaitable[Outcome]]:
+        """Hands over one record; the result waits for its outcome, and raises RefusedError if the topic refused it."""
+        told = await self._start(topic, value, key, headers, partition, timestamp)
+
+        async def outcome() -> Outcome:
+            try:
+                found = await told()
+            except (aiokafka.errors.MessageSizeTooLargeError, kafka.errors.MessageSizeTooLargeError):
+                raise RefusedError from None
+            return Outcome(-1, -1, -1) if found is None else Outcome(found.partition, found.offset, found.timestamp)
+
+        return outcome
+
+    async def _start(
+        self, topic: str, value: Any, key: Any, headers: Any, partition: int | None, timestamp: int | None
+    ) -> Callable[[], Awaitable[Any]]:
+        raise NotImplementedError
+
+
+class Aiokafka(Writer):
+    """aiokafka's."""
+
+    closed = aiokafka.errors.ProducerClosed
+    outside = aiokafka.errors.IllegalOperation
+
+    def __init__(self, config: Config) -> None:
+        super().__init__({})
+        self.own = by_aiokafka.SerializingProducer(config)
+
+    async def __aenter__(self) -> Self:
+        await self.own.start()
+        return self
+
+    async def call(self, name: str, *args: Any) -> None:
+        await getattr(self.own, name)(*args)
+
+    async def close(self) -> None:
+        await self.own.stop()
+
+    async def flush(self) -> None:
+        await self.own.flush()
+
+    async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
+        future = await self.own.send(topic, value, key, partition, timestamp, headers)
+        return lambda: future
+
+
+class Chunking(Aiokafka):
+    """aiokafka's, which knows chunks alone."""
+
+    def __init__(self, config: Config) -> None:
+        own = {name: value for name, value in config.items() if name not in ("large.message.strategy", _STAGE)}
+        Writer.__init__(self, {})
+        stage = config.get(_STAGE, bytes)  # as aiokafka's own, it sees a null, too
+        self.own = ChunkingProducer(own, value_serializer=lambda value: None if value is None else stage(value))
+
+
+class Confluent(Writer):
+    """confluent-kafka's."""
+
+    limit = "message.max.bytes"
+    closed = RuntimeError
+    outside = KafkaException
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        # Several chunks must fit into the smallest topic here, or be refused together.
+        self.own = self._made({"batch.size": 5_000, "linger.ms": 0, **config})
+
+    def _made(self, config: Config) -> Any:
+        return by_confluent.SerializingProducer(config)
+
+    async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
+        told = Future[Outcome]()
+
+        def done(error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                told.set_result(Outcome(message.partition(), message.offset(), message.timestamp()[1]))
+            elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                told.set_exception(RefusedError())
+            else:
+                told.set_exception(KafkaException(error))
+
+        place = -1 if partition is None else partition
+        try:
+            await asyncio.to_thread(self.own.produce, topic, key, value, place, done, timestamp or 0, headers)
+        except ValueSerializationError as error:
+            reason: Any = error.exception
+            raise reason from reason.__cause__
+
+        async def outcome() -> Outcome:
+            await self.flush()
+            return await asyncio.wait_for(asyncio.wrap_future(told), _LONG_S)
+
+        return outcome
+
+
+class ConfluentsOwn(Confluent):
+    """confluent-kafka's own class, with our configuration: it needs headers, and knows no chunks."""
+
+    def _made(self, config: Config) -> Any:
+        self._config = by_confluent.producer_config(config)
+        return ConfluentsProducer(self._config)
+
+    async def close(self) -> None:
+        await self.flush()
+        for side in {"key.serializer", "value.serializer"} & set(self._config):
+            self._config[side].close()
+
+    async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
+        return await super()._start(topic, value, key, headers or [], partition, timestamp)
+
+
+class KafkaPython(Writer):
+    """kafka-python's."""
+
+    null_headers = False
+    closed = kafka.errors.IllegalStateError
+    outside = kafka.errors.IllegalStateError
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.own = by_kafka_python.SerializingProducer(config)
+
+    async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
+        future = await asyncio.to_thread(self.own.send, topic, value, key, headers, partition, timestamp)
+        return lambda: asyncio.to_thread(future.get, _LONG_S)
+
+
+class Faust(Writer):
+    """A Faust app that only sends. Codecs serialize there; here it is done before."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__({})
+        own = dict(config)
+        stages = [*own.pop("value.serializers", ()), own.pop(_STAGE, None)]
+        self._stage = stages[0] if callable(stages[0]) and not isinstance(stages[0], type) else bytes
+        keys = own.pop("key.serializers", None) is not None
+        sizes: Config = {"producer_max_batch_size": 5_000}  # as confluent-kafka's above
+        if self.limit in own:
+            sizes["producer_max_request_size"] = own.pop(self.limit)
+        self.own = faust.App(
+            "writer", broker=f"kafka://{own.pop('bootstrap.servers')}", Topic=LargeMessageTopic, **sizes
+        )
+        self._schema = LargeMessageSchema(own, keys=keys)
+        self._topics: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        await self.own.producer.stop()
+        self._schema.close()
+
+    async def flush(self) -> None:
+        await self.own.producer.flush()
+
+    async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
+        if topic not in self._topics:
+            raw = {"key_serializer": "raw", "value_serializer": "raw"}
+            self._topics[topic] = self.own.topic(topic, schema=self._schema, **raw)
+        told = await self._topics[topic].send(
+            key=key,
+            value=None if value is None else self._stage(value),
+            partition=partition,
+            timestamp=None if timestamp is None else timestamp / 1000,
+            headers=headers,
+        )
+        return lambda: told
+
+
+CHUNKS = [Aiokafka, Chunking, Confluent, KafkaPython, Faust]
+"""Those that send chunks."""
+
+BOTH = [Aiokafka, Confluent, KafkaPython, Faust]
+"""Those that send chunks and references."""
+
+STORES = [*BOTH, ConfluentsOwn]
+"""Those that send references."""
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+Payloads = Callable[[str], bytes]
+
+_UUID = "large-message.chunk.uuid"
+
+
+def on_server(server: S3Server) -> Payloads:
+    """The payloads of a bucket."""
+
+    def payload(path: str) -> bytes:
+        bucket, _, key = path.removeprefix("s3://").partition("/")
+        with contextlib.closing(server.client()) as client:
+            found: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return found
+
+    return payload
+
+
+@dataclass(frozen=True)
+class Written:
+    """A record as the application gave it, and the records of the log in which it stands, one or all its chunks.
+
+    The formats are those of docs/reference-messages.md and docs/chunk-format.md, read as those pages say.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    records: tuple[Found, ...]
+
+    @property
+    def form(self) -> str:
+        """`plain`, `reference` or `chunks`."""
+        names = [name for name, _ in self.records[0].headers]
+        return "chunks" if _UUID in names else "reference" if "large-message" in names else "plain"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the producer must say of it."""
+        last = self.records[-1]
+        return Outcome(last.partition, last.offset, last.timestamp)
+
+
+async def written(
+    broker: str, topic: str, payloads: Payloads | None = None, isolation: str = "read_uncommitted"
+) -> list[Written]:
+    """What a topic holds, by partition, in order; without messages of chunks that are not whole."""
+    found = []
+    for records in (await asyncio.to_thread(read_all, broker, topic, isolation)).values():
+        messages: dict[bytes | None, list[Found]] = {}
+        for record in records:
+            own = dict(record.headers)
+            parts = [record] if _UUID not in own else messages.setdefault(own[_UUID], [])
+            if _UUID in own:
+                assert int(own["large-message.chunk.id"] or b"") == len(parts)
+                parts.append(record)
+                if len(parts) < int(own["large-message.chunk.count"] or b""):
+                    continue
+            found.append(_whole(tuple(parts), payloads))
+    return found
+
+
+def _whole(records: tuple[Found, ...], payloads: Payloads | None) -> Written:
+    first, own = records[0], dict(records[0].headers)
+    key, value = first.key, first.value
+    if _UUID in own:
+        value = b"".join(record.value or b"" for record in records)
+        assert own["large-message.chunk.checksum"] == b"sha256:" + hashlib.sha256(value).hexdigest().encode()
+        assert {record.key for record in records} == {key}
+    if payloads is not None and "large-message" in own:
+        value = payloads((value or b"").decode())
+        assert own["large-message.size"] == b"%d" % len(value)
+    if payloads is not None and "large-message-key" in own:
+        key = payloads((key or b"").decode())
+    return Written(key, value, [each for each in first.headers if not each[0].startswith("large-message")], records)
