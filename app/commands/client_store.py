@@ -14,7 +14,7 @@ from app.config.client import embedded_client_settings
 from app.config.document import flatten
 from app.config.findings import Findings
 from app.config.secret import fill_in, known
-from app.serializers.options import CONSUMER_KEYS, MAX_POLL_INTERVAL, read_options
+from app.serializers.options import CONSUMER_KEYS, read_options
 from stores.registry import STORE_CLASS, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
@@ -75,7 +75,7 @@ def store_of(given: Mapping[str, object]) -> Mapping[str, object]:
         raise ConfigurationError(
             _KEY, f"{STORE_CLASS}=… is missing; give the keys of the clients' store, or their file with {_FILE}"
         )
-    _, store = read_options(given, CONSUMER_KEYS, MAX_POLL_INTERVAL)
+    _, store = read_options(given, CONSUMER_KEYS)
     secret = {key.name for key in (*COMMON_KEYS, *(store_keys(str(given[STORE_CLASS])) or ())) if key.secret}
     return {name: known(value) if name in secret else value for name, value in store.items()}
 

@@ -25,7 +25,6 @@ from app.kafka.arguments import Arguments
 from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
-from app.serializers.demand import Demand
 from app.serializers.strategy import (
     ASK_AGAIN_S,
     check_wrapper,
@@ -226,16 +225,15 @@ class _Restoring:
 
     def __init__(self, deserializers: taken.ClientConfig[ComposableDeserializer]) -> None:
         self._deserializers = deserializers
-        self._demand = Demand(deserializers)
         self._threads = Threads()
         self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
 
     @property
     def timeout_ms(self) -> int:
-        return self._demand.store_timeout_ms
+        return self._deserializers.store_timeout_ms
 
     def size(self, record: ConsumerRecord) -> int | None:
-        return self._demand.restored_bytes(record.key, record.value, record.headers)
+        return self._deserializers.restored_bytes(record)
 
     async def restore(self, record: ConsumerRecord) -> ConsumerRecord:
         found, headers = {"key": record.key, "value": record.value}, list(record.headers)

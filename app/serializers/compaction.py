@@ -12,32 +12,28 @@ from collections.abc import Mapping
 
 from transforms.logger_name import logger_name
 
-__all__ = ["CompactionWarning"]
-
 _logger = logging.getLogger(logger_name(__name__))
 
 
 class CompactionWarning:
-    """Warns once of each topic that is compacted, as far as the cluster tells. Several threads may use it at once.
+    """Warns once of each topic that is compacted, as far as the cluster can be asked. Several threads may use it.
 
     Args:
         config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
         consequence: what that means, for the log.
-
-    Attributes:
-        asked: the topics of which the cluster was asked.
     """
 
     def __init__(self, config: Mapping[str, object], consequence: str) -> None:
-        self.asked: dict[str, threading.Thread] = {}
+        self._asked: dict[str, threading.Thread] = {}
         self._config = config
         self._consequence = consequence
 
     def ask(self, topic: str) -> None:
         """Lets a thread look once whether the topic is compacted; no record waits for it."""
-        name = f"cleanup-policy-{topic}"
-        thread = threading.Thread(target=self._warn, args=(topic,), name=name, daemon=True)
-        if self.asked.setdefault(topic, thread) is thread:
+        if topic in self._asked or not self._config.get("bootstrap.servers"):
+            return
+        thread = threading.Thread(target=self._warn, args=(topic,), name=f"cleanup-policy-{topic}", daemon=True)
+        if self._asked.setdefault(topic, thread) is thread:
             thread.start()
 
     def _warn(self, topic: str) -> None:

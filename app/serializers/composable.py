@@ -5,22 +5,20 @@ Source: seed 000, "New Producer/Consumer configs to support Composable Serialize
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from app.serializers.large_message import LargeMessageDeserializer
-from app.serializers.stage import Context, Direction, Headers, Stage, load, shared_headers, with_appended
+from app.serializers.stage import Direction, Headers, Stage, load, with_added, with_removed
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import check
 
-__all__ = ["ComposableDeserializer", "ComposableSerializer"]
 
+class Composable:
+    """A list of stages. The stages of a composable in the list stand in its place."""
 
-class _Composable:
-    """A list of stages."""
-
-    _DIRECTION: Direction
+    _DIRECTION: ClassVar[Direction]
 
     def __init__(
         self,
@@ -31,20 +29,23 @@ class _Composable:
         key: str | None = None,
     ) -> None:
         self._field = "key" if is_key else "value"
-        self._key = key or f"{self._field}.{self._DIRECTION}rs"
-        self.stages = tuple(
-            load(item, self._DIRECTION, self._key, position, config or {}, is_key=is_key)
-            for position, item in enumerate(_listed(stages, self._key), start=1)
-        )
-
-    def context(self, topic: str, headers: Headers) -> Context:
-        """The facts of a record for the stages."""
-        return Context(topic, self._field, headers)
+        self._key = key = key or f"{self._field}.{self._DIRECTION}rs"
+        listed = [item.strip() for item in stages.split(",")] if isinstance(stages, str) else stages
+        if not isinstance(listed, list | tuple):
+            found = f"class {listed.__name__}" if isinstance(listed, type) else type(listed).__name__
+            raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
+        if not listed or listed == [""]:
+            raise ConfigurationError(key, "is an empty list, allowed is one of at least one stage")
+        self._own = [
+            load(item, self._DIRECTION, key, f"stage {position}, ", config or {}, self._field)
+            for position, item in enumerate(listed, start=1)
+        ]
+        self.stages = tuple(stage for own in self._own for stage in _stages(own))
 
     def close(self) -> None:
         """Closes every stage that has `close`, even if one raises an error; then raises the first error."""
         errors = []
-        for stage in self.stages:
+        for stage in self._own:
             try:
                 stage.close()
             except Exception as exc:  # noqa: BLE001  # the other stages must be closed too
@@ -52,52 +53,20 @@ class _Composable:
         if errors:
             raise errors[0]
 
-    def leaves(self) -> Iterator[object]:
-        """The serializers; for a composable among the stages, the serializers in it."""
-        for stage in self.stages:
-            if isinstance(stage.target, _Composable):
-                yield from stage.target.leaves()
-            else:
-                yield stage.target
-
-    def step(self, stage: Stage, data: Any, context: Context) -> Any:
-        """Runs one of `stages`, for clients that run some stages on another thread; `data` is not None.
+    def step(self, stage: Stage, topic: str, headers: Headers, data: Any) -> Any:
+        """Runs one of `stages`; `data` is not None.
 
         Raises:
             SerializationError: the stage raised an error, or gave neither `bytes` nor None where it must.
         """
-        try:
-            result = stage.call(data, context)
-        except SerializationError:
-            raise
-        except Exception as exc:
-            raise self._error(context, f"{stage.name}, raised {type(exc).__name__}: {exc}") from exc
-        return self.checked(stage, result, context)
-
-    def checked(self, stage: Stage, result: Any, context: Context) -> Any:
-        """The result of a stage.
-
-        Raises:
-            SerializationError: it must be `bytes` or None, and is neither.
-        """
-        last = stage is self.stages[-1]
-        if (not last or self._DIRECTION == "serialize") and not isinstance(result, bytes | None):
-            raise self._error(context, f"{stage.name}, gave {type(result).__name__}, allowed are bytes and None")
-        return result
-
-    def _run(self, data: Any, context: Context) -> Any:
-        for stage in self.stages:
-            if data is None:
-                return None
-            data = self.step(stage, data, context)
-        return data
-
-    def _error(self, context: Context, reason: str) -> SerializationError:
-        deserializing = self._DIRECTION == "deserialize"
-        return SerializationError(context.topic, self._field, f"{self._key}, {reason}", deserializing=deserializing)
+        result = stage.run(topic, headers, data)
+        may_be_any = self._DIRECTION == "deserialize" and stage is self.stages[-1]
+        if may_be_any or isinstance(result, bytes) or result is None:
+            return result
+        raise stage.error(topic, f"gave {type(result).__name__}, allowed are bytes and None")
 
 
-class ComposableSerializer(_Composable):
+class ComposableSerializer(Composable):
     """Serializers in order: the first takes the application's object, each later one takes bytes.
 
     No stage gets a null: it passes as a null, so a tombstone stays one.
@@ -106,8 +75,7 @@ class ComposableSerializer(_Composable):
         stages: serializers in a shape that `docs/serializers.md` has; a string is a list of dotted paths with commas.
         config: the client's configuration; classes among the stages get it.
         is_key: whether the data are keys, not values.
-        key: the key of the configuration that lists the stages, for messages; `value.serializers` and the like by
-            default.
+        key: the property that lists the stages, for messages; `value.serializers` and the like by default.
 
     Raises:
         ConfigurationError: the list is empty, or a stage cannot be loaded; the message has its position and class.
@@ -130,19 +98,22 @@ class ComposableSerializer(_Composable):
             SerializationError: a stage raised an error, or gave neither `bytes` nor None; or the topic's name is over
                 its limit.
         """
-        context = self.context(topic, headers)
         try:
             check("topic", topic)
         except ResourceIdentifierTooLargeError as exc:
-            raise self._error(context, str(exc)) from exc
-        return cast("bytes | None", self._run(data, context))
+            raise SerializationError(topic, self._field, f"{self._key}, {exc}") from exc
+        for stage in self.stages:
+            if data is None:
+                break
+            data = self.step(stage, topic, headers, data)
+        return cast("bytes | None", data)
 
     def __call__(self, data: Any, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
-        return with_appended(context, lambda headers: self.serialize(context.topic, headers, data))
+        return with_added(self.serialize, data, context)
 
 
-class ComposableDeserializer(_Composable):
+class ComposableDeserializer(Composable):
     """Deserializers in order: each but the last gives bytes, the last one gives the application's object.
 
     Arguments, attributes and nulls are as with `ComposableSerializer`.
@@ -151,9 +122,14 @@ class ComposableDeserializer(_Composable):
     _DIRECTION = "deserialize"
 
     @cached_property
+    def _headerless(self) -> Sequence[Stage]:
+        """The stages for a record without headers, which is neither a reference nor a chunk."""
+        return [stage for stage in self.stages if type(stage.target) is not LargeMessageDeserializer]
+
+    @property
     def keeps_plain(self) -> bool:
         """Whether the data of a record without headers stay as they are."""
-        return all(type(stage.target) is LargeMessageDeserializer for stage in self.stages)
+        return not self._headerless
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
         """The application's object.
@@ -166,25 +142,20 @@ class ComposableDeserializer(_Composable):
         Raises:
             SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.
         """
-        if not headers and self.keeps_plain:
-            return data
-        return self._run(data, self.context(topic, headers))
+        for stage in self.stages if headers else self._headerless:
+            if data is None:
+                break
+            data = self.step(stage, topic, headers, data)
+        return data
 
     def __call__(self, data: bytes | None, context: Any) -> Any:
         """The same, as confluent-kafka calls it. If a stage fails, the record keeps the headers that it has."""
-        given = shared_headers(context)
-        headers = None if given is None else list(given)
-        found = self.deserialize(context.topic, headers, data)
-        if given is not None and headers is not None and len(headers) != len(given):
-            given[:] = headers
-        return found
+        return with_removed(self.deserialize, data, context)
 
 
-def _listed(stages: Sequence[object] | str, key: str) -> Sequence[object]:
-    listed = [item.strip() for item in stages.split(",")] if isinstance(stages, str) else stages
-    if not isinstance(listed, list | tuple):
-        found = f"class {listed.__name__}" if isinstance(listed, type) else type(listed).__name__
-        raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
-    if not listed or listed == [""]:
-        raise ConfigurationError(key, "is an empty list, allowed is one of at least one stage")
-    return listed
+def _stages(own: Stage) -> Sequence[Stage]:
+    """The stages of a composable that is a stage, unless it is of a class that does something else."""
+    method = getattr(type(own.target), own.direction, None)
+    if method in {ComposableSerializer.serialize, ComposableDeserializer.deserialize}:
+        return cast("Composable", own.target).stages
+    return (own,)

@@ -5,10 +5,10 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
 from app.config.client import coerced, limits_names
@@ -24,20 +24,18 @@ from app.serializers.options import (
     check_time,
     is_store_key,
 )
-from stores.keys import Key, misspelt, read, unknown
+from stores.keys import misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.record import Header
 
-__all__ = ["ClientConfig", "consumer", "deserialized", "producer"]
-
 _LARGE = (LargeMessageSerializer, LargeMessageDeserializer)
 _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientConfig(Generic[_Composable]):
     """A configuration, split.
 
@@ -47,11 +45,30 @@ class ClientConfig(Generic[_Composable]):
     """
 
     parts: Mapping[str, _Composable]
-    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in it
+    client: Mapping[str, object] = field(repr=False)  # passwords are in it
 
-    def leaves(self) -> list[tuple[str, object]]:
-        """Each serializer with its part."""
-        return [(part, leaf) for part, composable in self.parts.items() for leaf in composable.leaves()]
+    @cached_property
+    def larges(self) -> Sequence[tuple[str, LargeMessageSerializer | LargeMessageDeserializer]]:
+        """The stages that call a store, each with its part."""
+        stages = ((part, stage.target) for part, composable in self.parts.items() for stage in composable.stages)
+        return [(part, target) for part, target in stages if isinstance(target, _LARGE)]
+
+    @property
+    def store_timeout_ms(self) -> int:
+        """The longest time of all store calls of one record together."""
+        return sum(large.store_timeout_ms for _, large in self.larges)
+
+    def restored_bytes(self, record: Any) -> int | None:
+        """The most bytes that the store gives for a record; None if the store is not called."""
+        if not record.headers:
+            return None
+        wanted = [
+            large.restored_bytes(record.headers)
+            for part, large in self.larges
+            if isinstance(large, LargeMessageDeserializer) and large.wants(record.headers)
+            if getattr(record, part) is not None
+        ]
+        return sum(wanted) if wanted else None
 
     def close(self) -> None:
         """Closes all serializers."""
@@ -80,7 +97,7 @@ def producer(config: Mapping[str, object], names: Collection[str]) -> ClientConf
             cannot be loaded; a key is unknown; the store calls of one record may together take longer than
             `max.block.ms`.
     """
-    return _apart(config, names, ComposableSerializer, "serializer", MAX_BLOCK)
+    return _split(config, names, ComposableSerializer, "serializer")
 
 
 def consumer(config: Mapping[str, object], names: Collection[str]) -> ClientConfig[ComposableDeserializer]:
@@ -89,7 +106,7 @@ def consumer(config: Mapping[str, object], names: Collection[str]) -> ClientConf
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _apart(config, names, ComposableDeserializer, "deserializer", MAX_POLL_INTERVAL)
+    return _split(config, names, ComposableDeserializer, "deserializer")
 
 
 def deserialized(
@@ -109,19 +126,15 @@ def deserialized(
     return found, headers
 
 
-def _apart(
-    config: Mapping[str, object],
-    names: Collection[str],
-    composable: type[_Composable],
-    kind: str,
-    limit: Key,
+def _split(
+    config: Mapping[str, object], names: Collection[str], composable: type[_Composable], kind: str
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
     parts: dict[str, _Composable] = {}
-    taken: set[str] = {LIMIT_KEY}
+    ours: set[str] = {LIMIT_KEY}
     for part in ("key", "value"):
         singular, plural = f"{part}.{kind}", f"{part}.{kind}s"
-        taken |= {singular, plural}
+        ours |= {singular, plural}
         single, listed = config.get(singular), config.get(plural)
         if single is not None and listed is not None:
             raise ConfigurationError(
@@ -131,64 +144,47 @@ def _apart(
             parts[part] = composable(cast("list[object]", listed), config, is_key=part == "key")
         elif single is not None:
             parts[part] = composable([single], config, is_key=part == "key", key=singular)
-    client = {name: value for name, value in config.items() if name in names and name not in taken}
+    client = {name: value for name, value in config.items() if name in names and name not in ours}
     split = ClientConfig(parts, client)
     with split.closed_on_error():
-        stages = [stage for _, stage in split.leaves()]
-        larges = [stage for stage in stages if isinstance(stage, _LARGE)]
-        if len(larges) > 1:
+        if len(split.larges) > 1:  # one has checked its own time
+            limit = MAX_BLOCK if kind == "serializer" else MAX_POLL_INTERVAL
             allowed_ms = cast("int", read([limit], coerced([limit], config))[limit.name])
             if limit is MAX_BLOCK and config.get(limit.name) is None:
-                allowed_ms *= len(larges)  # its default is for one call of the store
-            store_ms = sum(stage.store_timeout_ms for stage in larges)
-            check_time(store_ms, limit.name, allowed_ms, f", {len(larges)} calls for its key and its value")
-        store_class = cast("str | type | None", config.get(STORE_CLASS)) if larges else None
-        # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
-        others = [stage for stage in stages if not isinstance(stage, _LARGE) and hasattr(stage, "configure")]
-        own_keys = [getattr(stage, "KEYS", None) for stage in others]
-        taken |= {key for keys in own_keys for key in keys or ()}
-        rest = [name for name in config if name not in taken]
-        _check_known(rest, names, sorted(taken), store_class, any_key=None in own_keys)
+                allowed_ms *= len(split.larges)  # its default is for one call of the store
+            calls = f", {len(split.larges)} calls for its key and its value"
+            check_time(split.store_timeout_ms, limit.name, allowed_ms, calls)
+        _check_known(config, [*names, *sorted(ours)], split)
     return split
 
 
-def _check_known(
-    found: Collection[str],
-    names: Collection[str],
-    others: list[str],
-    store_class: str | type | None,
-    *,
-    any_key: bool,
-) -> None:
-    """Raises an error if a key is neither the client's nor the store's; `others` may have been meant.
+def _check_known(config: Mapping[str, object], known: Sequence[str], split: ClientConfig[_Composable]) -> None:
+    """Refuses a property that neither the client, nor a stage, nor the store has.
 
-    If a class without a list of its keys may take any key (`any_key`, or the store's class), only a misspelt one is an
-    error.
+    If a class without a list of its properties may have any, only a misspelt one is an error.
     """
-    unknowns = [name for name in found if name not in names]
-    known = [*names, *others]
-    if store_class is not None:
-        named = named_keys(store_class)
-        any_key |= not named and store_keys(store_class) is None
-        unknowns = [name for name in unknowns if not is_store_key(name, store_class)]
+    stages = (stage for composable in split.parts.values() for stage in composable.stages)
+    own: list[Sequence[str] | None] = [stage.keys for stage in stages if not isinstance(stage.target, _LARGE)]
+    known = [*known, *(name for keys in own for name in keys or ())]
+    unknowns, any_key = [name for name in config if name not in known], None in own
+    store = cast("str | type | None", config.get(STORE_CLASS))
+    if split.larges and store is not None:
+        named = named_keys(store)
+        any_key = any_key or (not named and store_keys(store) is None)
+        unknowns = [name for name in unknowns if not is_store_key(name, store)]
         known += named
-    if store_class is not None or any_key:
+    if any_key or (split.larges and store is not None):
         known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
-    if any_key:
-        for name in unknowns:
-            if (error := misspelt(name, known)) is not None:
-                raise error
-    elif unknowns:
-        raise _unknown(unknowns, known)
-
-
-def _unknown(found: list[str], known: list[str]) -> ConfigurationError:
-    """The error for the first misspelt key, or else for the first unknown key."""
-    # A key may be known to the other kind of client alone.
-    errors = [unknown(name, [each for each in known if each != name]) for name in found]
-    misspelt = next((error for error in errors if "did you mean" in error.reason), None)
-    if misspelt is None and STORE_CLASS in found:
-        return ConfigurationError(
-            STORE_CLASS, "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
-        )
-    return misspelt or errors[0]
+    errors = []
+    for name in unknowns:
+        if any_key:
+            error = misspelt(name, known)
+        elif name == STORE_CLASS:
+            reason = "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
+            error = ConfigurationError(name, reason)
+        else:  # it may be known to the other kind of client alone
+            error = unknown(name, [each for each in known if each != name])
+        if error is not None:
+            errors.append(error)
+    if errors:
+        raise min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))

@@ -76,8 +76,8 @@ class Writes:
             lambda _: cluster,
             described,
         )
-        leaves = self._oversized.serializers.leaves()
-        self._serializers = {part: cast("LargeMessageSerializer", leaf) for part, leaf in leaves}
+        larges = self._oversized.serializers.larges
+        self._serializers = {part: cast("LargeMessageSerializer", stage) for part, stage in larges}
 
     def close(self) -> None:
         """Closes the stores."""

@@ -20,7 +20,6 @@ from app.chunks.polled import OnDiscarded, Polled
 from app.kafka.arguments import Arguments
 from app.kafka.tokens import TokenProvider
 from app.serializers import config as taken
-from app.serializers.demand import Demand
 from app.serializers.kafka_python_chunks import PollingConsumer
 from app.serializers.kafka_python_writes import WritingProducer, largest
 from app.serializers.strategy import Oversized
@@ -129,7 +128,6 @@ class DeserializingConsumer(PollingConsumer):
     ) -> None:
         whole = _CONSUMER.merged(config, options)
         self._deserializers = taken.consumer(whole, frozenset(_CONSUMER.keys()) | _CHUNK_KEYS)
-        self._demand = Demand(self._deserializers)
         with self._deserializers.closed_on_error():
             values, client = beside(CONSUMER_KEYS, whole, self._deserializers.client)
             polled = Polled(limits(values), cast("int", values["chunk.lookback"]))
@@ -143,11 +141,11 @@ class DeserializingConsumer(PollingConsumer):
             self._deserializers.close()
 
     def _allowance(self) -> Callable[[int], bool]:
-        config = self.config
-        return Allowance(config["fetch_max_bytes"], self._demand.store_timeout_ms, config["max_poll_interval_ms"]).takes
+        store_ms = self._deserializers.store_timeout_ms
+        return Allowance(self.config["fetch_max_bytes"], store_ms, self.config["max_poll_interval_ms"]).takes
 
     def _restored_bytes(self, record: ConsumerRecord) -> int | None:
-        return self._demand.restored_bytes(record.key, record.value, record.headers)
+        return self._deserializers.restored_bytes(record)
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
         if not self._deserializers.parts:

@@ -8,28 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from app.serializers.compaction import CompactionWarning
 from app.serializers.fallback import Fallback
-from app.serializers.options import (
-    CONSUMER_KEYS,
-    GENERATOR,
-    MAX_BLOCK,
-    MAX_POLL_INTERVAL,
-    PRODUCER_KEYS,
-    TIMEOUT,
-    read_options,
-)
-from app.serializers.pieces import refused_piece
-from app.serializers.stage import Headers, encoded, shared_headers, with_appended
+from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, read_options
+from app.serializers.stage import Headers, encoded, with_added, with_removed
 from stores.encryption import keyring_of
+from stores.keys import Key
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
 from stores.user import UserStore
 from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
-from transforms.chunk import is_chunk
+from transforms.chunk import is_chunk, piece_text
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.keyring import TYPE_NAME
@@ -37,8 +29,6 @@ from transforms.offload import Offload, Payload
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
 from transforms.signing import Signing
-
-__all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
 
 # Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
@@ -52,20 +42,40 @@ _RANDOM_IDS = (
 class _LargeMessage(ABC):
     """Has a store, and knows whether it is for keys or for values."""
 
+    _KEYS: ClassVar[Sequence[Key]]
+    _DESERIALIZES: ClassVar[bool]
+
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
         self._store: PayloadStore | None = None
         self._part = VALUE
-        self.small_bytes = -1
         if config is not None:
             self.configure(config, is_key)
 
-    @abstractmethod
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration; makes no request."""
+        """Takes the configuration; makes no request.
+
+        Raises:
+            ConfigurationError: a property is missing or wrong; the store may take longer than the client's limit, which
+                is `max.block.ms` or `max.poll.interval.ms`; or keys are to have random ids, or to be encrypted.
+        """
+        self._part = KEY if is_key else VALUE
+        values, store = read_options(config, self._KEYS)
+        self.store_timeout_ms: int = values[TIMEOUT]
+        self._signing = Signing.of(values)
+        self._keyring = keyring_of(values)
+        self._open(config, values, store)
+
+    @abstractmethod
+    def _open(self, config: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
+        """Opens the store of this configuration; `values` has those of `_KEYS`."""
 
     @property
     def store(self) -> PayloadStore:
-        """The store, as configured."""
+        """The store, as configured.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
         if self._store is None:
             raise ConfigurationError(
                 "value.serializers", f"{type(self).__name__}: configure was not called, or close was"
@@ -78,13 +88,17 @@ class _LargeMessage(ABC):
         if store is not None:
             store.close()
 
+    def _error(self, topic: str, reason: str) -> SerializationError:
+        named = f"{type(self).__name__}: {reason}"
+        return SerializationError(topic, self._part.name, named, deserializing=self._DESERIALIZES)
+
     def _check_field(self, context: Any) -> None:
-        field = str(context.field)
-        if field != self._part.name:
+        field, own = str(context.field), self._part.name
+        if field != own:
             raise SerializationError(
                 context.topic,
                 field,
-                f"this {type(self).__name__} was made for {self._part.name}s; make another one for {field}s, with "
+                f"this {type(self).__name__} was made for {own}s; make another one for {field}s, with "
                 f"is_key={field == KEY.name}",
             )
 
@@ -99,55 +113,57 @@ class LargeMessageSerializer(_LargeMessage):
         is_key: whether it is for keys, not for values.
 
     Attributes:
-        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 before it is configured.
+        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 if there is no store.
 
     Raises:
         ConfigurationError: see `configure`.
     """
 
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration; makes no request.
+    _KEYS = PRODUCER_KEYS
+    _DESERIALIZES = False
+    small_bytes = -1
 
-        Raises:
-            ConfigurationError: a key is missing or wrong, the store may take longer than `max.block.ms`, or keys are
-                to have random ids.
-        """
-        self._part = KEY if is_key else VALUE
-        values, store = read_options(config, PRODUCER_KEYS, MAX_BLOCK)
-        if is_key and config.get(GENERATOR) == "uuid":
-            raise ConfigurationError(
-                GENERATOR,
-                "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
-                "partition and to be compacted; leave it out, and values have uuid and keys sha256",
-            )
-        generator = "sha256" if is_key else values[GENERATOR]
-        self.store_timeout_ms: int = values[TIMEOUT]
+    def _open(self, config: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
+        codec, generator = values["large.message.compression.type"], values[GENERATOR]
+        self._encrypts = self._keyring is not None and self._keyring.writes
+        if self._part is KEY:
+            if config.get(GENERATOR) == "uuid":
+                raise ConfigurationError(
+                    GENERATOR,
+                    "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
+                    "partition and to be compacted; leave it out, and values have uuid and keys sha256",
+                )
+            if self._encrypts:
+                raise ConfigurationError(
+                    TYPE_NAME,
+                    f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted: equal keys need equal references, to "
+                    "meet in one partition and to be compacted; take LargeMessageSerializer out of the serializers of "
+                    "keys",
+                )
+            # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
+            codec, generator = "none", "sha256"
+        threshold_bytes: int = values["large.message.threshold.bytes"]
         limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
         limit_bytes = min(limits) - _KEY_ALLOWANCE_BYTES if limits else None
-        codec = values["large.message.compression.type"]
-        # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
-        codec = None if is_key or codec == "none" else codec
-        threshold_bytes, max_bytes = values["large.message.threshold.bytes"], values["large.message.max.bytes"]
-        self._offload = Offload(threshold_bytes, limit_bytes, codec, max_bytes=max_bytes)
+        self._offload = Offload(
+            threshold_bytes,
+            limit_bytes,
+            None if codec == "none" else codec,
+            max_bytes=values["large.message.max.bytes"],
+        )
+        self._by_digest = generator == "sha256"
+        self._fallback = Fallback(-1)  # for values of no length
+        self._store = open_store({**store, GENERATOR: generator}, bounded=True)
+        self._to_prove = self._part is KEY and not isinstance(self._store, Put)
+        own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
+        self._warning = None if self._by_digest or own_ids else CompactionWarning(config, _RANDOM_IDS)
         room_bytes = threshold_bytes if limit_bytes is None else limit_bytes - HEADERLESS_OVERHEAD_BYTES
         self.small_bytes = min(threshold_bytes, room_bytes)
-        self._signing = Signing.of(values)
-        self._keyring = keyring_of(values)
-        self._encrypts = self._keyring is not None and self._keyring.writes
-        if is_key and self._encrypts:
-            raise ConfigurationError(
-                TYPE_NAME,
-                f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted: equal keys need equal references, to meet "
-                "in one partition and to be compacted; take LargeMessageSerializer out of the serializers of keys",
-            )
-        self._by_digest = generator == "sha256"
-        self._store = open_store({**store, GENERATOR: generator}, bounded=True)
-        self._to_prove = is_key and not isinstance(self._store, Put)
-        own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
-        random_ids = not self._by_digest and not own_ids
-        asks = random_ids and config.get("bootstrap.servers")
-        self._compaction = CompactionWarning(config, _RANDOM_IDS) if asks else None
-        self._fallback: Fallback | None = None
+
+    def close(self) -> None:
+        """Closes the store; may be called twice."""
+        self.small_bytes = -1
+        super().close()
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
@@ -163,12 +179,9 @@ class LargeMessageSerializer(_LargeMessage):
                 of headers.
             ConfigurationError: it was not configured, or is closed.
         """
-        _ = self.store  # an error if there is none
-        if data is None:
-            return None
-        if not isinstance(data, bytes):
+        if data is not None and not isinstance(data, bytes):
             raise self._error(topic, f"found {type(data).__name__}, allowed are bytes; put a serializer before it")
-        return self.offload(topic, headers, data) if self.wants(data, headers) else data
+        return data if data is None or not self.wants(data, headers) else self.offload(topic, headers, data)
 
     def offload(self, topic: str, headers: Headers, data: bytes) -> bytes:
         """As `serialize`, whatever the length of the data: its topic does not take it.
@@ -177,31 +190,29 @@ class LargeMessageSerializer(_LargeMessage):
             SerializationError: as `serialize`.
         """
         store = self.store
-        if self._fallback is not None:
-            if self._fallback.holds(data):
-                return data
-            self._fallback.begin()
+        if self._fallback.holds(data):
+            return data
+        self._fallback.begin()
         if headers is None:
             raise self._error(
                 topic,
                 f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[], or use "
                 "the SerializingProducer of wideload.serializers.confluent",
             )
-        if self._compaction is not None and topic not in self._compaction.asked:
-            self._compaction.ask(topic)
+        if self._warning is not None:
+            self._warning.ask(topic)
         try:
             reference = self._publish(store, topic, self._offload.payload(data, hashed=not self._encrypts))
             value = reference.value()
             if self._signing is not None:
                 reference = self._signing.signed(reference, self._part)
         except WideloadError as exc:
-            if self._fallback is not None and self._fallback.takes(data, exc):
+            if self._fallback.takes(data, exc):
                 return data
             raise self._error(topic, str(exc)) from exc
         except ValueError as exc:  # of a topic that Kafka would not take either
             raise self._error(topic, f"topic {topic!r}: {exc}") from exc
-        if self._fallback is not None:
-            self._fallback.end()
+        self._fallback.end()
         headers.extend(reference.headers(self._part))
         return value
 
@@ -220,18 +231,17 @@ class LargeMessageSerializer(_LargeMessage):
         """
         if not isinstance(data, bytes):
             return False
-        _ = self.store
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
-        beside = encoded(headers) if headers and self._part is VALUE else ()
-        if not beside and len(data) <= self.small_bytes:
+        counted = encoded(headers) if headers and self._part is VALUE else ()
+        if not counted and len(data) <= self.small_bytes:
             return False
-        large = self._offload.wants(Record(None, data, beside))
-        return large and not (self._fallback is not None and self._fallback.holds(data))
+        _ = self.store  # an error if there is none
+        return self._offload.wants(Record(None, data, counted)) and not self._fallback.holds(data)
 
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        return with_appended(context, lambda headers: self.serialize(context.topic, headers, data))
+        return with_added(self.serialize, data, context)
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)
@@ -246,9 +256,6 @@ class LargeMessageSerializer(_LargeMessage):
             self._to_prove = False
         return reference
 
-    def _error(self, topic: str, reason: str) -> SerializationError:
-        return SerializationError(topic, self._part.name, f"LargeMessageSerializer: {reason}")
-
 
 class LargeMessageDeserializer(_LargeMessage):
     """Puts the payload in the place of a reference; everything else passes as it is.
@@ -256,17 +263,11 @@ class LargeMessageDeserializer(_LargeMessage):
     It gives bytes, so it is the first of `value.deserializers`. Arguments are as with `LargeMessageSerializer`.
     """
 
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration; makes no request.
+    _KEYS = CONSUMER_KEYS
+    _DESERIALIZES = True
 
-        Raises:
-            ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
-        """
-        self._part = KEY if is_key else VALUE
-        values, store = read_options(config, CONSUMER_KEYS, MAX_POLL_INTERVAL)
-        self.store_timeout_ms: int = values[TIMEOUT]
-        self._inflate = Inflate(values["large.message.max.bytes"], signing=Signing.of(values))
-        self._keyring = keyring_of(values)
+    def _open(self, _: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
+        self._inflate = Inflate(values["large.message.max.bytes"], signing=self._signing)
         self._store = open_store(store, bounded=True)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
@@ -287,20 +288,22 @@ class LargeMessageDeserializer(_LargeMessage):
         if data is None or not headers:
             return data
         if self._part is VALUE and is_chunk(headers):
-            raise refused_piece("LargeMessageDeserializer", topic, headers)
+            raise self._error(
+                topic,
+                f"the value is a piece of a message, {piece_text(headers)}, and it sees one record at a time; read the "
+                "topic with the DeserializingConsumer of wideload.serializers.aiokafka, .confluent or .kafka_python, "
+                "with the LargeMessageSchema of wideload.serializers.faust, or behind a pipeline with the transform "
+                "inflate or assemble",
+            )
         if not is_reference(headers, self._part):
             return data
         try:
             reference, own = Reference.read(data, headers, self._part)
             self._inflate.verify(reference, self._part)
-            stored = download(store, reference, self._inflate, self._keyring)
-            restored = self._inflate.restore(reference, stored)
+            restored = self._inflate.restore(reference, download(store, reference, self._inflate, self._keyring))
         except WideloadError as exc:
-            raise SerializationError(
-                topic, self._part.name, f"LargeMessageDeserializer: {exc}", deserializing=True
-            ) from exc
-        if isinstance(headers, list):
-            headers[:] = own
+            raise self._error(topic, str(exc)) from exc
+        headers[:] = own
         return restored
 
     def wants(self, headers: Sequence[Header]) -> bool:
@@ -322,4 +325,4 @@ class LargeMessageDeserializer(_LargeMessage):
     def __call__(self, data: bytes | None, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        return self.deserialize(context.topic, shared_headers(context), data)
+        return cast("bytes | None", with_removed(self.deserialize, data, context))

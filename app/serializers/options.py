@@ -17,21 +17,6 @@ from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
-__all__ = [
-    "CONSUMER_KEYS",
-    "DESERIALIZER_KEYS",
-    "GENERATOR",
-    "MAX_BLOCK",
-    "MAX_POLL_INTERVAL",
-    "PRODUCER_KEYS",
-    "SERIALIZER_KEYS",
-    "STORE_KEY",
-    "TIMEOUT",
-    "check_time",
-    "is_store_key",
-    "read_options",
-]
-
 GENERATOR = "large.message.id.generator"
 TIMEOUT = "large.message.store.timeout.ms"
 _STRATEGY = "large.message.strategy"  # of producers that can send chunks
@@ -127,23 +112,21 @@ MAX_POLL_INTERVAL = Key(
 CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
 
 
-def read_options(
-    config: Mapping[str, object], keys: Sequence[Key], limit: Key
-) -> tuple[dict[str, Any], dict[str, object]]:
-    """The values of `keys` and of the keys that all stores have, and the configuration of the store.
+def read_options(config: Mapping[str, object], keys: Sequence[Key]) -> tuple[dict[str, Any], dict[str, object]]:
+    """The values of `keys` and of the properties that all stores have, and the configuration of the store.
 
     Args:
         config: of a client.
         keys: `PRODUCER_KEYS` or `CONSUMER_KEYS`.
-        limit: the one of these keys that limits the time of a store call.
 
     Raises:
-        ConfigurationError: a key is missing or wrong, or the store may take longer than `limit` allows.
+        ConfigurationError: a key is missing or wrong, or the store may take longer than the client may.
     """
     own = read(keys, coerced(keys, config))
     store = _store_config(config)
     values: dict[str, Any] = {**read(COMMON_KEYS, store), **own}
-    check_time(values[TIMEOUT], limit.name, values[limit.name])
+    limit = MAX_POLL_INTERVAL.name if keys is CONSUMER_KEYS else MAX_BLOCK.name
+    check_time(values[TIMEOUT], limit, values[limit])
     return values, store
 
 
@@ -166,42 +149,36 @@ def is_store_key(name: str, store_class: str | type) -> bool:
 
     A built-in store owns all keys with its prefix, so that a misspelt key is found; a user's class those in its `KEYS`.
     """
-    if name.startswith(OURS):
-        return True
     named = named_keys(store_class)
-    if store_keys(store_class) is None:
-        return name in named
-    return name.partition(".")[0] in {each.partition(".")[0] for each in named}
+    if store_keys(store_class) is not None:
+        return name.startswith((OURS, *(f"{each.partition('.')[0]}." for each in named)))
+    return name.startswith(OURS) or name in named
 
 
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     """The part of `config` for the store: a built-in one gets its own keys, a class all but the serializer's keys."""
     name = config.get(STORE_CLASS)
-    if name is None:
-        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9):
-            raise unknown(near, [STORE_CLASS])
     if not isinstance(name, str | type):
+        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9) if name is None else ():
+            raise unknown(near, [STORE_CLASS])
         found = "is missing; it is required" if name is None else f"found {name!r}"
         raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")
     keys = store_keys(name)
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
-    taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(OURS)} - known.keys()
+    ours = {key.name for key in PRODUCER_KEYS if key.name.startswith(OURS)} - known.keys()
     store = {
         key: known[key].coerce(value) if key in known else value
         for key, value in config.items()
-        if key not in taken and (keys is None or (value is not None and is_store_key(key, name)))
+        if key not in ours and (keys is None or (value is not None and is_store_key(key, name)))
     }
+    if _STRATEGY in store:
+        raise ConfigurationError(
+            _STRATEGY, "is for a SerializingProducer of wideload.serializers, which can send chunks; leave it out here"
+        )
     # The store would say so too, but it knows fewer names that may have been meant.
-    ours = [STORE_CLASS, _STRATEGY, *known, *taken]
-    theirs = () if keys is not None else named_keys(name)
     for key in store:
-        if key in known or key in theirs or key == STORE_CLASS:
-            continue
-        if key == _STRATEGY:
-            raise ConfigurationError(
-                key, "is for a SerializingProducer of wideload.serializers, which can send chunks; leave it out here"
-            )
-        error = misspelt(key, ours) if keys is None else unknown(key, ours)
-        if error is not None:
-            raise error
+        if key not in (*known, STORE_CLASS, *named_keys(name)):
+            error = (misspelt if keys is None else unknown)(key, [STORE_CLASS, _STRATEGY, *known, *ours])
+            if error is not None:
+                raise error
     return store

@@ -72,8 +72,8 @@ def large_serializer(
     Raises:
         ConfigurationError: the strategy does not fit the stages.
     """
-    leaves = (leaf for part, leaf in serializers.leaves() if part == "value")
-    large = next((leaf for leaf in leaves if isinstance(leaf, LargeMessageSerializer)), None)
+    values = (stage for part, stage in serializers.larges if part == "value")
+    large = next((stage for stage in values if isinstance(stage, LargeMessageSerializer)), None)
     if (strategy, large is None) in {("chunk", False), ("auto", True)}:
         stages = "without" if large is None else "beside"
         raise ConfigurationError(

@@ -14,16 +14,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from app.config.wrapping import PLAIN_KEY
 from app.serializers.compaction import CompactionWarning
-from app.serializers.stage import Context, Direction, Headers, Stage, load
+from app.serializers.stage import Direction, Headers, Stage, load
 from stores.keys import read
 from transforms.errors import ConfigurationError, MalformedWrapperError, SerializationError
 from transforms.wrapper import UNMAPPED_PREFIX, MessageWrapper
 
-__all__ = ["TypedWrapper", "WrapperDeserializer", "WrapperSerializer"]
-
 V = TypeVar("V")
 
-_VALUE = "wrapper.value"
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,9}", re.ASCII)
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _MARKER_STAYS = (
@@ -46,18 +43,17 @@ class TypedWrapper(Generic[V]):
 
 
 class _Wrapper:
-    """Knows whether it is for keys or for values, and the serializers of what is in the wrapper."""
+    """Knows whether it is for keys or for values, and the serializers of what is in the wrapper.
+
+    Attributes:
+        KEYS: the properties that are its own; None if they may be any.
+    """
 
     _DIRECTION: ClassVar[Direction]
-    _OWN_KEYS: tuple[str, ...] = ()
+    _OWN_KEYS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        self._field = "key" if is_key else "value"
-        self._value: Stage | None = None
-        self._headers: dict[int, Stage] = {}
-        self.KEYS: tuple[str, ...] | None = self._OWN_KEYS
-        if config is not None:
-            self.configure(config, is_key)
+        self.configure(config or {}, is_key)
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration.
@@ -66,49 +62,28 @@ class _Wrapper:
             ConfigurationError: see the class.
         """
         self._field = "key" if is_key else "value"
+        self._stages: dict[int | None, Stage] = {}  # of headers by their keys, of the value by None
         end = f".{self._DIRECTION}r"
-        keys = [*self._OWN_KEYS]
-        listed = True
+        keys: list[str] | None = [*self._OWN_KEYS]
         for key, item in config.items():
-            number = _number(key, end) if key.startswith(UNMAPPED_PREFIX) and key.endswith(end) else None
-            if number is None and key != _VALUE + end:
-                continue
-            stage = load(item, self._DIRECTION, key, None, config, is_key=is_key)
-            if number is None:
-                self._value = stage
+            if key == f"wrapper.value{end}":
+                number = None
+            elif key.startswith(UNMAPPED_PREFIX) and key.endswith(end):
+                number = _number(key, end)
             else:
-                self._headers[number] = stage
-            own = getattr(stage.target, "KEYS", None if hasattr(stage.target, "configure") else ())
-            listed = listed and own is not None
-            keys += [key, *(own or ())]
-        # Any key may be one of a stage that is configured and has no list.
-        self.KEYS = tuple(keys) if listed else None
-
-    @property
-    def _typed(self) -> bool:
-        return self._value is not None or bool(self._headers)
+                continue
+            stage = self._stages[number] = load(item, self._DIRECTION, key, "", config, self._field)
+            keys = None if keys is None or stage.keys is None else [*keys, key, *stage.keys]
+        self.KEYS = None if keys is None else tuple(keys)
 
     def close(self) -> None:
         """Closes the serializers of what is in the wrapper."""
-        for stage in (*self._headers.values(), *(() if self._value is None else (self._value,))):
+        for stage in self._stages.values():
             stage.close()
 
-    def _called(self, stage: Stage, key: int | None, topic: str, data: Any) -> Any:
-        """What a stage makes of a header, or of the value if `key` is None.
-
-        Raises:
-            SerializationError: the stage raised an error; it names the key of the configuration.
-        """
-        try:
-            # Headers of the record are not for it: those in the wrapper are.
-            return stage.call(data, Context(topic, self._field, None))
-        except Exception as exc:
-            raise self._error(topic, key, f"{stage.name}, raised {type(exc).__name__}: {exc}") from exc
-
-    def _error(self, topic: str, key: int | None, reason: str) -> SerializationError:
-        named = f"{_VALUE if key is None else f'{UNMAPPED_PREFIX}{key}'}.{self._DIRECTION}r"
-        deserializing = self._DIRECTION == "deserialize"
-        return SerializationError(topic, self._field, f"{named}, {reason}", deserializing=deserializing)
+    def _error(self, topic: str, reason: str) -> SerializationError:
+        named = f"{type(self).__name__}: {reason}"
+        return SerializationError(topic, self._field, named, deserializing=self._DIRECTION == "deserialize")
 
 
 class WrapperSerializer(_Wrapper):
@@ -128,7 +103,6 @@ class WrapperSerializer(_Wrapper):
     """
 
     _DIRECTION = "serialize"
-    _compaction: CompactionWarning | None = None
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration.
@@ -137,7 +111,7 @@ class WrapperSerializer(_Wrapper):
             ConfigurationError: see the class.
         """
         super().configure(config, is_key)
-        self._compaction = CompactionWarning(config, _MARKER_STAYS) if config.get("bootstrap.servers") else None
+        self._warning = CompactionWarning(config, _MARKER_STAYS)
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:  # noqa: ARG002  # Kafka's signature
         """The wrapper's bytes; a null stays a null, which is a true tombstone.
@@ -149,48 +123,35 @@ class WrapperSerializer(_Wrapper):
         if data is None:
             return None
         if not isinstance(data, MessageWrapper | TypedWrapper):
-            allowed = "MessageWrapper, TypedWrapper and None" if self._typed else "MessageWrapper and None"
-            reason = f"WrapperSerializer: found {type(data).__name__}, allowed are {allowed}"
-            raise SerializationError(topic, self._field, reason)
+            allowed = "MessageWrapper, TypedWrapper and None" if self._stages else "MessageWrapper and None"
+            raise self._error(topic, f"found {type(data).__name__}, allowed are {allowed}")
         within: Any = data.headers
         if not isinstance(within, Mapping):
-            reason = f"WrapperSerializer: the headers are of type {type(within).__name__}, allowed is a mapping"
-            raise SerializationError(topic, self._field, reason)
-        # What is in a `MessageWrapper` is serialized already.
-        found = data if isinstance(data, MessageWrapper) else self._serialized(topic, data)
+            raise self._error(topic, f"the headers are of type {type(within).__name__}, allowed is a mapping")
+        if isinstance(data, TypedWrapper):  # what is in a `MessageWrapper` is serialized already
+            serialized = {key: self._content(topic, key, each) for key, each in within.items()}
+            data = MessageWrapper(serialized, None if data.value is None else self._content(topic, None, data.value))
         try:
-            serialized = found.serialize()
+            found = data.serialize()
         except (TypeError, ValueError) as exc:
-            raise SerializationError(topic, self._field, f"WrapperSerializer: {exc}") from exc
-        if found.value is None and self._compaction is not None and topic not in self._compaction.asked:
-            self._compaction.ask(topic)
-        return serialized
+            raise self._error(topic, str(exc)) from exc
+        if data.value is None:
+            self._warning.ask(topic)
+        return found
 
-    def _serialized(self, topic: str, typed: TypedWrapper[Any]) -> MessageWrapper:
-        headers = {key: self._header(topic, key, each) for key, each in typed.headers.items()}
-        return MessageWrapper(headers, self._of_value(topic, typed.value))
-
-    def _header(self, topic: str, key: int, data: Any) -> Any:
-        stage = self._headers.get(key)
+    def _content(self, topic: str, key: int | None, data: Any) -> Any:
+        """What is in the wrapper for a header, or for the value if `key` is None."""
+        stage = self._stages.get(key)
         if stage is None:
             return data
         if data is None:
-            raise self._error(topic, key, "found None, and a header in a wrapper has a value: leave it out")
-        found = self._called(stage, key, topic, data)
-        if not isinstance(found, bytes):
-            raise self._error(topic, key, f"{stage.name}, gave {type(found).__name__}, allowed is bytes")
-        return found
-
-    def _of_value(self, topic: str, data: Any) -> Any:
-        if self._value is None or data is None:
-            return data
-        found = self._called(self._value, None, topic, data)
-        if not isinstance(found, bytes):
-            # Producers look for the null that a compacted topic must not get before the value is serialized.
-            hint = "; for a wrapper without a value, set the value to None" if found is None else ""
-            told = f"{self._value.name}, gave {type(found).__name__}, allowed is bytes{hint}"
-            raise self._error(topic, None, told)
-        return found
+            raise stage.error(topic, "found None, and a header in a wrapper has a value: leave it out")
+        found = stage.run(topic, None, data)  # the headers of the record are not for it
+        if isinstance(found, bytes):
+            return found
+        # Producers look for the null that a compacted topic must not get before the value is serialized.
+        hint = "; for a wrapper without a value, set the value to None" if found is None and key is None else ""
+        raise stage.error(topic, f"gave {type(found).__name__}, allowed is bytes{hint}")
 
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
@@ -212,7 +173,6 @@ class WrapperDeserializer(_Wrapper):
 
     _DIRECTION = "deserialize"
     _OWN_KEYS = (PLAIN_KEY.name,)
-    _passes = False
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration.
@@ -241,20 +201,16 @@ class WrapperDeserializer(_Wrapper):
             wrapper = MessageWrapper.parse(data)
         except MalformedWrapperError as exc:
             if not self._passes:
-                reason = f"WrapperDeserializer: {exc}"
-                raise SerializationError(topic, self._field, reason, deserializing=True) from exc
+                raise self._error(topic, str(exc)) from exc
             wrapper = MessageWrapper({}, data)
-        if not self._typed:
+        if not self._stages:
             return wrapper
-        found = {key: self._header(topic, key, each) for key, each in wrapper.headers.items()}
-        value: Any = wrapper.value
-        if self._value is not None and value is not None:
-            value = self._called(self._value, None, topic, value)
-        return TypedWrapper(found, value)
+        found = {key: self._content(topic, key, each) for key, each in wrapper.headers.items()}
+        return TypedWrapper(found, None if wrapper.value is None else self._content(topic, None, wrapper.value))
 
-    def _header(self, topic: str, key: int, data: bytes) -> Any:
-        stage = self._headers.get(key)
-        return data if stage is None else self._called(stage, key, topic, data)
+    def _content(self, topic: str, key: int | None, data: bytes) -> Any:
+        stage = self._stages.get(key)
+        return data if stage is None else stage.run(topic, None, data)
 
     def __call__(self, data: bytes | None, context: Any) -> MessageWrapper | TypedWrapper[Any] | None:
         """The same, as confluent-kafka calls it."""

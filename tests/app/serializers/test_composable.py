@@ -220,7 +220,7 @@ def test_a_stage_may_make_a_null() -> None:
         ([lambda _a, _b, _c: None], "lacks the method serialize"),
         ([Unmakeable], "value.serializers: stage 1, Unmakeable: cannot be made without arguments (TypeError: "),
         ([Refusing], "value.serializers: stage 1, Refusing: configure raised LookupError: no suffix"),
-        (["json"], "value.serializers: stage 1: found 'json', allowed is a class, or its path as package.module.Class"),
+        (["json"], "value.serializers: stage 1, found 'json', allowed is a class, or its path as package.module.Class"),
         ([to_json, "jsom.dumps"], "value.serializers: found 'jsom.dumps', but module jsom cannot be imported"),
         (["json.dump_all"], "value.serializers: found 'json.dump_all', but module json has no dump_all"),
     ],
@@ -306,6 +306,32 @@ def test_close_reaches_every_stage() -> None:
     with pytest.raises(OSError, match="disk"):
         ComposableSerializer([first, to_json, second, third]).close()
     assert (first.closed, second.closed, third.closed) == ([True], [True], [True])
+
+
+# --- a composable among the stages ------------------------------------------------------------------------------------
+
+
+class Shouting(ComposableSerializer):
+    """Does something besides what its stages do."""
+
+    def serialize(self, topic: str, headers: Any, data: Any) -> bytes | None:
+        """See the class."""
+        return (super().serialize(topic, headers, data) or b"") + b"!"
+
+
+def test_stages_of_a_composable_stand_in_its_place() -> None:
+    """Each is called, checked and named as it is in its own list; what is closed is closed once."""
+    closing = Closing()
+    serializer = ComposableSerializer([ComposableSerializer([to_json, closing]), Reversing, Shouting([Reversing])])
+    targets = [type(stage.target) for stage in serializer.stages]
+    assert targets == [type(to_json), Closing, Reversing, Shouting]
+    assert serializer.serialize("orders", [], 12) == b"12!"
+    serializer.close()
+    assert closing.closed == [True]
+    failing = ComposableDeserializer([ComposableDeserializer([Reversing, json.loads]), Reversing], is_key=True)
+    with pytest.raises(SerializationError, match=r"value.deserializers, stage 2, loads, gave int") as caught:
+        failing.deserialize("orders", [("reversed-orders", b"yes")], b"21")
+    assert caught.value.deserializing
 
 
 # --- any list ---------------------------------------------------------------------------------------------------------

@@ -12,15 +12,24 @@ from typing import Any, ClassVar
 import pytest
 
 from app.config.client import embedded_client_settings
-from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
+from app.serializers import (
+    ComposableDeserializer,
+    ComposableSerializer,
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+    config,
+)
 from stores.s3 import S3Store
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
+from transforms.record import Header, Record
 
 SERIALIZER = "app.serializers.LargeMessageSerializer"
 DESERIALIZER = "app.serializers.LargeMessageDeserializer"
 TIMEOUT = "large.message.store.timeout.ms"
 OWN = {"bootstrap.servers", "acks", "client.id"}
+VALUE: list[Header] = [("large-message", b"true"), ("large-message.size", b"70")]
+KEY: list[Header] = [("large-message-key", b"true"), ("large-message-key.size", b"5")]
 
 
 class OwnStore:
@@ -90,8 +99,8 @@ def test_the_seeds_producer_is_taken_apart() -> None:
     found = config.producer(given, OWN)
     assert found.client == {"bootstrap.servers": "localhost:9092"}
     assert [stage.name for stage in found.parts["value"].stages] == [
-        "stage 1, to_json",
-        "stage 2, LargeMessageSerializer",
+        "value.serializers, stage 1, to_json",
+        "value.serializers, stage 2, LargeMessageSerializer",
     ]
     assert found.parts["value"].serialize("orders", [], [1]) == b"[1]"
     assert found.parts["key"].serialize("orders", [], "k") == b"k"
@@ -274,6 +283,31 @@ def test_the_store_class_misspelt_is_found() -> None:
     """That the key is missing would be half of the truth."""
     with pytest.raises(ConfigurationError, match=r"^large\.message\.payload\.store\.clas: .* did you mean"):
         LargeMessageSerializer({"large.message.payload.store.clas": "s3", "s3.bucket": "payloads"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers", "expected"),
+    [
+        (b"k", b"v", [], None),
+        (b"k", b"v", [("own", b"1")], None),
+        (b"k", b"v", VALUE, 70),
+        (b"k", b"v", [*KEY, *VALUE], 75),
+        (b"k", None, [*KEY, *VALUE], 5),
+        (b"k", None, VALUE, None),
+        (b"k", b"v", [VALUE[0], ("large-message.size", b"wrong")], 0),
+    ],
+)
+def test_a_record_downloads_what_its_headers_say(
+    config_of: Config, key: bytes, value: bytes | None, headers: list[Header], expected: int | None
+) -> None:
+    """Bytes of key and value together; None where the store is not called, a null among that."""
+    nested = ComposableDeserializer([LargeMessageDeserializer, json.loads], config_of())
+    given = config_of(**{"key.deserializer": LargeMessageDeserializer, "value.deserializer": nested})
+    found = config.consumer(given, [])
+    assert found.store_timeout_ms == 120_000
+    assert found.restored_bytes(Record(key, value, headers)) == expected
+    without = config.consumer({"value.deserializer": json.loads}, [])
+    assert (without.store_timeout_ms, without.restored_bytes(Record(key, value, headers))) == (0, None)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

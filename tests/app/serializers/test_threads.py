@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.chunks.allowance import PARALLEL
 from app.serializers import (
     ComposableDeserializer,
     ComposableSerializer,
@@ -123,6 +124,31 @@ async def test_the_loop_runs_while_a_store_is_slow(config_of: Config) -> None:
     calls = [threads.run(serializer, TOPIC, [], b"x" * 200) for _ in range(2)]
     assert await asyncio.gather(*calls) == [b"where://orders"] * 2
     await threads.close()
+
+
+async def test_a_call_that_waits_for_a_thread_ends_with_its_client() -> None:
+    """It is not made, and its caller gets an error, as in a TaskGroup a cancelled call would pass for a done one."""
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    class Held(Where):
+        def publish(self, topic: str, data: bytes) -> str:
+            begun.release()
+            assert may_end.wait(20)
+            return super().publish(topic, data)
+
+    threads = Threads()
+    serializer = ComposableSerializer([LargeMessageSerializer], {**CONFIG, "large.message.payload.store.class": Held})
+    calls = [asyncio.ensure_future(threads.run(serializer, TOPIC, [], b"x" * 200)) for _ in range(PARALLEL + 1)]
+    for _ in range(PARALLEL):
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+    closing = asyncio.ensure_future(threads.close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await closing
+    *done, waiting = await asyncio.gather(*calls, return_exceptions=True)
+    assert done == [b"where://orders"] * PARALLEL
+    assert isinstance(waiting, SerializationError)
+    assert "value.serializers, stage 1, LargeMessageSerializer, the client was closed before" in str(waiting)
 
 
 async def test_offloading_when_the_client_was_closed() -> None:

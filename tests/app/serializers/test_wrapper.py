@@ -217,7 +217,12 @@ def nothing(_data: object) -> None:
     [
         ("header.9", raising, TypedWrapper({9: 1}, b""), "raising, raised ArithmeticError: no"),
         ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
-        ("header.9", raising, TypedWrapper({9: None}, b""), "found None, and a header in a wrapper has a value"),
+        (
+            "header.9",
+            raising,
+            TypedWrapper({9: None}, b""),
+            "raising, found None, and a header in a wrapper has a value",
+        ),
         ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
         ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed is bytes"),
         ("value", nothing, TypedWrapper({}, 1), "nothing, gave NoneType, allowed is bytes; for a wrapper without a"),
