@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import faust
 import pytest
 from confluent_kafka import SerializingProducer
-from faust.types.tuples import Message
 
 from app.serializers import LargeMessageSerializer
 from app.serializers.confluent import producer_config
-from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
 from tests.forks import fork
-from tests.integration.aiokafka_records import becomes
 from tests.integration.client_config import LARGE, THRESHOLD, Config, on_s3, worker_both_ways
 from tests.integration.client_stores import CuttableWay, delete_payloads
 from tests.integration.topics import Found, committed, end_offsets, read_all, send
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.errors import PayloadStoreError, SerializationError
 
 _ROOT = Path(__file__).parents[2]
 _STARTS_S = 40.0
@@ -161,101 +154,6 @@ def test_forward_keeps_the_reference(broker: str, make_topic: MakeTopic, versity
     assert [(each.value, each.headers) for each in forwarded] == [
         (each.value, each.headers) for each in read_all(broker, topic)[0]
     ]
-
-
-class Order(faust.Record):
-    """What an application works with."""
-
-    number: int
-    scan: str
-
-
-@asynccontextmanager
-async def sending(broker: str, **more: Any) -> AsyncIterator[faust.App]:
-    """An app that only sends."""
-    app = faust.App("sender", broker=f"kafka://{broker}", Topic=LargeMessageTopic, **more)
-    try:
-        yield app
-    finally:
-        await app.producer.stop()
-
-
-async def test_models_and_headers_of_either_kind(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
-) -> None:
-    """A Faust model is what is offloaded; headers may be a list, with its order and repetitions, or a dict."""
-    topic = make_topic()
-    schema = LargeMessageSchema(on_s3(versitygw))
-    order = Order(number=1, scan="x" * 5_000)
-    given: list[Any] = [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, ()]
-    async with sending(broker) as app:
-        orders = app.topic(topic, value_type=Order, schema=schema)
-        for headers in given:
-            await (await orders.send(key=b"k", value=order, headers=headers))
-        assert given == [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, ()]
-        await (await orders.send(key=b"k", value=Order(number=2, scan="")))
-        found = (await asyncio.to_thread(read_all, broker, topic))[0]
-        own = [[header for header in record.headers if not header[0].startswith("large-message")] for record in found]
-        assert own == [[], list(given[1]), list(given[2].items()), [], []]
-        for record in found:
-            as_read: Any = record.headers
-            message = Message(topic, 0, record.offset, 0, 0, as_read, record.key, record.value, None)
-            event = await orders.decode(message, propagate=True)
-            assert event.value == (order if record.offset < 4 else Order(number=2, scan=""))
-            assert event.headers == dict(own[record.offset])
-    schema.close()
-
-
-async def test_what_the_producer_would_refuse_is_offloaded(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server
-) -> None:
-    """Between the app's producer_max_request_size, 1,000,000 by default, and the threshold, nothing is refused."""
-    topic = make_topic()
-    schema = LargeMessageSchema({**on_s3(versitygw), "large.message.threshold.bytes": 2_000_000})
-    async with sending(broker) as app:
-        orders = app.topic(topic, value_serializer="raw", schema=schema)
-        for size in (990_000, 999_900, 1_040_000):
-            await (await orders.send(value=b"x" * size))
-    schema.close()
-    found = (await asyncio.to_thread(read_all, broker, topic))[0]
-    assert [(record.value or b"").startswith(b"s3://") for record in found] == [False, True, True]
-
-
-async def test_a_send_fails_while_the_store_is_down(broker: str, make_topic: MakeTopic, cuttable: CuttableWay) -> None:
-    """Who sends gets the error, with its cause, and nothing is sent; small values go on, and all do afterwards."""
-    topic = make_topic()
-    schema = LargeMessageSchema(on_s3(cuttable.server))
-    async with sending(broker) as app:
-        orders = app.topic(topic, value_serializer="raw", schema=schema)
-        cuttable.cut()
-        with pytest.raises(SerializationError) as caught:
-            await (await orders.send(value=LARGE))
-        assert isinstance(caught.value.__cause__, PayloadStoreError)
-        assert caught.value.retriable
-        await (await orders.send(value=b"small"))
-        cuttable.mend()
-        await (await orders.send(value=LARGE))
-    schema.close()
-    assert [len(record.value or b"") < 200 for record in (await asyncio.to_thread(read_all, broker, topic))[0]] == [
-        True,
-        True,
-    ]
-    assert await asyncio.to_thread(end_offsets, broker, topic) == {0: 2}
-
-
-async def test_random_ids_on_a_compacted_topic_are_warned_of(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The app's own broker is asked for the topic's cleanup.policy."""
-    topic = make_topic(**{"cleanup.policy": "compact"})
-    told = f"topic {topic} has cleanup.policy=compact"
-    schema = LargeMessageSchema(on_s3(versitygw))
-    async with sending(broker) as app:
-        await (await app.topic(topic, value_serializer="raw", schema=schema).send(key=b"k", value=LARGE))
-        await becomes(lambda: told in caplog.text, "the log says so")
-    schema.close()
-    (record,) = (each for each in caplog.records if told in each.getMessage())
-    assert record.levelname == "WARNING"
 
 
 @pytest.mark.matrix

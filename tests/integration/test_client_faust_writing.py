@@ -1,30 +1,52 @@
-"""What a Faust app writes by `large.message.strategy`, and the wrappers that it reads and writes."""
+"""What only Faust's topics have when they write: models, headers, callbacks, wrappers, and a worker's agents."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import faust
 import pytest
+from faust.types.tuples import Message
 
+from app.chunks import ChunkMessageId
 from app.chunks.producer import ChunkedRecordMetadata
-from app.serializers.faust import LargeMessageSchema
-from tests.integration.client_config import LARGE, Config, on_s3
-from tests.integration.client_stores import CuttableWay
-from tests.integration.limits import alter_configs
-from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce, sending
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from tests.integration.aiokafka_records import becomes
+from tests.integration.client_config import LARGE, ON_GATE, THRESHOLD, Config, on_s3
+from tests.integration.client_stores import GatedStore
+from tests.integration.client_writers import written
+from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce
 from tests.integration.topics import committed, read_all
 from tests.integration.topics import send as send_records
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.chunk import is_chunk
-from transforms.errors import ChunkError, ConfigurationError, SerializationError
+from transforms.errors import ConfigurationError, SerializationError
 from transforms.wrapper import OWN_KEYS, MessageWrapper
 
 CHUNKS: Config = {"large.message.strategy": "chunk"}
 BIG = b"z" * 3_000_000
+
+
+class Order(faust.Record):
+    """What an application works with."""
+
+    number: int
+    scan: str
+
+
+@asynccontextmanager
+async def sending(broker: str) -> AsyncIterator[faust.App]:
+    """An app that only sends."""
+    app = faust.App("sender", broker=f"kafka://{broker}", Topic=LargeMessageTopic)
+    try:
+        yield app
+    finally:
+        await app.producer.stop()
 
 
 def raw(app: Any, name: str, schema: LargeMessageSchema) -> Any:
@@ -32,73 +54,26 @@ def raw(app: Any, name: str, schema: LargeMessageSchema) -> Any:
     return app.topic(name, key_serializer="raw", value_serializer="raw", schema=schema)
 
 
-async def test_chunks(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Without a store, what the topic would refuse goes in chunks to one partition, and a worker gets it whole."""
-    topic = make_topic(3)
+async def test_a_message_of_chunks_is_one_for_the_sender(broker: str, make_topic: MakeTopic) -> None:
+    """The callback is called once for each value, and the result has the id of the message."""
+    topic = make_topic()
     schema = LargeMessageSchema(CHUNKS)
     told: list[Any] = []
     async with sending(broker) as app:
-        orders = raw(app, topic, schema)
-        values = [BIG, b"small", b"", b"y" * 1_500_000]  # the first asks for a topic that nobody knows yet
-        for value in values:
-            result = await (await orders.send(value=value, headers=[("a", b"1")], callback=told.append))
-            assert isinstance(result, ChunkedRecordMetadata) == (len(value) > 1_000_000)
-        assert (result.topic, result.offset - result.chunk_message_id.first) == (topic, 1)
-        await (await orders.send(key=b"k", value=BIG, partition=2))
+        for value in (BIG, b"small"):
+            result = await (await raw(app, topic, schema).send(value=value, callback=told.append))
+            assert (result.topic, isinstance(result, ChunkedRecordMetadata)) == (topic, value is BIG)
+            assert getattr(result, "chunk_message_id", ChunkMessageId(0, 3)) == ChunkMessageId(0, 3)
     schema.close()
-    assert len(told) == len(values)
-    for records in (await asyncio.to_thread(read_all, broker, topic)).values():
-        # Each message is whole in its partition.
-        counts = [len(record.value or b"") for record in records if is_chunk(record.headers)]
-        assert sum(counts) % 500_000 == 0
-    with FaustProcess(tmp_path, broker, topic, CHUNKS) as worker:
-        events = worker.events(5)
-    assert {event["value"] for event in events} == {digest(value) for value in values}
-    assert [event["headers"] for event in events if event["key"] is None] == [{"a": "1"}] * 4
-
-
-async def test_auto(broker: str, make_topic: MakeTopic, cuttable: CuttableWay) -> None:
-    """With `auto`, a value goes to the store; while the store is down, it goes in chunks."""
-    topic = make_topic()
-    schema = LargeMessageSchema({**on_s3(cuttable.server), "large.message.strategy": "auto"})
-    async with sending(broker) as app:
-        orders = raw(app, topic, schema)
-        await (await orders.send(value=BIG))
-        cuttable.cut()
-        await (await orders.send(value=BIG))
-    schema.close()
-    reference, *chunks = (await asyncio.to_thread(read_all, broker, topic))[0]
-    assert (reference.value or b"").startswith(b"s3://")
-    assert len(chunks) > 2
-    assert all(is_chunk(record.headers) for record in chunks)
-
-
-async def test_topic_takes_less(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """What the topic takes is asked, and asked again when it refuses a record: nothing else is refused."""
-    topic = make_topic(**{"max.message.bytes": 500_000})
-    schema = LargeMessageSchema({**on_s3(versitygw), "large.message.threshold.bytes": 900_000})
-    async with sending(broker) as app:
-        orders = raw(app, topic, schema)
-        for size in (400_000, 600_000):
-            await (await orders.send(value=b"x" * size))
-        await alter_configs(broker, topic, {"max.message.bytes": "100000"})
-        with pytest.raises(Exception, match="MessageSizeTooLarge"):
-            await (await orders.send(value=b"x" * 400_000))
-        await (await orders.send(value=b"x" * 400_000))
-    schema.close()
-    found = (await asyncio.to_thread(read_all, broker, topic))[0]
-    assert [(record.value or b"").startswith(b"s3://") for record in found] == [False, True, True]
+    assert len(told) == 2
 
 
 async def test_refused(broker: str, make_topic: MakeTopic) -> None:
-    """No chunk and no wrapped null goes to a compacted topic; nothing that needs chunks goes as one record."""
+    """No wrapped null goes to a compacted topic; nothing that needs chunks goes as one record."""
     compacted, plain = make_topic(**{"cleanup.policy": "compact"}), make_topic()
-    schema, wrapped = LargeMessageSchema(CHUNKS), LargeMessageSchema(CHUNKS, wrapped=True)
     async with sending(broker) as app:
-        with pytest.raises(ChunkError, match=r"cleanup\.policy=compact"):
-            await raw(app, compacted, schema).send(key=b"k", value=BIG)
         with pytest.raises(SerializationError, match="found a wrapper without a value"):
-            await raw(app, compacted, wrapped).send(key=b"k", value=None)
+            await raw(app, compacted, LargeMessageSchema(CHUNKS, wrapped=True)).send(key=b"k", value=None)
         with pytest.raises(SerializationError, match=r"which only `await topic\.send"):
             raw(app, plain, LargeMessageSchema(CHUNKS)).send_soon(value=BIG)
         with pytest.raises(ConfigurationError, match=r"store\.class: is missing; large\.message\.strategy"):
@@ -106,6 +81,47 @@ async def test_refused(broker: str, make_topic: MakeTopic) -> None:
         with pytest.raises(ConfigurationError, match=r"did you mean chunk\.max\.bytes"):
             await raw(app, plain, LargeMessageSchema({**CHUNKS, "chunk.max.byte": 1_000})).send(value=b"1")
     assert await asyncio.to_thread(read_all, broker, compacted) == {}
+
+
+async def test_models_and_headers_of_either_kind(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A Faust model is what is offloaded; headers may be a list, with its order and repetitions, or a dict."""
+    topic = make_topic()
+    schema = LargeMessageSchema({**ON_GATE, "large.message.threshold.bytes": THRESHOLD})
+    orders = [Order(number=1, scan="x" * 5_000)] * 4 + [Order(number=2, scan="")]
+    given: list[Any] = [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, (), None]
+    async with sending(broker) as app:
+        channel = app.topic(topic, value_type=Order, schema=schema)
+        for order, headers in zip(orders, given, strict=True):
+            await (await channel.send(key=b"k", value=order, headers=headers))
+        assert given[1:3] == [[("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}]
+        found = await written(broker, topic, gate.payloads.__getitem__)
+        assert [each.form for each in found] == ["reference"] * 4 + ["plain"]
+        assert [each.headers for each in found] == [
+            list(dict(h).items() if isinstance(h, dict) else h or ()) for h in given
+        ]
+        for order, each in zip(orders, found, strict=True):
+            (record,) = each.records
+            as_read: Any = record.headers
+            message = Message(topic, 0, record.offset, 0, 0, as_read, record.key, record.value, None)
+            event = await channel.decode(message, propagate=True)
+            assert (event.value, event.headers) == (order, dict(each.headers))
+    schema.close()
+
+
+async def test_random_ids_on_a_compacted_topic_are_warned_of(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The app's own broker is asked for the topic's cleanup.policy."""
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    schema = LargeMessageSchema({**ON_GATE, "large.message.threshold.bytes": THRESHOLD})
+    async with sending(broker) as app:
+        await (await raw(app, topic, schema).send(key=b"k", value=LARGE))
+        await becomes(lambda: f"topic {topic} has cleanup.policy=compact" in caplog.text, "the log says so")
+    schema.close()
+    assert "WARNING" in {each.levelname for each in caplog.records if topic in each.getMessage()}
+
+
+# --- by a worker ------------------------------------------------------------------------------------------------------
 
 
 def test_a_reference_without_a_store_stops_the_worker(
@@ -162,18 +178,13 @@ def test_a_plain_value_where_wrappers_are(broker: str, make_topic: MakeTopic, tm
     assert (event["value"], event["headers"]) == (digest(b"plain"), {"a": "1"})
 
 
-def lengths(broker: str, topic: str) -> list[int]:
-    """The bytes of all values of each partition that has any."""
-    return [sum(len(record.value or b"") for record in records) for records in read_all(broker, topic).values()]
-
-
 def test_chunks_with_exactly_once(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """An agent's chunks go to the partition of their key; without a key they are refused, as Faust would strew them."""
     topic, sent = make_topic(**{"max.message.bytes": 4_000_000}), make_topic(3)
     send_records(broker, topic, [(0, b"k", BIG, [], 0), (0, None, BIG, [], 0)])
     with FaustProcess(tmp_path, broker, topic, CHUNKS, to=sent, transactions=True) as worker:
         worker.says("give the record a key")
-        until(lambda: lengths(broker, sent) == [len(BIG)], "all chunks are in one partition", 30)
+        until(lambda: [each.value for each in asyncio.run(written(broker, sent))] == [BIG], "the value is there", 30)
 
 
 def test_chunks_on_commit(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
