@@ -29,6 +29,7 @@ class Beginnings:
     """
 
     def __init__(self, below: int, lookback: int) -> None:
+        self.below = below
         self._floor = max(0, below - lookback)
         self._searched = below
         self._found: dict[str, int] = {}
@@ -80,7 +81,7 @@ class ReadRange:
         reason: Reason | None,
         detail: str,
         limits: Limits,
-        beginnings: Beginnings,
+        beginnings: Beginnings | None,
         receiver: Callable[[], Receive],
     ) -> None:
         self.partition: Hashable = message.partition
@@ -88,7 +89,7 @@ class ReadRange:
         self.reason, self.detail = reason, detail
         self.start, self.end = message.first, last + 1
         self._most_bytes = 2 * limits.pending_bytes
-        self._beginnings = beginnings if message.below is not None and reason is None else None
+        self._beginnings = beginnings
         self._receiver = receiver
         self.begin()
 

@@ -54,7 +54,7 @@ class _Partition:
         last: the offset of the last chunk that was read.
         delivered: all that ended below this offset was delivered before the restart.
         now_ms: the time in which the partition was read.
-        beginnings: where messages begin before `start`.
+        beginnings: where messages begin before the offset where reading began.
     """
 
     open: dict[str, Message] = field(default_factory=dict)
@@ -265,7 +265,7 @@ class Reassembly:
                 if message.reason is not None or message.chunk.uuid in former.open:
                     continue
                 message.first_ms = message.began_ms = state.now_ms
-                message.ended, message.whole_at = None, message.last
+                message.ended, message.whole_at, message.begun = None, message.last, 1
             if message.first < offset and (message.whole_at is None or message.whole_at >= offset):
                 self.counts.set_aside += message.state is State.KEPT
                 message.set_aside()
@@ -459,9 +459,11 @@ class Reassembly:
         state.end(message)
 
     def _range(self, state: _Partition, message: Message, last: int, reason: Reason | None, detail: str) -> ReadRange:
-        if state.beginnings is None:
-            state.beginnings = Beginnings(state.start or 0, self._lookback)
-        return ReadRange(message, last, reason, detail, self.limits, state.beginnings, self._receiver)
+        below = message.below
+        if below is not None and (state.beginnings is None or state.beginnings.below != below):
+            state.beginnings = Beginnings(below, self._lookback)
+        beginnings = None if below is None or reason is not None else state.beginnings
+        return ReadRange(message, last, reason, detail, self.limits, beginnings, self._receiver)
 
     def _receiver(self) -> Receive:
         """What puts one message together again. The time has had its say when the message was read first."""
