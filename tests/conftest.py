@@ -135,7 +135,10 @@ def _has_kafka_python(item: pytest.Item) -> bool:
     """Whether the module of the test has names of kafka-python, or of our classes on it."""
     found = vars(getattr(item, "module", None) or object).values()
     places = (getattr(each, "__module__", None) or getattr(each, "__name__", None) for each in found)
-    return any(str(place).startswith(("kafka.", "app.serializers.kafka_python")) for place in places)
+    return any(
+        str(place).startswith(("kafka.", "app.serializers.kafka_python", "tests.integration.client_readers"))
+        for place in places
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -19,8 +19,6 @@ from tests.integration.client_stores import GatedStore
 from tests.integration.topics import committed, send
 from tests.integration.way import MakeTopic
 from transforms.errors import SerializationError
-from transforms.pending_message import PendingMessage
-from transforms.record import Record
 
 _LONG_S = 30.0
 PLAIN: dict[str, Any] = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -240,46 +238,6 @@ async def test_a_position_that_is_out_of_range(broker: str, make_topic: MakeTopi
         assert found == [*range(3, 10), *range(15, 20)]
         await consumer.seek_to_beginning(tp)
         assert (await consumer.getone()).offset == 15
-
-
-@pytest.mark.parametrize("read", ["getone", "getmany"])
-async def test_no_memory_for_a_message(
-    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, read: str
-) -> None:
-    """What was fetched with it is read again: every record comes once, and no commit passes one."""
-    topic = make_topic(2)
-    errors = [MemoryError("no room")]
-    whole = PendingMessage.whole
-
-    def failing(self: PendingMessage) -> Any:
-        if errors:
-            raise errors.pop()
-        return whole(self)
-
-    for partition in (0, 1):
-        chunks = pieces(f"u{partition}", 3_000, 1)
-        written = [chunks[0], Record(b"k", b"a"), *chunks[1:], *[Record(b"k", b"z")] * 10]
-        await write(broker, topic, written, partition)
-    monkeypatch.setattr(PendingMessage, "whole", failing)
-    more = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "fetch.min.bytes": 6_000, "fetch.max.wait.ms": 500}
-    found: list[tuple[int, int]] = []
-    failed = 0
-    async with AssemblingConsumer(PLAIN | more, topic) as consumer:
-        while len(found) < 24:
-            try:
-                if read == "getone":
-                    records = [await asyncio.wait_for(consumer.getone(), _LONG_S)]
-                else:
-                    records = [each for part in (await consumer.getmany(timeout_ms=500)).values() for each in part]
-            except MemoryError:
-                failed += 1
-                await consumer.commit()
-                told = await asyncio.to_thread(committed, broker, f"{topic}-g", topic)
-                assert max(told.values(), default=0) <= 0
-            else:
-                found += [(each.partition, each.offset) for each in records]
-    assert failed == 1
-    assert sorted(found) == [(n, offset) for n in (0, 1) for offset in (1, *range(len(chunks), len(chunks) + 11))]
 
 
 async def test_what_is_fetched_ahead_is_bounded(broker: str, make_topic: MakeTopic) -> None:

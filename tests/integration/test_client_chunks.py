@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,10 +17,9 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
 from tests.forks import run
-from tests.integration.aiokafka_records import becomes, loop_turns, one
+from tests.integration.aiokafka_records import becomes, one
 from tests.integration.chunk_records import pieces, value_of, write
 from tests.integration.way import MakeTopic
-from transforms.commit_metadata import Noted, noted
 from transforms.errors import ConfigurationError
 from transforms.record import Record
 
@@ -131,100 +128,6 @@ EXPIRE = {"expire.time.of.incomplete.chunked.message.ms": 60_000}
 HOUR_S = 3_600.0
 
 
-class LeapingClock:
-    """The clock of a consumer, which may leap ahead."""
-
-    def __init__(self) -> None:
-        self._ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        """See `time.monotonic`."""
-        return time.monotonic() + self._ahead_s
-
-    def leap(self) -> None:
-        """An hour is over at once."""
-        self._ahead_s += HOUR_S
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> LeapingClock:
-    """The clock of the consumers of the test."""
-    leaping = LeapingClock()
-    monkeypatch.setattr("app.chunks.whole_records.time", leaping)
-    return leaping
-
-
-async def test_discarded_expired(broker: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
-    """A message whose last chunk does not come expires while the consumer waits; by default that is logged."""
-    topic = make_topic()
-    half = pieces("half", 3_000)[:2]
-    await write(broker, topic, half)
-    async with consuming(broker, topic, keys={"expire.time.of.incomplete.chunked.message.ms": 300}) as consumer:
-        reading = asyncio.create_task(one(consumer))
-        await becomes(lambda: consumer.counts.discarded == {"expired": 1}, "the message has expired")
-        await write(broker, topic, [Record(b"k", b"next")])
-        assert (await reading).value == b"next"
-        assert consumer.stats()["pendingChunkedMessages"] == 0
-    assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
-
-
-async def test_discarded_not_expired_while_nobody_reads(
-    broker: str, make_topic: MakeTopic, clock: LeapingClock
-) -> None:
-    """The time in which an application is busy does not count: the chunks were waiting."""
-    topic = make_topic()
-    chunks = pieces("u", 2_000)
-    await write(broker, topic, chunks[:1])
-    found: list[Discarded] = []
-    async with consuming(broker, topic, found, EXPIRE) as consumer:
-        while not consumer.stats()["pendingChunkedMessages"]:
-            await consumer.getmany(timeout_ms=50)
-        clock.leap()
-        await write(broker, topic, chunks[1:])
-        assert (await one(consumer)).value == value_of(2_000)
-    assert found == []
-
-
-async def test_discarded_callback_raises(broker: str, make_topic: MakeTopic) -> None:
-    """An error of the callback comes out, no commit passes the message, and the next call tries it again."""
-    topic = make_topic()
-    chunks = pieces("u", 3_000)
-    await write(broker, topic, [Record(b"k", b"before"), chunks[0], chunks[2], Record(b"k", b"after")])
-    seen: list[Discarded] = []
-
-    async def discarded(message: Discarded) -> None:
-        seen.append(message)
-        if len(seen) == 1:
-            raise OSError("no dead-letter topic")
-
-    async with consuming(broker, topic, keys={"group.id": topic}, on_discarded=discarded) as consumer:
-        await becomes(lambda: consumer.assignment() != set(), "the partition is assigned")
-        values: list[bytes] = []
-        while len(values) < 2:
-            try:
-                for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    values += [record.value for record in records]
-            except OSError:
-                assert consumer.safe_offsets() == {TopicPartition(topic, 0): OffsetAndMetadata(0, "")}
-        assert values == [b"before", b"after"]
-        assert [each.reason for each in seen] == ["out-of-order"] * 2
-        assert consumer.safe_offsets() == {TopicPartition(topic, 0): OffsetAndMetadata(4, "")}
-
-
-async def test_discarded_quietly(broker: str, make_topic: MakeTopic) -> None:
-    """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
-    topic = make_topic()
-    await write(broker, topic, [pieces(f"u{n}", 2_000)[0] for n in range(3)] + [Record(b"k", b"end")])
-    for quiet in (True, False):
-        found: list[Discarded] = []
-        keys = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": quiet}
-        async with consuming(broker, topic, found, keys) as consumer:
-            assert (await one(consumer)).value == b"end"
-            assert consumer.counts.discarded == ({"evicted": 1} if quiet else {})
-            assert consumer.stats()["pendingChunkedMessages"] == (2 if quiet else 3)
-        assert found == []
-
-
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
@@ -235,44 +138,6 @@ async def committed(broker: str, group: str, topic: str) -> OffsetAndMetadata:
         consumer.assign([partition])
         found: OffsetAndMetadata = (await consumer._coordinator.fetch_committed_offsets([partition]))[partition]
         return found
-
-
-@pytest.mark.parametrize("way", ["commit", "offsets", "auto"])
-async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic: MakeTopic, way: str) -> None:
-    """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
-    topic = make_topic()
-    slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
-    log = [Record(b"k", b"a"), slow[0], quick[0], Record(b"k", b"b"), slow[1], quick[1], quick[2], Record(b"k", b"c")]
-    assert (len(slow), len(quick)) == (5, 3)
-    await write(broker, topic, log)
-    keys: dict[str, Any] = {"group.id": topic, "enable.auto.commit": "true" if way == "auto" else "false"}
-    async with consuming(broker, topic, [], keys) as consumer:
-        assert [(await one(consumer)).value for _ in range(4)] == [b"a", b"b", value_of(2_000, 2), b"c"]
-        if way == "commit":
-            await consumer.commit()
-        elif way == "offsets":
-            await consumer.commit({TopicPartition(topic, 0): 8})
-    found = await committed(broker, topic, topic)
-    assert (found.offset, noted(found.metadata)) == (1, Noted(8))
-    await write(broker, topic, [*slow[2:], Record(b"k", b"d")])
-    async with consuming(broker, topic, [], keys) as consumer:
-        assert [(await one(consumer)).value for _ in range(2)] == [value_of(3_000, 1), b"d"]
-        await consumer.commit()
-    assert await committed(broker, topic, topic) == OffsetAndMetadata(12, "")
-
-
-async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic) -> None:
-    """An application that commits what it is done with does not pass a message that it was given and has not done."""
-    topic = make_topic()
-    chunks = pieces("u", 1_500)
-    await write(broker, topic, [chunks[0], Record(b"k", b"a"), *chunks[1:]])
-    async with consuming(broker, topic, [], keys={"group.id": topic}) as consumer:
-        assert (await one(consumer)).value == b"a"
-        assert (await one(consumer)).value == value_of(1_500)
-        await consumer.commit({TopicPartition(topic, 0): (2, "my own")})
-        assert await committed(broker, topic, topic) == OffsetAndMetadata(0, "my own")
-        await consumer.commit({TopicPartition(topic, 0): len(chunks) + 1})
-    assert (await committed(broker, topic, topic)).offset == len(chunks) + 1
 
 
 async def test_rebalance(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
@@ -362,26 +227,6 @@ async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeT
         consumer.seek(first, 1)
         assert [(await one(consumer)).value for _ in range(4)] == [b"0-1", b"0-2", b"0-3", b"0-4"]
         assert {each: told.offset for each, told in consumer.safe_offsets().items()} == {first: 5, other: 2}
-
-
-async def test_pause(broker: str, make_topic: MakeTopic, clock: LeapingClock) -> None:
-    """Chunks of a paused partition wait in the log, and their message does not expire."""
-    topic = make_topic(2)
-    chunks = pieces("u", 2_000)
-    await write(broker, topic, chunks[:1])
-    found: list[Discarded] = []
-    async with consuming(broker, topic, found, EXPIRE) as consumer:
-        while not consumer.stats()["pendingChunkedMessages"]:
-            await consumer.getmany(timeout_ms=50)
-        consumer.pause(TopicPartition(topic, 0))
-        await write(broker, topic, chunks[1:])
-        reading = asyncio.create_task(consumer.getmany(timeout_ms=200))
-        await loop_turns()
-        clock.leap()
-        assert await reading == {}
-        consumer.resume(TopicPartition(topic, 0))
-        assert (await one(consumer)).value == value_of(2_000)
-    assert found == []
 
 
 # --- the example ------------------------------------------------------------------------------------------------------

@@ -15,21 +15,17 @@ from kafka import ConsumerRebalanceListener, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.errors import KafkaError
-from kafka.structs import OffsetAndMetadata
 
 from app.chunks import Discarded
-from app.chunks.polled import Polled
-from app.kafka.source_batch import ReadRecord
 from app.serializers import ConfigurationError, LargeMessageDeserializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
-from tests.integration.chunk_records import delete_up_to, interleaved, pieces, value_of, write
+from tests.integration.chunk_records import interleaved, pieces, value_of, write
 from tests.integration.client_config import LARGE, Config, on_s3, producing
 from tests.integration.test_client_chunks import committed
 from tests.integration.topics import committed as committed_in
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.commit_metadata import Noted, noted
 from transforms.errors import SerializationError
 from transforms.record import Record
 
@@ -108,136 +104,6 @@ async def test_plain_references_and_chunks(broker: str, versitygw: S3Server, mak
         assert consumer.poll(100) == {}
 
 
-async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic) -> None:
-    """What does not fit is read again; nothing is discarded, and the order is that of the last chunks."""
-    topic = make_topic()
-    messages = [pieces(f"u{n}", 3_000, n) for n in range(8)]
-    await write(broker, topic, list(interleaved(messages, 3)))
-    found: list[Discarded] = []
-    with consuming(broker, topic, found, **TIGHT) as consumer:
-        got = polled(consumer, 8)
-        assert consumer.counts.set_aside > 2
-        assert consumer.stats()["pendingChunkedBytes"] == 0
-    assert {each.value for each in got} == {value_of(3_000, n) for n in range(8)}
-    assert [each.offset for each in got] == sorted(each.offset for each in got)
-    assert found == []
-
-
-@pytest.mark.parametrize("kept", ["commit", "auto", "iterate", "offsets", "position"])
-async def test_restart_anywhere(broker: str, make_topic: MakeTopic, kept: str) -> None:
-    """A consumer that begins anew after every two records gets each once, wherever it keeps its offsets."""
-    topic = make_topic()
-    place = TopicPartition(topic, 0)
-    plain = [[Record(b"k", b"%d" % n)] for n in range(4)]
-    await write(broker, topic, list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(4)] + plain, 5)))
-    expected = {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
-    got: list[Any] = []
-    found: list[Discarded] = []
-    position: int | None = 0
-    while len(got) < len(expected):
-        more: Config = {**TIGHT, "enable.auto.commit": kept in {"auto", "iterate"}}
-        with consuming(broker, topic, found, **more) as consumer:
-            if kept == "position":
-                consumer.unsubscribe()
-                consumer.assign([place])
-                assert position is not None
-                consumer.seek(place, position)
-            for _ in range(2):
-                record = next(consumer) if kept == "iterate" else polled(consumer, 1, 1)[0]
-                got.append(record.value)
-                if kept == "offsets":
-                    consumer.commit({place: OffsetAndMetadata(record.offset + 1, "", -1)})
-                position = consumer.position(place)
-            if kept == "commit":
-                consumer.commit()
-    assert len(got) == len(expected)
-    assert set(got) == expected
-    assert found == []
-
-
-async def test_commit_holds(broker: str, make_topic: MakeTopic) -> None:
-    """No commit passes a message that is not whole; its metadata says how far records were given."""
-    topic = make_topic()
-    place = TopicPartition(topic, 0)
-    slow = pieces("slow", 3_000, 1)
-    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"b"), slow[1]])
-    with consuming(broker, topic) as consumer:
-        assert [each.value for each in polled(consumer, 2)] == [b"a", b"b"]
-        assert consumer.poll(1_000) == {}
-        consumer.commit({place: OffsetAndMetadata(4, "", -1)})
-        commit = await committed(broker, f"{topic}-g", topic)
-        assert (commit.offset, noted(commit.metadata)) == (1, Noted(4))
-        consumer.seek(place, 0)
-        assert values(consumer, 1) == [b"a"]
-    await write(broker, topic, slow[2:])
-    with consuming(broker, topic) as consumer:
-        assert values(consumer, 1) == [value_of(3_000, 1)]
-
-
-async def test_commits_while_a_call_waits(broker: str, make_topic: MakeTopic) -> None:
-    """An automatic commit has what was given, not what is fetched; an iteration commits while it waits."""
-    topic = make_topic()
-    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(3)])
-    more: Config = {"enable.auto.commit": True, "auto.commit.interval.ms": 100, "consumer.timeout.ms": 3_000}
-    with consuming(broker, topic, **more) as consumer:
-        assert [next(consumer).value for _ in range(2)] == [b"0", b"1"]
-        assert consumer.position(TopicPartition(topic, 0)) == 2
-        consumer.commit()
-        assert (await committed(broker, f"{topic}-g", topic)).offset == 2
-        assert [record.value for record in consumer] == [b"2"]
-        assert (await committed(broker, f"{topic}-g", topic)).offset == 3
-
-
-async def test_discarded_messages(broker: str, make_topic: MakeTopic) -> None:
-    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them."""
-    topic = make_topic()
-    chunks = pieces("u", 3_000)
-    await write(broker, topic, [chunks[0], chunks[2], Record(b"k", b"end"), *pieces("late", 3_000)[:2]])
-    seen: list[Discarded] = []
-
-    def discarded(message: Discarded) -> None:
-        seen.append(message)
-        if len(seen) == 1:
-            raise OSError("no dead-letter topic")
-
-    config = {
-        "bootstrap.servers": broker,
-        "group.id": topic,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-        "expire.time.of.incomplete.chunked.message.ms": 300,
-    }
-    with DeserializingConsumer(config, topic, on_discarded=discarded) as consumer:
-        with pytest.raises(OSError, match="no dead-letter topic"):
-            polled(consumer, 1)
-        consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(2, "", -1)})
-        assert (await committed(broker, topic, topic)).offset == 0
-        assert values(consumer, 1) == [b"end"]
-        until(lambda: consumer.poll(200) == {} and len(seen) == 3, "the other one has expired")
-        consumer.commit()
-    told = [(each.reason, [record.offset for record in each.records]) for each in seen]
-    assert told == [("out-of-order", [0, 1])] * 2 + [("expired", [3, 4])]
-    assert (await committed(broker, topic, topic)).offset == 5
-
-
-async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic) -> None:
-    """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
-    topic = make_topic()
-    chunks = pieces("u", 3_000)
-    await write(broker, topic, [chunks[0], chunks[2], Record(b"k", b"end")])
-    seen: list[str] = []
-    config = {"bootstrap.servers": broker, "group.id": topic, "auto.offset.reset": "earliest"}
-
-    def discarded(message: Discarded) -> None:
-        seen.append(message.reason)
-        if len(seen) == 1:
-            consumer.seek(TopicPartition(topic, 0), 0)
-
-    with DeserializingConsumer(config, topic, on_discarded=discarded) as consumer:
-        assert values(consumer, 1) == [b"end"]
-    assert seen == ["out-of-order"] * 2
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_listener_of_the_application(broker: str, make_topic: MakeTopic, asynchronous: bool) -> None:  # noqa: FBT001
     """It is called with what comes and goes; what was given is committed before that."""
@@ -302,23 +168,6 @@ async def test_what_is_pending_outlasts_a_rebalance(broker: str, make_topic: Mak
             assert committed_in(broker, f"{topic}-g", topic)[stays.partition] == 0
             await write(broker, topic, messages[stays.partition][1:], stays.partition)
             assert values(consumer, 1) == [value_of(3_000, stays.partition)]
-    assert found == []
-
-
-@pytest.mark.parametrize("target", [2, 3])
-async def test_a_retry_or_a_skip_keeps_what_is_pending(broker: str, make_topic: MakeTopic, target: int) -> None:
-    """No commit passes a message that began before the position that is set, and it comes, however far back."""
-    topic, found = make_topic(), list[Discarded]()
-    slow = pieces("slow", 3_000, 1)
-    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"bad"), Record(b"k", b"b")])
-    with consuming(broker, topic, found, **{"chunk.lookback": 0}) as consumer:
-        assert values(consumer, 2) == [b"a", b"bad"]
-        consumer.seek(TopicPartition(topic, 0), target)
-        assert values(consumer, 4 - target) == [b"bad", b"b"][target - 2 :]
-        consumer.commit()
-        assert committed_in(broker, f"{topic}-g", topic)[0] == 1
-        await write(broker, topic, slow[1:])
-        assert values(consumer, 1) == [value_of(3_000, 1)]
     assert found == []
 
 
@@ -392,28 +241,6 @@ async def test_a_commit_in_the_midst_of_a_call(broker: str, make_topic: MakeTopi
     assert len(commits) >= 4
 
 
-async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic) -> None:
-    """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
-    topic = make_topic(2)
-    slow = pieces("slow", 3_000, 1)
-    first, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    await write(broker, topic, [slow[0], Record(b"k", b"given")], 0)
-    await write(broker, topic, [Record(b"k", b"x")], 1)
-    with consuming(broker, topic) as consumer:
-        assert len(polled(consumer, 2)) == 2
-        consumer.commit()
-    with consuming(broker, topic) as consumer:
-        consumer.unsubscribe()
-        consumer.assign([first, other])
-        consumer.pause(first)
-        assert consumer.poll(500) == {}
-        consumer.commit()
-        assert noted((await committed(broker, f"{topic}-g", topic)).metadata) == Noted(2)
-        await write(broker, topic, slow[1:], 0)
-        consumer.resume(first)
-        assert values(consumer, 1) == [value_of(3_000, 1)]
-
-
 async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> None:
     """What an iteration has fetched is given by later polls, no more than they ask for."""
     topic = make_topic()
@@ -423,49 +250,6 @@ async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> N
         for wanted in ([b"1"], [b"2", b"3"], [b"4"]):
             ((_, records),) = consumer.poll(_LONG_S * 1000, len(wanted)).items()
             assert [each.value for each in records] == wanted
-
-
-async def test_an_interrupt_within_a_chunk(broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a message is put together loses nothing: its partition is read again."""
-    topic = make_topic()
-    await write(broker, topic, [Record(b"k", b"a"), *pieces("u", 3_000, 1), Record(b"k", b"end")])
-    take, interrupts = Polled.take, iter([KeyboardInterrupt()])
-
-    def interrupted(self: Polled, record: ReadRecord) -> object:
-        found = take(self, record)
-        if found is not None:
-            for interrupt in interrupts:
-                raise interrupt
-        return found
-
-    monkeypatch.setattr(Polled, "take", interrupted)
-    with consuming(broker, topic) as consumer:
-        got = values(consumer, 1)
-        with pytest.raises(KeyboardInterrupt):
-            values(consumer, 1)
-        got += [each.value for each in polled(consumer, 2)]
-        while (more := consumer.poll(500)) != {}:
-            got += [each.value for records in more.values() for each in records]
-    assert list(dict.fromkeys(got)) == [b"a", value_of(3_000, 1), b"end"]
-
-
-async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic) -> None:
-    """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
-    topic = make_topic()
-    a, b = pieces("a", 1_000, 1), pieces("b", 2_000, 2)
-    await write(broker, topic, [b[0], a[0], b[1]])
-    found: list[Discarded] = []
-    with consuming(broker, topic, found, **TIGHT) as consumer:
-        until(
-            lambda: consumer.poll(1_000) == {} and consumer.stats()["pendingChunkedMessages"] == 2,
-            "both messages have begun",
-        )
-        await delete_up_to(broker, topic, 2)
-        await write(broker, topic, [a[1], b[2], Record(b"k", b"end")])
-        assert values(consumer, 2) == [value_of(2_000, 2), b"end"]
-    assert [(each.reason, each.uuid, [record.offset for record in each.records]) for each in found] == [
-        ("missing-first", "a", [3])
-    ]
 
 
 async def test_a_message_that_cannot_be_deserialized(broker: str, make_topic: MakeTopic) -> None:
@@ -497,23 +281,6 @@ async def test_a_message_that_cannot_be_deserialized(broker: str, make_topic: Ma
             polled(consumer, 1)
         consumer.seek(place, len(chunks) + 1)
         assert values(consumer, 1) == [b"end"]
-
-
-async def test_an_iteration_that_is_paused(broker: str, make_topic: MakeTopic) -> None:
-    """Records of a paused partition wait, and none of them is lost or comes twice; `poll` goes on where it was."""
-    topic = make_topic()
-    place = TopicPartition(topic, 0)
-    await write(broker, topic, [Record(b"k", b"a"), *pieces("u", 3_000, 1), Record(b"k", b"b"), Record(b"k", b"c")])
-    with consuming(broker, topic, None, **{"consumer.timeout.ms": 500}) as consumer:
-        until(lambda: consumer.poll(1_000, 1) != {}, "the first record came")
-        consumer.seek(place, 0)
-        assert next(consumer).value == b"a"
-        consumer.pause(place)
-        assert list(consumer) == []
-        assert consumer.poll(100) == {}
-        consumer.resume(place)
-        assert next(consumer).value == value_of(3_000, 1)
-        assert [each.value for each in polled(consumer, 2)] == [b"b", b"c"]
 
 
 async def test_consumers_come_and_go(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:

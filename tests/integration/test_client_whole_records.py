@@ -78,31 +78,6 @@ async def test_a_reference_in_chunks_that_are_read_again(
     assert found == []
 
 
-async def test_pieces_that_make_nothing(broker: str, versitygw: S3Server, make_topic: MakeTopic) -> None:
-    """What is not whole goes to `on_discarded` with its coordinates; an error there keeps the commit in front of it."""
-    topic = make_topic()
-    chunks = pieces("u", 3_000)
-    other = pieces("u", 3_000, 7)
-    await write(broker, topic, [chunks[0], other[1], Record(b"k", b"end")])
-    found: list[Discarded] = []
-
-    def discarded(message: Discarded) -> None:
-        found.append(message)
-        if len(found) == 1:
-            raise OSError("no dead-letter topic")
-
-    config = {**consuming(broker, on_s3(versitygw)), "group.id": topic}
-    async with DeserializingConsumer(config, topic, on_discarded=discarded) as consumer:
-        with pytest.raises(OSError, match="no dead-letter topic"):
-            await one(consumer)
-        assert consumer.safe_offsets()[TopicPartition(topic, 0)].offset == 0
-        assert (await one(consumer)).value == b"end"
-        assert consumer.safe_offsets()[TopicPartition(topic, 0)].offset == 3
-    assert [(each.reason, [record.offset for record in each.records]) for each in found] == [
-        ("contradictory", [0, 1])
-    ] * 2
-
-
 async def test_a_reference_that_cannot_be_restored(broker: str, versitygw: S3Server, make_topic: MakeTopic) -> None:
     """A payload that is missing is told with the record's place; what is around it comes, in order."""
     topic = make_topic()

@@ -1,0 +1,441 @@
+"""What every consumer promises of chunks: messages come whole and once, and no commit passes one that is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.chunks import Discarded
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
+from tests.integration.client_config import Config
+from tests.integration.client_readers import READERS, Reader
+from tests.integration.way import MakeTopic
+from transforms.commit_metadata import Noted, noted
+
+TIGHT: Config = {"max.pending.chunked.message": 1}
+EXPIRES = "expire.time.of.incomplete.chunked.message.ms"
+
+every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
+
+
+def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
+    """Of each discarded message the reason, the uuid, and the offsets of the chunks that are given back."""
+    return [(each.reason, each.uuid, [record.offset for record in each.records]) for each in found]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@every
+async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """What is over a limit, of messages or of bytes, is read again; all come once, in the order of the last chunks."""
+    topic = make_topic()
+    log = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
+    await write(broker, topic, log)
+    for limits in (TIGHT, {"max.pending.chunked.bytes": 20_000, "chunk.max.message.bytes": 5_000}):
+        found: list[Discarded] = []
+        async with client(broker, topic, limits, found.append) as reader:
+            got = await reader.read(8)
+            assert await reader.position() == len(log)
+            assert reader.consumer.counts.assembled == 8
+            assert reader.consumer.counts.set_aside == reader.consumer.stats()["setAside"] >= 2
+            assert reader.consumer.stats()["pendingChunkedBytes"] == 0
+        assert {each.value for each in got} == {value_of(3_000, n) for n in range(8)}
+        assert [each.offset for each in got] == sorted(each.offset for each in got)
+        assert found == []
+
+
+@every
+async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
+    topic, found = make_topic(), list[Discarded]()
+    a, b = pieces("a", 1_000, 1), pieces("b", 2_000, 2)
+    await write(broker, topic, [b[0], a[0], b[1]])
+    async with client(broker, topic, TIGHT, found.append) as reader:
+        await reader.becomes(lambda: reader.consumer.stats()["pendingChunkedMessages"] == 2, "both have begun")
+        await delete_up_to(broker, topic, 2)
+        await write(broker, topic, [a[1], b[2], plain(b"end")])
+        assert await reader.values(2) == [value_of(2_000, 2), b"end"]
+    assert told(found) == [("missing-first", "a", [3])]
+
+
+@every
+async def test_a_message_that_begins_before_what_is_read(
+    broker: str, make_topic: MakeTopic, client: type[Reader]
+) -> None:
+    """Its first chunk is looked for up to `chunk.lookback` offsets back, and not where retention has removed it."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000, 1)
+    await write(broker, topic, [chunks[0], plain(b"a"), plain(b"b"), *chunks[1:], plain(b"end")])
+    missing = ("missing-first", "u", [3, 4, 5, 6])
+    for lookback, value, gone in ((3, [value_of(3_000, 1)], []), (2, [], [missing])):
+        found: list[Discarded] = []
+        async with client(broker, topic, {"chunk.lookback": lookback}, found.append, assigned={0: 3}) as reader:
+            assert await reader.values(len(value) + 1) == [*value, b"end"]
+        assert told(found) == gone
+    await delete_up_to(broker, topic, 4)
+    found = []
+    async with client(broker, topic, {}, found.append) as reader:
+        assert await reader.values() == [b"end"]
+    assert told(found) == [("missing-first", "u", [4, 5, 6])]
+
+
+# --- commits and positions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["commit", "offsets", "auto"])
+@every
+async def test_commit_holds_and_restart_repeats_nothing(
+    broker: str, make_topic: MakeTopic, client: type[Reader], way: str
+) -> None:
+    """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
+    topic = make_topic()
+    slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
+    log = [plain(b"a"), slow[0], quick[0], plain(b"b"), slow[1], quick[1], quick[2], plain(b"c")]
+    await write(broker, topic, log)
+    async with client(broker, topic, {"enable.auto.commit": way == "auto"}) as reader:
+        assert await reader.values(4) == [b"a", b"b", value_of(2_000, 2), b"c"]
+        if way != "auto":
+            await reader.commit(8 if way == "offsets" else None)
+    offset, metadata = (await reader.marks())[0]
+    assert (offset, noted(metadata)) == (1, Noted(8))
+    await write(broker, topic, [*slow[2:], plain(b"d")])
+    async with client(broker, topic) as reader:
+        assert await reader.values(2) == [value_of(3_000, 1), b"d"]
+        await reader.commit()
+    assert await reader.marks() == {0: (12, "")}
+
+
+@pytest.mark.parametrize("kept", ["commit", "auto", "record", "offset", "position"])
+@every
+async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: type[Reader], kept: str) -> None:
+    """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
+    topic, got, found, at = make_topic(), list[Any](), list[Discarded](), 0
+    await write(
+        broker,
+        topic,
+        list(interleaved([*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))], 5)),
+    )
+    while len(got) < 8:
+        assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
+        more: Config = {**TIGHT, "enable.auto.commit": kept == "auto"}
+        async with client(broker, topic, more, found.append, assigned=assigned) as reader:
+            for each in await reader.read(min(3, 8 - len(got))):
+                got.append(each.value)
+                at = each.offset + 1
+            if kept == "position":
+                at = await reader.position()
+            if kept in {"commit", "record"}:
+                await reader.commit(at if kept == "record" else None)
+    assert set(got) == {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
+    assert len(got) == 8
+    assert found == []
+
+
+@every
+async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """An application may commit less than it was given: what is behind that comes again. Its own metadata is kept."""
+    topic = make_topic()
+    chunks = pieces("u", 1_500)
+    await write(broker, topic, [chunks[0], plain(b"a"), *chunks[1:]])
+    async with client(broker, topic) as reader:
+        assert await reader.values(2) == [b"a", value_of(1_500)]
+        await reader.commit(2, "my own")
+        assert await reader.marks() == {0: (0, "my own")}
+        await reader.commit(2)
+    async with client(broker, topic) as reader:
+        assert await reader.values() == [value_of(1_500)]
+        await reader.commit(len(chunks) + 1)
+    assert await reader.marks() == {0: (len(chunks) + 1, "")}
+
+
+@pytest.mark.parametrize("target", [2, 3])
+@every
+async def test_a_retry_or_a_skip_keeps_what_is_pending(
+    broker: str, make_topic: MakeTopic, client: type[Reader], target: int
+) -> None:
+    """No commit passes a message that began before the position that is set, and it comes, however far back."""
+    topic, found = make_topic(), list[Discarded]()
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [plain(b"a"), slow[0], plain(b"bad"), plain(b"b")])
+    async with client(broker, topic, {"chunk.lookback": 0}, found.append) as reader:
+        assert await reader.values(2) == [b"a", b"bad"]
+        await reader.seek(target)
+        assert await reader.values(4 - target) == [b"bad", b"b"][target - 2 :]
+        for offset in (None, 4):
+            await reader.commit(offset)
+            assert await reader.committed() == {0: 1}
+        await write(broker, topic, slow[1:])
+        assert await reader.values() == [value_of(3_000, 1)]
+        await reader.seek(0)
+        assert await reader.values() == [b"a"]
+    assert found == []
+
+
+@every
+async def test_position_waits_for_what_is_not_delivered(
+    broker: str, make_topic: MakeTopic, client: type[Reader]
+) -> None:
+    """The position is behind what was given, or at the first chunk of a message that began too long ago."""
+    topic = make_topic()
+    slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
+    await write(broker, topic, [plain(b"a"), slow[0], *quick, plain(b"b")])
+    for lookback, behind in ((10_000, 5), (1, 1)):
+        async with client(broker, topic, {"chunk.lookback": lookback}) as reader:
+            assert await reader.values(2) == [b"a", value_of(2_000, 2)]
+            assert await reader.position() == behind
+
+
+@every
+async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """Whichever of its offsets is sought, a message comes whole, and has the offset of its last chunk."""
+    topic, found = make_topic(), list[Discarded]()
+    await write(broker, topic, [record for n in range(3) for record in pieces(f"u{n}", 2_000, n)])
+    async with client(broker, topic, {}, found.append) as reader:
+        assert [each.offset for each in await reader.read(3)] == [2, 5, 8]
+        for offset in (3, 4, 5):
+            await reader.seek(offset)
+            assert await reader.values(2) == [value_of(2_000, 1), value_of(2_000, 2)]
+    assert found == []
+
+
+@every
+async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """Where reading begins before the commit, its note says nothing: every record is given."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(3)])
+    async with client(broker, topic) as reader:
+        assert await reader.values(3) == [b"0", b"1", b"2"]
+        await reader.commit(50, "wideload:delivered=100")
+    async with client(broker, topic) as reader:  # the commit is behind the end, so reading is reset to the beginning
+        assert await reader.values(3) == [b"0", b"1", b"2"]
+
+
+@every
+async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
+    topic = make_topic(2)
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [slow[0], plain(b"given")], 0)
+    await write(broker, topic, [plain(b"x")], 1)
+    async with client(broker, topic) as reader:
+        assert sorted(await reader.values(2)) == [b"given", b"x"]
+        await reader.commit()
+    async with client(broker, topic, assigned={0: None, 1: None}) as reader:
+        await reader.pause(0)
+        assert await reader.poll(0.5) == []
+        await reader.commit()
+        assert noted((await reader.marks())[0][1]) == Noted(2)
+        await write(broker, topic, slow[1:], 0)
+        await reader.resume(0)
+        assert await reader.values() == [value_of(3_000, 1)]
+
+
+# --- what makes no message --------------------------------------------------------------------------------------------
+
+
+@every
+async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them."""
+    topic, seen = make_topic(), list[Discarded]()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [chunks[0], chunks[2], plain(b"end"), *pieces("late", 3_000)[:2]])
+
+    def discarded(message: Discarded) -> None:
+        seen.append(message)
+        if len(seen) == 1:
+            raise OSError("no dead-letter topic")
+
+    async with client(broker, topic, {EXPIRES: 200}, discarded) as reader:
+        with pytest.raises(OSError, match="no dead-letter topic"):
+            await reader.read()
+        for offset in (None, 2):
+            await reader.commit(offset)
+            assert await reader.committed() == {0: 0}
+        assert await reader.values() == [b"end"]
+        await reader.becomes(lambda: len(seen) == 3, "the other one has expired")
+        await reader.commit()
+    assert told(seen) == [("out-of-order", "u", [0, 1])] * 2 + [("expired", "late", [3, 4])]
+    assert await reader.committed() == {0: 5}
+
+
+@every
+async def test_discarded_messages_are_logged(
+    broker: str, make_topic: MakeTopic, client: type[Reader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a callback the log has a warning, and the records behind come."""
+    topic = make_topic()
+    await write(broker, topic, pieces("half", 3_000)[:2])
+    async with client(broker, topic, {EXPIRES: 200}) as reader:
+        await reader.becomes(lambda: "expired" in reader.consumer.counts.discarded, "it has expired")
+        await write(broker, topic, [plain(b"next")])
+        assert await reader.values() == [b"next"]
+        assert await reader.pending() == 0
+    assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
+
+
+@every
+async def test_expired_messages_give_all_chunks_back(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """The chunks of a message that was set aside are read again for the callback."""
+    topic, found = make_topic(), list[Discarded]()
+    await write(broker, topic, [pieces("a", 3_000)[0], *pieces("b", 3_000)[:3]])
+    async with client(broker, topic, {**TIGHT, EXPIRES: 200}, found.append) as reader:
+        await reader.becomes(lambda: len(found) == 2, "both have expired")
+        await write(broker, topic, [plain(b"end")])
+        assert await reader.values() == [b"end"]
+    assert sorted(told(found)) == [("expired", "a", [0]), ("expired", "b", [1, 2, 3])]
+
+
+@every
+async def test_messages_that_are_dropped_for_others(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
+    topic = make_topic()
+    await write(broker, topic, [*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
+    for quiet in (True, False):
+        found: list[Discarded] = []
+        keys = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": quiet}
+        async with client(broker, topic, keys, found.append) as reader:
+            assert await reader.values() == [b"end"]
+            assert reader.consumer.counts.discarded == ({"evicted": 1} if quiet else {})
+            assert await reader.pending() == (2 if quiet else 3)
+        assert found == []
+
+
+async def test_time_counts_while_a_partition_is_read(broker: str, make_topic: MakeTopic) -> None:
+    """A message does not expire while its partition is paused, nor while the application makes no call."""
+
+    async def check(client: type[Reader]) -> None:
+        topic, found = make_topic(), list[Discarded]()
+        chunks = pieces("u", 2_000)
+        await write(broker, topic, chunks[:1])
+        async with client(broker, topic, {EXPIRES: 1_500}, found.append) as reader:
+            await reader.becomes(lambda: reader.consumer.stats()["pendingChunkedMessages"] == 1, "it has begun")
+            await reader.pause(0)
+            await write(broker, topic, chunks[1:])
+            assert await reader.poll(2.0) == []
+            await asyncio.sleep(2.0)
+            await reader.resume(0)
+            assert await reader.values() == [value_of(2_000)]
+        assert found == []
+
+    await asyncio.gather(*map(check, READERS))
+
+
+@every
+async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
+    topic, seen = make_topic(), list[str]()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [chunks[0], chunks[2], plain(b"end")])
+
+    def discarded(message: Discarded) -> None:
+        seen.append(message.reason)
+        if len(seen) == 1:
+            reader.seek_now(0)
+
+    async with client(broker, topic, {}, discarded) as reader:
+        assert await reader.values() == [b"end"]
+    assert seen == ["out-of-order"] * 2
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing_digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
+    """Errors that the next checksums of whole values raise, as an interrupt or a lack of memory would there."""
+    errors: list[BaseException] = []
+    sha256 = hashlib.sha256
+
+    class Digest:
+        def __init__(self, data: bytes = b"") -> None:
+            self._digest = sha256(data)
+
+        def update(self, data: bytes) -> None:
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            if errors:
+                raise errors.pop()
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Digest)
+    yield errors
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["interrupt", "memory"])
+@every
+async def test_an_interrupt_while_a_message_is_put_together(
+    broker: str,
+    make_topic: MakeTopic,
+    client: type[Reader],
+    failing_digests: list[BaseException],
+    memory: bool,  # noqa: FBT001
+) -> None:
+    """The next calls get the message and what was fetched with it; so does the next consumer of the group."""
+    topic = make_topic(2)
+    chunks = pieces("u", 3_000, 1)
+    for number in (0, 1):
+        await write(broker, topic, [chunks[0], *[plain(b"a")] * 3, *chunks[1:], plain(b"end")], number)
+    error = MemoryError if memory else client.interrupt
+    for restarts in (False, True):
+        given: list[tuple[int, int]] = []
+        failed = 0
+        failing_digests.append(error("now"))
+        while len(set(given)) < 10:
+            async with client(broker, topic, {"group.id": f"{topic}-{restarts}"}) as reader:
+                while len(set(given)) < 10:
+                    try:
+                        given += [(each.partition, each.offset) for each in await reader.read()]
+                    except error:
+                        failed += 1
+                        await reader.commit()
+                        for number, offset in (await reader.committed()).items():
+                            assert offset == 0 or (number, len(chunks) + 2) in given
+                        if restarts:
+                            break
+        assert (failed, len(set(given))) == (1, 10)
+        assert len(given) == 10 or client.repeats
+
+
+@every
+async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """What was fetched of it is neither lost nor given twice, and what is sought while it is paused comes next."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"a"), *pieces("u", 3_000, 1), plain(b"b"), plain(b"c")])
+    async with client(broker, topic) as reader:
+        assert await reader.values() == [b"a"]
+        await reader.pause(0)
+        assert await reader.poll(0.3) == []
+        await reader.resume(0)
+        assert await reader.values(2) == [value_of(3_000, 1), b"b"]
+        await reader.pause(0)
+        await reader.seek(6)
+        assert await reader.poll(0.3) == []
+        await reader.resume(0)
+        assert await reader.values(2) == [b"b", b"c"]
+
+
+@every
+async def test_a_call_that_waits_commits(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+    """What was given is committed while a call waits, and not what was only fetched."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(3)])
+    more: Config = {"enable.auto.commit": True, "auto.commit.interval.ms": 100}
+    async with client(broker, topic, more) as reader:
+        assert await reader.values(2) == [b"0", b"1"]
+        await reader.commit()
+        assert (await reader.committed(), await reader.position()) == ({0: 2}, 2)
+        assert await reader.values() == [b"2"]
+        waiting = asyncio.create_task(reader.poll(5.0))
+        while (await reader.committed()) != {0: 3}:
+            assert not waiting.done()
+            await asyncio.sleep(0.02)
+        await write(broker, topic, [plain(b"end")])
+        assert [each.value for each in await waiting] == [b"end"]
