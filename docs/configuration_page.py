@@ -15,7 +15,7 @@ from stores.keys import REQUIRED, Key
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
-__all__ = ["EXAMPLE", "PAGE", "page"]
+__all__ = ["DESERIALIZER_KEYS", "EXAMPLE", "PAGE", "SERIALIZER_KEYS", "page"]
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -84,6 +84,37 @@ That is so in the worker's file, and in the options of commands that say so. In 
 the text itself, for instance `os.environ["NAME"]`.
 """
 
+
+def _stage_keys(kind: str, note: str, value: str, header: str) -> Sequence[Key]:
+    """The keys that name serializers; their values may be objects."""
+    listed = (
+        "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
+        "beside"
+    )
+    return (
+        Key(f"value.{kind}s", "list", f"{listed} `value.{kind}`. {note}"),
+        Key(f"key.{kind}s", "list", f"{listed} `key.{kind}`."),
+        Key(f"value.{kind}", "string", "One, in place of a list."),
+        Key(f"key.{kind}", "string", "One, in place of a list."),
+        LIMIT,
+        Key(f"wrapper.value.{kind}", "string", f"Of the value in a message wrapper: a class, path or object. {value}"),
+        Key(f"wrapper.header.NUMBER.{kind}", "string", f"Of the header in a message wrapper with this key. {header}"),
+    )
+
+
+SERIALIZER_KEYS = _stage_keys(
+    "serializer",
+    "The first takes what the application has.",
+    "Without it the value is bytes.",
+    "Without it the header's value is bytes.",
+)
+DESERIALIZER_KEYS = _stage_keys(
+    "deserializer",
+    "The last gives what the application gets.",
+    "With it, or one of a header, the application gets a `TypedWrapper`.",
+    "The same.",
+)
+
 _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     (
         "Worker",
@@ -118,12 +149,12 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
         "Serializers in a producer",
         "In the configuration of a client that serializes (docs/serializers.md), with the keys of its store above; not "
         "in the file of the worker. Numbers may be strings.",
-        [*options.SERIALIZER_KEYS, *options.WRAPPER_SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS],
+        [*SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS],
     ),
     (
         "Deserializers in a consumer",
         "In the same way.",
-        [*options.DESERIALIZER_KEYS, *options.WRAPPER_DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
+        [*DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
     ),
     (
         "Chunks in a producer of aiokafka",

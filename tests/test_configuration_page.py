@@ -11,7 +11,7 @@ from app.config.parsing import parse
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
-from docs.configuration_page import EXAMPLE, PAGE, page
+from docs.configuration_page import DESERIALIZER_KEYS, EXAMPLE, PAGE, SERIALIZER_KEYS, page
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 
@@ -28,9 +28,8 @@ def test_page_has_each_key_once() -> None:
     expected = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
     expected.append(HEADER_KEY)  # one for each number
     # The clients' own, which do not stand in the file.
-    expected += [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
-    expected += [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
-    expected += [*options.WRAPPER_SERIALIZER_KEYS, *options.WRAPPER_DESERIALIZER_KEYS]
+    expected += [*SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
+    expected += [*DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
     of_chunks = [chunks.STRATEGY, *chunks.PRODUCER_KEYS, *chunks.CONSUMER_KEYS]
     expected += [key for key in of_chunks if key is not LIMIT]  # the worker's own stands for theirs
     assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, cast
 
 from app.serializers.large_message import LargeMessageDeserializer
-from app.serializers.stage import Direction, Headers, Stage, load, with_added, with_removed
+from app.serializers.stage import Direction, Headers, Stage, called, load
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import check
 
@@ -110,7 +110,7 @@ class ComposableSerializer(Composable):
 
     def __call__(self, data: Any, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
-        return with_added(self.serialize, data, context)
+        return cast("bytes | None", called(self.serialize, data, context, adds=True))
 
 
 class ComposableDeserializer(Composable):
@@ -150,7 +150,7 @@ class ComposableDeserializer(Composable):
 
     def __call__(self, data: bytes | None, context: Any) -> Any:
         """The same, as confluent-kafka calls it. If a stage fails, the record keeps the headers that it has."""
-        return with_removed(self.deserialize, data, context)
+        return called(self.deserialize, data, context, adds=False)
 
 
 def _stages(own: Stage) -> Sequence[Stage]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 from app.serializers.compaction import CompactionWarning
 from app.serializers.fallback import Fallback
 from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, read_options
-from app.serializers.stage import Headers, encoded, with_added, with_removed
+from app.serializers.stage import Headers, called, encoded
 from stores.encryption import keyring_of
 from stores.keys import Key
 from stores.payload import download, publish
@@ -241,7 +241,7 @@ class LargeMessageSerializer(_LargeMessage):
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        return with_added(self.serialize, data, context)
+        return cast("bytes | None", called(self.serialize, data, context, adds=True))
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)
@@ -325,4 +325,4 @@ class LargeMessageDeserializer(_LargeMessage):
     def __call__(self, data: bytes | None, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        return cast("bytes | None", with_removed(self.deserialize, data, context))
+        return cast("bytes | None", called(self.deserialize, data, context, adds=False))

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.config.client import LIMIT, coerced
+from app.config.client import coerced
 from stores.keys import OURS, REQUIRED, Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
@@ -29,38 +29,6 @@ STORE_KEY = Key(
     default=REQUIRED,
 )
 
-
-def _stage_keys(kind: str, note: str) -> Sequence[Key]:
-    listed = (
-        "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
-        "beside"
-    )
-    return (
-        Key(f"value.{kind}s", "list", f"{listed} `value.{kind}`. {note}"),
-        Key(f"key.{kind}s", "list", f"{listed} `key.{kind}`."),
-        Key(f"value.{kind}", "string", "One, in place of a list."),
-        Key(f"key.{kind}", "string", "One, in place of a list."),
-        LIMIT,
-    )
-
-
-SERIALIZER_KEYS = _stage_keys("serializer", "The first takes what the application has.")
-DESERIALIZER_KEYS = _stage_keys("deserializer", "The last gives what the application gets.")
-
-
-def _wrapper_keys(kind: str, value: str, header: str) -> Sequence[Key]:
-    return (
-        Key(f"wrapper.value.{kind}", "string", f"Of the value in a message wrapper: a class, path or object. {value}"),
-        Key(f"wrapper.header.NUMBER.{kind}", "string", f"Of the header in a message wrapper with this key. {header}"),
-    )
-
-
-WRAPPER_SERIALIZER_KEYS = _wrapper_keys(
-    "serializer", "Without it the value is bytes.", "Without it the header's value is bytes."
-)
-WRAPPER_DESERIALIZER_KEYS = _wrapper_keys(
-    "deserializer", "With it, or one of a header, the application gets a `TypedWrapper`.", "The same."
-)
 
 MAX_BLOCK = Key(
     "max.block.ms",

@@ -16,6 +16,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 from stores.dotted import parts, resolve
@@ -27,16 +29,9 @@ Headers = list[Header] | None
 Call = Callable[[str, Headers, Any], Any]
 
 _OPPOSITE: Mapping[Direction, Direction] = {"serialize": "deserialize", "deserialize": "serialize"}
+# Classes for the values of headers that a serializer of keys, or of values, adds to those of the application.
+_MARKS: Mapping[str, type[bytes]] = {field: type(f"_Of_{field}", (bytes,), {}) for field in ("key", "value")}
 _BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-
-
-@dataclass(slots=True)
-class Context:
-    """What confluent-kafka hands to a stage as `SerializationContext`; see there."""
-
-    topic: str
-    field: str
-    headers: Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +41,7 @@ class Stage:
     Attributes:
         name: for messages: the property that lists it, its position there, and its class.
         target: the serializer or deserializer itself.
-        call: takes topic, headers and data, gives data.
         field: `key` or `value`.
-        direction: what it does.
     """
 
     name: str
@@ -93,7 +86,7 @@ def load(item: object, direction: Direction, key: str, where: str, config: Mappi
 
     Args:
         item: a class, a dotted path, or an object.
-        direction: the method that the stage needs.
+        direction: the method that it needs.
         key: the property that has the list.
         where: the position in the list, for messages.
         config: for a class.
@@ -154,7 +147,8 @@ def _call(target: object, direction: Direction, field: str) -> Call | None:
         # The context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
         match 2 if names[1:2] in {("ctx",), ("context",)} else required:
             case 2:
-                return lambda topic, headers, data: target(data, Context(topic, field, headers))
+                facts = partial(SimpleNamespace, field=field)  # those of confluent-kafka's `SerializationContext`
+                return lambda topic, headers, data: target(data, facts(topic=topic, headers=headers))
             case 0 | 1 if names:
                 return lambda _topic, _headers, data: target(data)
     return None
@@ -180,49 +174,24 @@ def encoded(headers: Sequence[tuple[str, Any]]) -> list[Header]:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
 
 
-class _OfKey(bytes):
-    """The value of a header that a serializer of keys has added to the application's own headers."""
+def called(call: Call, data: Any, context: Any, *, adds: bool) -> Any:
+    """Calls one of ours as confluent-kafka does, with the headers of the record in its context: a list or a dict.
 
-
-class _OfValue(bytes):
-    """As `_OfKey`, of a serializer of values."""
-
-
-def with_added(serialize: Call, data: Any, context: Any) -> bytes | None:
-    """Serializes as confluent-kafka has it: headers are added to the list or dict of the application in the context.
-
-    confluent-kafka offers no other way. The application may use the list or dict again, for the next record, or for the
-    same one after a full queue. So the headers that were added before are removed first.
+    What the call changes in the headers is changed there, as there is no other way to the record. If it fails, they
+    stay. If it `adds` headers, the application may use its list or dict again, for the next record, or for the same one
+    after a full queue. So what was added before is removed first.
     """
-    given, mark = context.headers, _OfKey if str(context.field) == "key" else _OfValue
-    headers = _listed(given)
-    if headers is None:  # the application gave none: none can be added to the record
-        return cast("bytes | None", serialize(context.topic, None, data))
-    headers = [header for header in headers if not isinstance(header[1], mark)]
+    given, mark = context.headers, _MARKS.get(str(context.field), _MARKS["value"])
+    if not isinstance(given, list | dict):  # there is no place for a header
+        return call(context.topic, None, data)
+    listed = given.items() if isinstance(given, dict) else given
+    headers = [header for header in listed if not (adds and isinstance(header[1], mark))]
     count = len(headers)
-    found: bytes | None = serialize(context.topic, headers, data)
-    added = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
-    _put_back(given, [*headers[:count], *added])
-    return found
-
-
-def with_removed(deserialize: Call, data: Any, context: Any) -> Any:
-    """Deserializes as confluent-kafka has it. If that fails, the record keeps the headers that it has."""
-    headers = _listed(context.headers)
-    found = deserialize(context.topic, headers, data)
-    if headers is not None:
-        _put_back(context.headers, headers)
-    return found
-
-
-def _listed(given: Any) -> list[Any] | None:
-    """A copy of the headers in a context of confluent-kafka; None if it has none."""
-    return list(given.items()) if isinstance(given, dict) else list(given) if isinstance(given, list) else None
-
-
-def _put_back(given: Any, headers: list[Any]) -> None:
-    if isinstance(given, list):
-        given[:] = headers
-    else:
-        given.clear()
+    found = call(context.topic, headers, data)
+    headers[count:] = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
+    given.clear()
+    if isinstance(given, dict):
         given.update(headers)
+    else:
+        given.extend(headers)
+    return found
