@@ -14,37 +14,32 @@ from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "STRATEGY", "apart", "beside", "limits"]
-
 _DEFAULTS = Limits()
-_KEYS = {key.name: key for key in CHUNK_KEYS}
-# The worker derives these defaults from `in.flight.bytes`, which clients do not have.
-_MESSAGE_BYTES = replace(_KEYS["chunk.max.message.bytes"], default=_DEFAULTS.message_bytes)
-_PENDING_MESSAGES = replace(
-    _KEYS["max.pending.chunked.message"],
-    doc="How many incomplete messages are held in memory. The chunks of more are read again from the log.",
-)
-_PENDING_BYTES = replace(
-    _KEYS["max.pending.chunked.bytes"],
-    doc="How many bytes the chunks of incomplete messages may take in memory. What is over it is read again.",
-    default=_DEFAULTS.pending_bytes,
-)
-_EXPIRE = replace(
-    _KEYS["expire.time.of.incomplete.chunked.message.ms"],
-    doc="How long a message may wait for its last chunk before it is discarded; 0 for ever. Only the time counts in "
-    "which a call reads its partition.",
-)
-_DROPS_OLDEST = replace(
-    _KEYS["auto.ack.oldest.chunked.message.on.queue.full"],
-    doc="Whether the oldest incomplete message is dropped, and only counted, if there are too many; else the chunks of "
-    "one are read again.",
-)
-STRATEGY = replace(
-    _KEYS["large.message.strategy"],
-    doc="What a producer does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
-    "chunks, if its topic would refuse it, and needs no store. `auto`: it goes to the store; while the store is down, "
-    "it is sent as chunks, up to `chunk.max.message.bytes`.",
-)
+# What is otherwise than in the worker, which derives its defaults from `in.flight.bytes`.
+_OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "chunk.max.message.bytes": {"default": _DEFAULTS.message_bytes},
+    "max.pending.chunked.message": {
+        "doc": "How many incomplete messages are held in memory. The chunks of more are read again from the log."
+    },
+    "max.pending.chunked.bytes": {
+        "doc": "How many bytes the chunks of incomplete messages may take in memory. What is over it is read again.",
+        "default": _DEFAULTS.pending_bytes,
+    },
+    "expire.time.of.incomplete.chunked.message.ms": {
+        "doc": "How long a message may wait for its last chunk before it is discarded; 0 for ever. Only the time "
+        "counts in which a call reads its partition."
+    },
+    "auto.ack.oldest.chunked.message.on.queue.full": {
+        "doc": "Whether the oldest incomplete message is dropped, and only counted, if there are too many; else the "
+        "chunks of one are read again."
+    },
+    "large.message.strategy": {
+        "doc": "What a producer does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
+        "chunks, if its topic would refuse it, and needs no store. `auto`: it goes to the store; while the store is "
+        "down, it is sent as chunks, up to `chunk.max.message.bytes`."
+    },
+}
+STRATEGY, _CHUNK_BYTES, _MESSAGE_BYTES, *_PENDING = (replace(key, **_OTHERWISE.get(key.name, {})) for key in CHUNK_KEYS)
 _LOOKBACK = Key(
     "chunk.lookback",
     "int",
@@ -53,16 +48,8 @@ _LOOKBACK = Key(
     minimum=0,
 )
 
-PRODUCER_KEYS: Sequence[Key] = (_KEYS["chunk.max.bytes"], _MESSAGE_BYTES, LIMIT)
-CONSUMER_KEYS: Sequence[Key] = (
-    _MESSAGE_BYTES,
-    _PENDING_MESSAGES,
-    _PENDING_BYTES,
-    _EXPIRE,
-    _DROPS_OLDEST,
-    _LOOKBACK,
-    LIMIT,
-)
+PRODUCER_KEYS: Sequence[Key] = (_CHUNK_BYTES, _MESSAGE_BYTES, LIMIT)
+CONSUMER_KEYS: Sequence[Key] = (_MESSAGE_BYTES, *_PENDING, _LOOKBACK, LIMIT)
 
 
 def apart(
@@ -78,19 +65,8 @@ def apart(
     for name in whole:
         if name not in names:
             raise unknown(name, names)
-    return beside(keys, whole, whole)
-
-
-def beside(
-    keys: Sequence[Key], whole: Mapping[str, object], client: Mapping[str, object]
-) -> tuple[dict[str, Value | None], dict[str, Any]]:
-    """The values of our keys in `whole`, and what is left of `client` without them.
-
-    Raises:
-        ConfigurationError: a value is wrong.
-    """
     ours = {key.name for key in keys}
-    return read(keys, coerced(keys, whole)), {name: value for name, value in client.items() if name not in ours}
+    return read(keys, coerced(keys, whole)), {name: value for name, value in whole.items() if name not in ours}
 
 
 def limits(values: Mapping[str, Any]) -> Limits:
@@ -99,7 +75,7 @@ def limits(values: Mapping[str, Any]) -> Limits:
     Raises:
         ConfigurationError: one message may be larger than all pending messages together.
     """
-    pending, message = values[_PENDING_BYTES.name], values[_MESSAGE_BYTES.name]
+    pending, message = values["max.pending.chunked.bytes"], values[_MESSAGE_BYTES.name]
     if message > pending:
         raise ConfigurationError(
             _MESSAGE_BYTES.name,

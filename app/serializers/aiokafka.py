@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.errors import ProducerClosed
 
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY, beside
+from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
 from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.idempotence import idempotent
@@ -47,8 +47,6 @@ _PRODUCER = Arguments.of(
     AIOKafkaProducer, renamed={"batch.size": "max_batch_size"}, aside=frozenset({"max.block.ms"})
 ).without("serializer")
 _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
-_CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
-_WRITTEN_KEYS = frozenset(key.name for key in (STRATEGY, *PRODUCER_KEYS))  # the strategy for messages alone
 
 
 class SerializingProducer(ChunkingProducer):
@@ -84,7 +82,7 @@ class SerializingProducer(ChunkingProducer):
         whole.pop(STRATEGY.name, None)
         if self._strategy != "offload":
             whole = idempotent(whole)
-        self._serializers = taken.producer(whole, [*_PRODUCER.keys(), *_WRITTEN_KEYS])
+        self._serializers = taken.producer(whole, [*_PRODUCER.keys(), STRATEGY.name], PRODUCER_KEYS)
         self._threads = Threads()
         self._unknown_until: dict[str, float] = {}
         with self._serializers.closed_on_error():
@@ -92,11 +90,11 @@ class SerializingProducer(ChunkingProducer):
             self._plain_limits: dict[str, int] = {}  # of the topics in `_described`
             super().__init__(whole)
 
-    def _read(self, config: Mapping[str, object], _: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        values, client = beside(PRODUCER_KEYS, config, self._serializers.client)
+    def _read(self, *_: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        values = self._serializers.values
         if self._strategy == "auto" and self._large is not None:
-            self._large.fall_back(cast("int", values["chunk.max.message.bytes"]))
-        return values, {**_PRODUCER.defaults, **_PRODUCER.read(client)}
+            self._large.fall_back(values["chunk.max.message.bytes"])
+        return values, {**_PRODUCER.defaults, **_PRODUCER.read(self._serializers.client)}
 
     async def send(
         self,
@@ -213,11 +211,10 @@ class DeserializingConsumer(WholeRecordConsumer):
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
         whole = _CONSUMER.merged(config, options)
-        deserializers = taken.consumer(whole, [*_CONSUMER.keys(), *_CHUNK_KEYS])
+        deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         with deserializers.closed_on_error():
-            values, client = beside(CONSUMER_KEYS, whole, deserializers.client)
-            arguments = {**_CONSUMER.defaults, **_CONSUMER.read(client)}
-            super().__init__(values, _Restoring(deserializers), on_discarded, topics, arguments)
+            arguments = {**_CONSUMER.defaults, **_CONSUMER.read(deserializers.client)}
+            super().__init__(deserializers.values, _Restoring(deserializers), on_discarded, topics, arguments)
 
 
 class _Restoring:

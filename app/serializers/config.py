@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from app.config.client import coerced, limits_names
 from app.config.naming import check_config
@@ -24,7 +24,7 @@ from app.serializers.options import (
     check_time,
     is_store_key,
 )
-from stores.keys import misspelt, read, unknown
+from stores.keys import Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError, SerializationError
@@ -41,10 +41,12 @@ class ClientConfig(Generic[_Composable]):
 
     Attributes:
         parts: the serializers or deserializers of `key` and `value`; a part that is missing is bytes already.
+        values: of the properties that are read here for the client; see `producer`.
         client: the client's own keys, by Kafka's names.
     """
 
     parts: Mapping[str, _Composable]
+    values: Mapping[str, Any]
     client: Mapping[str, object] = field(repr=False)  # passwords are in it
 
     @cached_property
@@ -85,28 +87,33 @@ class ClientConfig(Generic[_Composable]):
             raise
 
 
-def producer(config: Mapping[str, object], names: Collection[str]) -> ClientConfig[ComposableSerializer]:
+def producer(
+    config: Mapping[str, object], names: Collection[str], keys: Sequence[Key] = ()
+) -> ClientConfig[ComposableSerializer]:
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
     Args:
         config: keys as Kafka names them, the store's among them.
         names: the keys that the client knows.
+        keys: those that it has besides, and that are read here.
 
     Raises:
         ConfigurationError: a name, such as `group.id`, is over its limit; a list stands beside its singular; a stage
-            cannot be loaded; a key is unknown; the store calls of one record may together take longer than
+            cannot be loaded; a key is unknown or wrong; the store calls of one record may together take longer than
             `max.block.ms`.
     """
-    return _split(config, names, ComposableSerializer, "serializer")
+    return _split(config, names, keys, ComposableSerializer, "serializer")
 
 
-def consumer(config: Mapping[str, object], names: Collection[str]) -> ClientConfig[ComposableDeserializer]:
+def consumer(
+    config: Mapping[str, object], names: Collection[str], keys: Sequence[Key] = ()
+) -> ClientConfig[ComposableDeserializer]:
     """The deserializers that the four keys of a consumer name; everything else is as with `producer`.
 
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _split(config, names, ComposableDeserializer, "deserializer")
+    return _split(config, names, keys, ComposableDeserializer, "deserializer")
 
 
 def deserialized(
@@ -127,25 +134,28 @@ def deserialized(
 
 
 def _split(
-    config: Mapping[str, object], names: Collection[str], composable: type[_Composable], kind: str
+    config: Mapping[str, object],
+    names: Collection[str],
+    keys: Sequence[Key],
+    composable: type[_Composable],
+    kind: Literal["serializer", "deserializer"],
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
     parts: dict[str, _Composable] = {}
-    ours: set[str] = {LIMIT_KEY}
+    ours: set[str] = {LIMIT_KEY, *(key.name for key in keys)}
     for part in ("key", "value"):
         singular, plural = f"{part}.{kind}", f"{part}.{kind}s"
         ours |= {singular, plural}
-        single, listed = config.get(singular), config.get(plural)
-        if single is not None and listed is not None:
+        given = [name for name in (singular, plural) if config.get(name) is not None]
+        if given == [singular, plural]:
             raise ConfigurationError(
                 plural, f"stands beside {singular}, allowed is one of the two: a list under {plural}, or one {singular}"
             )
-        if listed is not None:
-            parts[part] = composable(cast("list[object]", listed), config, is_key=part == "key")
-        elif single is not None:
-            parts[part] = composable([single], config, is_key=part == "key", key=singular)
+        for name in given:
+            stages = cast("list[object]", config[name] if name == plural else [config[name]])
+            parts[part] = composable(stages, config, is_key=part == "key", key=name)
     client = {name: value for name, value in config.items() if name in names and name not in ours}
-    split = ClientConfig(parts, client)
+    split = ClientConfig(parts, {}, client)
     with split.closed_on_error():
         if len(split.larges) > 1:  # one has checked its own time
             limit = MAX_BLOCK if kind == "serializer" else MAX_POLL_INTERVAL
@@ -155,7 +165,7 @@ def _split(
             calls = f", {len(split.larges)} calls for its key and its value"
             check_time(split.store_timeout_ms, limit.name, allowed_ms, calls)
         _check_known(config, [*names, *sorted(ours)], split)
-    return split
+        return replace(split, values=read(keys, coerced(keys, config)))
 
 
 def _check_known(config: Mapping[str, object], known: Sequence[str], split: ClientConfig[_Composable]) -> None:

@@ -10,13 +10,13 @@ close the serializers in it; the application does: `config["value.serializer"].c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import confluent_kafka
 from confluent_kafka.error import ConsumeError
 
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, beside, limits
+from app.chunks.keys import CONSUMER_KEYS, limits
 from app.chunks.polled import OnDiscarded, Polled
 from app.config.idempotence import idempotent
 from app.serializers import config as taken
@@ -43,7 +43,6 @@ _BATCH = "batch.size"
 _BATCH_BYTES = 1_000_000  # the same
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
 _NAMES = KEYS | _ASIDE
-_CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 
 
 def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
@@ -231,10 +230,10 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
     """
 
     def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
-        self._split = taken.consumer(conf, _NAMES | _CHUNK_KEYS)
+        self._split = taken.consumer(conf, _NAMES, CONSUMER_KEYS)
         with self._split.closed_on_error():
-            values, client = beside(CONSUMER_KEYS, conf, self._split.client)
-            polled = Polled(limits(values), cast("int", values["chunk.lookback"]))
+            client, values = self._split.client, self._split.values
+            polled = Polled(limits(values), values["chunk.lookback"])
             stores = str(client.get("enable.auto.offset.store", True)).lower() != "false"
             own = self.begin(polled, on_discarded, client, stores=stores)
             parts = {f"{part}.deserializer": composable for part, composable in self._split.parts.items()}

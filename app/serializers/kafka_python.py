@@ -7,7 +7,7 @@ serializers and their store.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.consumer.fetcher import ConsumerRecord
@@ -15,7 +15,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from app.chunks.allowance import Allowance
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, beside, limits
+from app.chunks.keys import CONSUMER_KEYS, limits
 from app.chunks.polled import OnDiscarded, Polled
 from app.kafka.arguments import Arguments
 from app.kafka.tokens import TokenProvider
@@ -53,7 +53,6 @@ _RENAMED = {
     "ssl.keyfile": "ssl.key.location",
     "ssl.password": "ssl.key.password",
 }
-_CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 
 
 class SerializingProducer(WritingProducer):
@@ -127,11 +126,11 @@ class DeserializingConsumer(PollingConsumer):
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, frozenset(_CONSUMER.keys()) | _CHUNK_KEYS)
+        self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         with self._deserializers.closed_on_error():
-            values, client = beside(CONSUMER_KEYS, whole, self._deserializers.client)
-            polled = Polled(limits(values), cast("int", values["chunk.lookback"]))
-            super().__init__(polled, on_discarded, *topics, **_CONSUMER.read(client))
+            values = self._deserializers.values
+            polled = Polled(limits(values), values["chunk.lookback"])
+            super().__init__(polled, on_discarded, *topics, **_CONSUMER.read(self._deserializers.client))
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
         """As `KafkaConsumer.close`; then closes the deserializers and their stores."""

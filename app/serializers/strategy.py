@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from app.chunks.keys import PRODUCER_KEYS, STRATEGY, beside
+from app.chunks.keys import PRODUCER_KEYS, STRATEGY
 from app.chunks.topic_limits import Ask, TopicLimits, check_splits
 from app.config.chunking import Strategy
 from app.config.client import coerced
@@ -165,15 +165,15 @@ class Oversized:
         self._strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
         # The strategy may have been meant by a misspelt key.
-        self.serializers = taken.producer(config, [*names, *(key.name for key in (STRATEGY, *PRODUCER_KEYS))])
+        self.serializers = taken.producer(config, [*names, STRATEGY.name], PRODUCER_KEYS)
         self.limits = TopicLimits(config if cluster is None else cluster(config), ask)
         self._unknown_until: dict[str, float] = {}
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
         with self.serializers.closed_on_error():
             self._large = large_serializer(self._strategy, self.serializers)
-            values, self.client = beside(PRODUCER_KEYS, config, self.serializers.client)
-            self._message_bytes = cast("int", values["chunk.max.message.bytes"])
-            self._chunk_bytes = cast("int | None", values["chunk.max.bytes"])
+            values, self.client = self.serializers.values, self.serializers.client
+            self._message_bytes: int = values["chunk.max.message.bytes"]
+            self._chunk_bytes: int | None = values["chunk.max.bytes"]
             self._largest = largest(config)
             self._batch_bytes = 0 if batch is None else batch(config)
             if self._strategy == "auto" and self._large is not None:
