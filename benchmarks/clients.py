@@ -1,51 +1,284 @@
-"""The clients that applications embed, beside the bare clients: plain values, and values of 1 MB in each form.
+"""The clients that applications embed, and the bare ones in turns: plain records, and values of 1 MB in each form.
 
-Each measures one call after the other in this process: first all are written, then all are read. What is read must be
-what was written.
+Each figure is a time, and each ratio is the bare client's time by ours, so that more is faster. Both times are of the
+round whose ratio is the median, so they divide to it.
+
+    plain records   µs of CPU of the application's thread. librdkafka and kafka-python fetch and send on other threads,
+                    aiokafka on this one. What elapses is printed beside it
+    1 MB            ms that elapse, for eight values at a time: references beside a loop of the bare client and boto3,
+                    chunks beside values that Kafka takes whole
+
+What is read must be what was written.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import gc
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import boto3
 import confluent_kafka
+import kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers import aiokafka as ours_aiokafka
 from app.serializers import confluent as ours_confluent
-from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from benchmarks.bench import Bench, median, turned
+from app.serializers import kafka_python as ours_kafka_python
+from benchmarks.bench import Bench
+from benchmarks.contenders.boto3_loop import storing
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result
 from tests.s3_server import S3Server, S3UnavailableError, s3_server
 
-__all__ = ["clients"]
-
-RECORDS = 50_000
-_LARGE = 150
-_SMALL_BYTES = 1_000
+RECORDS = 30_000
+_LARGE = 100
 _LARGE_BYTES = 1_000_000
-_CHUNKED_LIMIT_BYTES = 300_000
+_BYTES = {"100b": 100, "1kb": 1_000, "references": _LARGE_BYTES, "chunks": _LARGE_BYTES}
+_LIMIT_BYTES = 300_000  # of values that are not to be split, or not to be offloaded
 _COPIED_LIMIT_BYTES = 2_000_000
-_AT_ONCE = 8  # sends that are under way at the same time
-_BATCH_BYTES = 262_144
+_AT_ONCE = 8
 _LONG_S = 60.0
+_LOOK_S = 0.03
+_LOOKS = 150
 
-Seconds = tuple[float, float]
-"""What writing took, and what reading took."""
+_READS = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+_WRITES = {"acks": "all", "linger.ms": 5, "batch.size": 262_144}
+
+Keys = Mapping[str, object]
 
 
-def _values(count: int, size: int) -> list[bytes]:
-    """Random bytes, the same ones each time."""
-    return [random.Random(number).randbytes(size) for number in range(count)]  # noqa: S311
+class _Job:
+    """One topic of one partition that is written, or read, by one client.
+
+    Args:
+        bootstrap: of the cluster.
+        topic: its name.
+        values: what is written or expected. The first one passes before the clock starts, as it makes connections.
+        keys: what our client has beside the keys of the bare one; None for the bare client.
+        convert: of large values, before they are written or after they are read, on eight threads.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Keys | None,
+        convert: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self.topic, self.values, self.keys, self.convert = topic, values, keys, convert
+        self.large = len(values[0]) >= _LARGE_BYTES
+        self.pool = ThreadPoolExecutor(_AT_ONCE)
+        self.cpu = self.elapsed = 0.0
+        self._found: list[bytes] = []
+        self._converted: list[Future[bytes]] = []
+        self.take: Callable[[bytes], object] = self._found.append
+        if self.large:
+            self.take = lambda value: self._converted.append(self.pool.submit(convert, value))
+
+    def client(self, bare: Callable[[Any], Any], ours: Callable[[Keys], Any], config: Keys) -> Any:
+        """The client of this side."""
+        config = {"bootstrap.servers": self._bootstrap, **config}
+        return bare(config) if self.keys is None else ours({**config, **self.keys})
+
+    def fetched(self) -> None:
+        """Waits until no thread of this process does anything: what a client fetches ahead of small records is here."""
+        used = 0.0
+        for _ in range(0 if self.large else _LOOKS):
+            before, used = used, time.process_time()
+            if used - before < _LOOK_S / 20:
+                break
+            time.sleep(_LOOK_S)
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        gc.collect()
+        self.cpu, self.elapsed = time.thread_time(), time.perf_counter()
+
+    def end(self) -> None:
+        """Stops the clock when all is converted; the times are those of one value then."""
+        self._found += [each.result() for each in self._converted]
+        self._converted.clear()
+        scale = (1e3 if self.large else 1e6) / (len(self.values) - 1)
+        self.cpu = (time.thread_time() - self.cpu) * scale
+        self.elapsed = (time.perf_counter() - self.elapsed) * scale
+        self.pool.shutdown()
+
+    def send_large(self, send: Callable[[bytes], object]) -> None:
+        """Sends from eight threads, as an application does that would not wait for the store each time."""
+        list(self.pool.map(lambda value: send(self.convert(value)), self.values[1:]))
+
+    @property
+    def figure(self) -> float:
+        """What is compared."""
+        return self.elapsed if self.large else self.cpu
+
+    def __str__(self) -> str:
+        return f"{self.cpu:6.2f} CPU, {self.elapsed:6.2f} elapsed {'ms' if self.large else 'µs'}"
+
+    def check(self) -> None:
+        """Eight values are written at a time, so they come in any order.
+
+        Raises:
+            BenchmarkError: what was read is not what was written.
+        """
+        if sorted(self._found) != sorted(self.values):
+            raise BenchmarkError(f"clients: what was read of {self.topic} is not what was written")
+        self._found.clear()
+
+
+def _named(make: Callable[..., Any], **renamed: str) -> Callable[[Keys], Any]:
+    """Takes Kafka's names in place of arguments."""
+    return lambda config: make(
+        **{renamed.get(name, name): value for key, value in config.items() for name in [key.replace(".", "_")]}
+    )
+
+
+async def _aiokafka_write(job: _Job) -> None:
+    config = {**_WRITES, "max.request.size": _COPIED_LIMIT_BYTES}
+    bare = _named(AIOKafkaProducer, batch_size="max_batch_size")
+    turns, loop = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop()
+
+    async def send(value: bytes) -> None:
+        async with turns:
+            converted = await loop.run_in_executor(job.pool, job.convert, value)
+            await producer.send_and_wait(job.topic, converted, b"key")
+
+    async with job.client(bare, ours_aiokafka.SerializingProducer, config) as producer:
+        await send(job.values[0])
+        job.begin()
+        if job.large:
+            await asyncio.gather(*map(send, job.values[1:]))
+        else:
+            for value in job.values[1:]:
+                await producer.send(job.topic, value, b"key")
+            await producer.flush()
+        job.end()
+
+
+async def _aiokafka_read(job: _Job, call: str) -> None:
+    made = job.client(_named(AIOKafkaConsumer), ours_aiokafka.DeserializingConsumer, _READS)
+    take, left = job.take, len(job.values) - 1
+    async with made as consumer:
+        consumer.assign([kafka.TopicPartition(job.topic, 0)])
+        take((await consumer.getone()).value)
+        job.begin()
+        while left and call == "getone":
+            take((await consumer.getone()).value)
+            left -= 1
+        while left:
+            for records in (await consumer.getmany(timeout_ms=1_000)).values():
+                left -= len(records)
+                for record in records:
+                    take(record.value)
+        job.end()
+
+
+def _confluent_write(job: _Job) -> None:
+    # With room for all, no call waits for the broker.
+    room = {"queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 1_000_000}
+    config = {**_WRITES, **room, "message.max.bytes": _COPIED_LIMIT_BYTES}
+    producer = job.client(confluent_kafka.SerializingProducer, ours_confluent.SerializingProducer, config)
+    producer.produce(job.topic, value=job.convert(job.values[0]), key=b"key")
+    producer.flush(_LONG_S)
+    job.begin()
+    if job.large:
+        job.send_large(lambda value: producer.produce(job.topic, value=value, key=b"key"))
+    else:
+        for value in job.values[1:]:
+            producer.produce(job.topic, value=value, key=b"key")
+            producer.poll(0)
+    producer.flush(_LONG_S)
+    job.end()
+    if job.keys is not None:
+        producer.close()
+
+
+def _confluent_read(job: _Job, call: str) -> None:
+    # With less room, librdkafka rests for a second each time that its queue is full.
+    room = {"queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 1_000_000}
+    config = {**_READS, **room, "group.id": "bench-clients"}
+    consumer = job.client(confluent_kafka.Consumer, ours_confluent.DeserializingConsumer, config)
+    consumer.assign([confluent_kafka.TopicPartition(job.topic, 0, 0)])
+    take, left = job.take, len(job.values) - 1
+    take(consumer.poll(_LONG_S).value())
+    job.fetched()
+    job.begin()
+    while left and call == "poll":
+        take(consumer.poll(_LONG_S).value())
+        left -= 1
+    while left:
+        messages = consumer.consume(min(left, 500), _LONG_S)
+        left -= len(messages)
+        for message in messages:
+            take(message.value())
+    job.end()
+    consumer.close()
+
+
+def _kafka_python_write(job: _Job) -> None:
+    config = {**_WRITES, "max.request.size": _COPIED_LIMIT_BYTES}
+    producer = job.client(_named(kafka.KafkaProducer), ours_kafka_python.SerializingProducer, config)
+    producer.send(job.topic, job.convert(job.values[0]), b"key").get(_LONG_S)
+    job.begin()
+    if job.large:
+        job.send_large(lambda value: producer.send(job.topic, value, b"key"))
+    else:
+        for value in job.values[1:]:
+            producer.send(job.topic, value, b"key")
+    producer.flush(_LONG_S)
+    job.end()
+    producer.close()
+
+
+def _kafka_python_read(job: _Job, call: str) -> None:
+    consumer = job.client(_named(kafka.KafkaConsumer), ours_kafka_python.DeserializingConsumer, _READS)
+    consumer.assign([kafka.TopicPartition(job.topic, 0)])
+    take, left = job.take, len(job.values) - 1
+    take(next(consumer).value)
+    job.fetched()
+    job.begin()
+    while left and call == "iteration":
+        take(next(consumer).value)
+        left -= 1
+    while left:
+        for records in consumer.poll(timeout_ms=1_000).values():
+            left -= len(records)
+            for record in records:
+                take(record.value)
+    job.end()
+    consumer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    writes: str
+    write: Callable[[_Job], None]
+    reads: Sequence[str]
+    read: Callable[[_Job, str], None]
+
+
+_CLIENTS: Mapping[str, _Client] = {
+    "aiokafka": _Client(
+        "send",
+        lambda job: asyncio.run(_aiokafka_write(job)),
+        ("getmany", "getone"),
+        lambda job, call: asyncio.run(_aiokafka_read(job, call)),
+    ),
+    # Its Consumer is the bare one; ours writes as SerializingProducer does, from which it derives.
+    "confluent": _Client("produce", _confluent_write, ("poll", "consume"), _confluent_read),
+    "kafka_python": _Client("send", _kafka_python_write, ("poll", "iteration"), _kafka_python_read),
+}
+PARTS = [f"{client}.{form}" for client in _CLIENTS for form in _BYTES]
 
 
 async def clients(bench: Bench) -> list[Result]:
@@ -54,226 +287,72 @@ async def clients(bench: Bench) -> list[Result]:
     Raises:
         BenchmarkError: what was read is not what was written.
     """
-    count = bench.records or RECORDS
-    small = _values(count, _SMALL_BYTES)
-    large = _values(min(count, _LARGE), _LARGE_BYTES)
-    seen: dict[str, list[Seconds]] = {}
-    for number in range(bench.repeat):
-        bench.console.print(
-            f"clients, round {number + 1} of {bench.repeat}: {len(small):,} values of 1 KB, {len(large)} of 1 MB"
-        )
-        with TemporaryDirectory(dir=bench.folder) as folder:
-            try:
-                with s3_server("versitygw", Path(folder)) as server:
-                    for name, run in _turns(bench, server, small, large, number):
-                        seconds = await run()
-                        seen.setdefault(name, []).append(seconds)
-                        bench.console.print(f"  {name:<24} write {seconds[0]:6.2f} s, read {seconds[1]:6.2f} s")
-            except S3UnavailableError as exc:
-                bench.console.print(f"clients: without S3: {exc}", markup=False)
-                return []
-    mib = len(large) * _LARGE_BYTES / 2**20
-    return [
-        *_beside(seen, "aiokafka.plain", "bare aiokafka", len(small), "records/s", ("write", "read")),
-        *_beside(seen, "confluent.plain", "bare confluent", len(small), "records/s", ("write", "read")),
-        *_beside(seen, "aiokafka.reference", "bare copy", mib, "MiB/s", ("offload", "inflate")),
-        *_beside(seen, "aiokafka.chunks", "bare copy", mib, "MiB/s", ("chunk", "assemble")),
-        *_beside(seen, "confluent.chunks", "bare confluent copy", mib, "MiB/s", ("", "assemble")),
-    ]
-
-
-def _beside(
-    seen: Mapping[str, Sequence[Seconds]], name: str, bare: str, amount: float, unit: str, verbs: tuple[str, str]
-) -> list[Result]:
     results = []
-    for side, verb in enumerate(verbs):
-        ours, theirs = ([each[side] for each in seen[which]] for which in (name, bare))
-        if verb:
-            results.append(
-                Result(
-                    f"clients.{name.partition('.')[0]}.{verb}.vs_bare",
-                    median(amount / each for each in ours),
-                    unit,
-                    median(amount / each for each in theirs),
-                    median(b / a for a, b in zip(ours, theirs, strict=True)),
-                )
-            )
+    with ExitStack() as stack:
+        server = None
+        try:
+            server = stack.enter_context(s3_server("versitygw", bench.folder / "s3"))
+        except S3UnavailableError as exc:
+            bench.console.print(f"clients: no references, without S3: {exc}", markup=False)
+        for part in PARTS:
+            if bench.wants(part) and (server or not part.endswith(".references")):
+                results += await _compared(bench, part, server)
     return results
 
 
-def _turns(
-    bench: Bench, server: S3Server, small: Sequence[bytes], large: Sequence[bytes], number: int
-) -> list[tuple[str, Callable[[], Awaitable[Seconds]]]]:
-    base = {"bootstrap.servers": bench.topics.bootstrap}
-    store = {**base, "large.message.payload.store.class": "s3", **server.config(f"clients-{number}")}
-    writes = {"acks": "all", "linger.ms": 5, "batch.size": _BATCH_BYTES, "max.request.size": _COPIED_LIMIT_BYTES}
-    offloads = {**store, **writes, "value.serializer": LargeMessageSerializer, "large.message.threshold.bytes": 500_000}
-    inflates = {**store, "value.deserializer": LargeMessageDeserializer}
-    chunks = {**base, **writes, "large.message.strategy": "chunk"}
-    reads = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "group.id": f"clients-{number}"}
+async def _compared(bench: Bench, part: str, server: S3Server | None) -> list[Result]:
+    name, form = part.split(".")
+    count, size = max(2, bench.records or RECORDS), _BYTES[form]
+    if large := size == _LARGE_BYTES:
+        count = min(count, _LARGE)
+    values = [random.Random(number).randbytes(size) for number in range(count)]  # noqa: S311
+    rounds: dict[str, list[tuple[_Job, _Job]]] = {}
+    for number in range(bench.repeat):
+        seen = {}
+        for side in (True, False) if number % 2 else (False, True):
+            seen[side] = await _run(bench, _CLIENTS[name], form, values, server, ours=side)
+        for call, bare in seen[False].items():
+            ours = seen[True].get(call)
+            bench.console.print(f"  {f'{part}.{call}':<30} ours {ours or 'missing'}   bare {bare}", highlight=False)
+            if ours:
+                rounds.setdefault(call, []).append((ours, bare))
+    results, unit = [], "ms/value" if large else "µs CPU/record"
+    for call, pairs in rounds.items():
+        ours, bare = sorted(pairs, key=lambda pair: pair[1].figure / pair[0].figure)[(len(pairs) - 1) // 2]
+        ratio = bare.figure / ours.figure
+        results.append(Result(f"clients.{part}.{call}.vs_bare", ours.figure, unit, bare.figure, ratio))
+    return results
 
-    async def way(
-        values: Sequence[bytes], limit: int, writer: Callable[..., Awaitable[float]], reader: Callable[..., Any]
-    ) -> Seconds:
-        topic = await bench.topics.make("clients", max_message_bytes=limit, partitions=1)
+
+async def _run(
+    bench: Bench, client: _Client, form: str, values: Sequence[bytes], server: S3Server | None, *, ours: bool
+) -> dict[str, _Job]:
+    """Writes a topic and reads it by each call; the jobs, by their calls."""
+    writing: Keys | None = None
+    reading: Keys | None = None
+    put: Callable[[bytes], bytes] = bytes
+    get: Callable[[bytes], bytes] = bytes
+    limit = _COPIED_LIMIT_BYTES
+    if ours:
+        kind, keys = ("s3", server.config("clients")) if server else ("filesystem", {"filesystem.root": "/nowhere"})
+        store = {"large.message.payload.store.class": kind, **keys}
+        reading = {**store, "value.deserializer": LargeMessageDeserializer}
+        writing = {**store, "value.serializer": LargeMessageSerializer, "large.message.threshold.bytes": _LIMIT_BYTES}
+        if form == "chunks":
+            writing, limit = {"large.message.strategy": "chunk"}, _LIMIT_BYTES
+    elif form == "references" and server:
+        session = boto3.session.Session(server.access_key, server.secret_key, region_name=server.region)
+        put, get = storing(server.endpoint, server.bucket, _AT_ONCE, session)
+    topic = await bench.topics.make("clients", max_message_bytes=limit, partitions=1)
+    jobs = {client.writes: _Job(bench.topics.bootstrap, topic, values, writing, put)}
+    await asyncio.to_thread(client.write, jobs[client.writes])
+    for call in client.reads[: 1 if jobs[client.writes].large else None]:
+        job = _Job(bench.topics.bootstrap, topic, values, reading, get)
         try:
-            wrote = await writer(topic, values)
-            return wrote, await reader(topic, values)
-        finally:
-            await bench.topics.delete(topic)
-
-    def aiokafka(
-        producer: Callable[[], AbstractAsyncContextManager[Any]], consumer: Callable[[str], Any]
-    ) -> tuple[Callable[..., Awaitable[float]], Callable[..., Awaitable[float]]]:
-        return (
-            lambda topic, values: _write(producer, topic, values),
-            lambda topic, values: _read(lambda: consumer(topic), values),
-        )
-
-    def confluent(producer: Callable[[], Any], consumer: Callable[[], Any]) -> tuple[Any, Any]:
-        return (
-            lambda topic, values: asyncio.to_thread(_produce, producer, topic, values),
-            lambda topic, values: asyncio.to_thread(_poll, consumer, topic, values),
-        )
-
-    bare = aiokafka(
-        lambda: AIOKafkaProducer(
-            bootstrap_servers=bench.topics.bootstrap,
-            acks="all",
-            linger_ms=5,
-            max_batch_size=_BATCH_BYTES,
-            max_request_size=_COPIED_LIMIT_BYTES,
-        ),
-        lambda topic: AIOKafkaConsumer(
-            topic, bootstrap_servers=bench.topics.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
-        ),
-    )
-    referring = aiokafka(
-        lambda: SerializingProducer(offloads),
-        lambda topic: DeserializingConsumer({**inflates, **_without(reads)}, topic),
-    )
-    chunking = aiokafka(
-        lambda: SerializingProducer(chunks), lambda topic: DeserializingConsumer({**base, **_without(reads)}, topic)
-    )
-    theirs = {**base, "message.max.bytes": _COPIED_LIMIT_BYTES, "linger.ms": 5, "acks": "all"}
-    bare_confluent = confluent(
-        lambda: confluent_kafka.SerializingProducer(theirs),
-        lambda: confluent_kafka.DeserializingConsumer({**base, **reads}),
-    )
-    own_confluent = confluent(
-        lambda: ours_confluent.SerializingProducer(
-            {**store, **theirs, "value.serializer": LargeMessageSerializer, "large.message.threshold.bytes": 500_000}
-        ),
-        lambda: ours_confluent.DeserializingConsumer({**inflates, **reads}),
-    )
-    plan: dict[str, tuple[Sequence[bytes], int, tuple[Any, Any]]] = {
-        "bare aiokafka": (small, _COPIED_LIMIT_BYTES, bare),
-        "aiokafka.plain": (small, _COPIED_LIMIT_BYTES, referring),
-        "bare confluent": (small, _COPIED_LIMIT_BYTES, bare_confluent),
-        "confluent.plain": (small, _COPIED_LIMIT_BYTES, own_confluent),
-        "bare copy": (large, _COPIED_LIMIT_BYTES, bare),
-        "aiokafka.reference": (large, _COPIED_LIMIT_BYTES, referring),
-        "aiokafka.chunks": (large, _CHUNKED_LIMIT_BYTES, chunking),
-        "bare confluent copy": (large, _COPIED_LIMIT_BYTES, bare_confluent),
-        "confluent.chunks": (large, _CHUNKED_LIMIT_BYTES, (chunking[0], own_confluent[1])),
-    }
-
-    def run_of(name: str) -> Callable[[], Awaitable[Seconds]]:
-        values, limit, (writer, reader) = plan[name]
-        return lambda: way(values, limit, writer, reader)
-
-    return [(name, run_of(name)) for name in turned(list(plan), number)]
-
-
-def _without(reads: Mapping[str, object]) -> dict[str, object]:
-    """aiokafka needs no group to read."""
-    return {key: value for key, value in reads.items() if key != "group.id"}
-
-
-# --- aiokafka ---------------------------------------------------------------------------------------------------------
-
-
-async def _write(make: Callable[[], AbstractAsyncContextManager[Any]], topic: str, values: Sequence[bytes]) -> float:
-    """How long it takes until all are durable; several large values are on their way at once."""
-    async with make() as producer:
-        await producer.partitions_for(topic)
-        begun = time.perf_counter()
-        if len(values[0]) < _LARGE_BYTES:
-            for value in values:
-                _ = await producer.send(topic, value, b"key")
-        else:
-            turns = asyncio.Semaphore(_AT_ONCE)
-
-            async def send(value: bytes) -> None:
-                async with turns:
-                    await producer.send_and_wait(topic, value, b"key")
-
-            await asyncio.gather(*map(send, values))
-        await producer.flush()
-        return time.perf_counter() - begun
-
-
-async def _read(make: Callable[[], AbstractAsyncContextManager[Any]], values: Sequence[bytes]) -> float:
-    async with make() as consumer:
-        begun = time.perf_counter()
-        found = [value async for value in _all(consumer, len(values))]
-        seconds = time.perf_counter() - begun
-    _check(found, values)
-    return seconds
-
-
-async def _all(consumer: Any, count: int) -> AsyncIterator[bytes]:
-    seen = 0
-    while seen < count:
-        for records in (await consumer.getmany(timeout_ms=1_000)).values():
-            seen += len(records)
-            for record in records:
-                yield record.value
-
-
-# --- confluent-kafka --------------------------------------------------------------------------------------------------
-
-
-def _produce(make: Callable[[], Any], topic: str, values: Sequence[bytes]) -> float:
-    producer = make()
-    begun = time.perf_counter()
-    for value in values:
-        while True:
-            try:
-                producer.produce(topic, key=b"key", value=value, headers=[])
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-    if producer.flush(_LONG_S):
-        raise BenchmarkError("clients: confluent-kafka's producer did not end")
-    seconds = time.perf_counter() - begun
-    if isinstance(producer, ours_confluent.SerializingProducer):
-        producer.close()
-    return seconds
-
-
-def _poll(make: Callable[[], Any], topic: str, values: Sequence[bytes]) -> float:
-    consumer = make()
-    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    begun = time.perf_counter()
-    found: list[bytes] = []
-    while len(found) < len(values):
-        message = consumer.poll(_LONG_S)
-        if message is None:
-            raise BenchmarkError(f"clients: {len(found):,} of {len(values):,} values came")
-        found.append(message.value())
-    seconds = time.perf_counter() - begun
-    consumer.close()
-    _check(found, values)
-    return seconds
-
-
-def _check(found: Sequence[bytes], values: Sequence[bytes]) -> None:
-    """Random values are told apart by their hashes; several large ones are written at once, in any order."""
-    if sorted(map(_digest, found)) != sorted(map(_digest, values)):
-        raise BenchmarkError("clients: what was read is not what was written")
-
-
-def _digest(value: bytes) -> bytes:
-    return hashlib.sha256(value).digest()
+            await asyncio.to_thread(client.read, job, call)
+        except NotImplementedError:
+            continue
+        job.check()
+        jobs[call] = job
+    await bench.topics.delete(topic)
+    return jobs

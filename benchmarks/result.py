@@ -26,7 +26,8 @@ class Result:
         value: what the worker did; the median of the rounds.
         unit: of `value` and `against`.
         against: the same number of what it is compared with; None where it stands alone.
-        ratio: the median of the rounds' `value / against`; it need not be the quotient of the two medians.
+        ratio: the median of the rounds' `value / against`, which need not be the quotient of the two medians; of
+            `clients`, whose figures are times of one round, `against / value`.
     """
 
     name: str
@@ -91,14 +92,19 @@ TARGETS: Mapping[str, Target] = {
     "inflate.s3.cpu_ms": Target("value", "most", 9.0),
     "offload.s3.vs_peer": Target("ratio", "least", 1.3),
     **{
-        f"clients.{client}.{verb}.vs_bare": Target("ratio", "least", bound)
-        for client, bound, verbs in (
-            ("aiokafka", 0.9, ("write", "read")),
-            ("aiokafka", 0.8, ("offload", "inflate", "chunk", "assemble")),
-            ("confluent", 0.9, ("write", "read")),
-            ("confluent", 0.8, ("assemble",)),
+        f"clients.{client}.{form}.{call}.vs_bare": Target("ratio", "least", bound)
+        for client, plain, large in (
+            ("aiokafka", {"send": 0.85, "getmany": 0.9, "getone": 0.8}, ("send", "getmany")),
+            ("confluent", {"produce": 0.85, "poll": 0.5, "consume": 0.6}, ("produce", "poll")),
+            ("kafka_python", {"send": 0.85, "poll": 0.8, "iteration": 0.8}, ("send", "poll")),
         )
-        for verb in verbs
+        for form, calls in (
+            ("100b", plain),
+            ("1kb", plain),
+            ("references", dict.fromkeys(large, 0.8)),
+            ("chunks", dict.fromkeys(large, 0.8)),
+        )
+        for call, bound in calls.items()
     },
     "chunks.chunk.vs_copy": Target("ratio", "least", 0.7),
     "chunks.assemble.vs_copy": Target("ratio", "least", 0.7),
@@ -129,14 +135,18 @@ def table(results: Iterable[Result]) -> Table:
         reached = target.reached(result) if target else None
         shown.add_row(
             result.name,
-            f"{result.value:,.1f}",
+            _shown(result.value),
             result.unit,
-            "" if result.against is None else f"{result.against:,.1f}",
+            "" if result.against is None else _shown(result.against),
             "" if result.ratio is None else f"{result.ratio:.2f}",
             str(target) if target else "",
             "" if reached is None else "[green]yes[/]" if reached else "[red]NO[/]",
         )
     return shown
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"  # noqa: PLR2004
 
 
 def merge(path: Path, results: Sequence[Result], *, keep: bool) -> None:

@@ -23,6 +23,7 @@ from benchmarks import machine
 from benchmarks.batches import batches
 from benchmarks.bench import Bench, matches
 from benchmarks.chunks import chunks
+from benchmarks.clients import PARTS as CLIENT_PARTS
 from benchmarks.clients import clients
 from benchmarks.exactly_once import COUNTS, exactly_once
 from benchmarks.latency import MEASURES, latency
@@ -59,6 +60,7 @@ SCENARIO_PARTS: Mapping[str, Collection[str]] = {
     "exactly_once": COUNTS,
     "latency": MEASURES,
     "s3clients": S3_PARTS,
+    "clients": CLIENT_PARTS,
 }
 """Of the scenarios that can run in part: the names of the parts, as in the names of their results."""
 

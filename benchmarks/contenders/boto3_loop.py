@@ -24,8 +24,17 @@ _UNLIMITED_BYTES = 2**31 - 1
 _FETCH_BYTES = 16 * 2**20
 
 
-def storing(endpoint: str, bucket: str, threads: int) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
-    """Puts a value and gives its path; gets the value of a path. Any thread may call them."""
+def storing(
+    endpoint: str, bucket: str, threads: int, session: boto3.session.Session | None = None
+) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+    """Puts a value and gives its path; gets the value of a path. Any thread may call them.
+
+    Args:
+        endpoint: of the server.
+        bucket: where the values go.
+        threads: that call them.
+        session: has credentials and region; by default, the environment has them.
+    """
     # Neither a signature nor a CRC over the value: both cost more than sending it.
     config = Config(
         max_pool_connections=threads,
@@ -34,7 +43,7 @@ def storing(endpoint: str, bucket: str, threads: int) -> tuple[Callable[[bytes],
         response_checksum_validation="when_required",
         proxies={},
     )
-    client = boto3.session.Session().client("s3", endpoint_url=endpoint, config=config)
+    client = (session or boto3.session.Session()).client("s3", endpoint_url=endpoint, config=config)
     prefix = f"s3://{bucket}/"
 
     def put(value: bytes) -> bytes:
