@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import aiokafka.errors
@@ -22,7 +22,9 @@ from app.serializers import aiokafka as by_aiokafka
 from app.serializers import confluent as by_confluent
 from app.serializers import kafka_python as by_kafka_python
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
-from tests.integration.client_config import Config
+from tests.integration.client_config import ON_GATE, Config, producing
+from tests.integration.client_stores import GatedStore
+from tests.integration.limits import alter_configs
 from tests.integration.topics import Found, read_all
 from tests.s3_server import S3Server
 
@@ -262,40 +264,32 @@ class Faust(Writer):
         return lambda: told
 
 
-CHUNKS = [Aiokafka, Chunking, Confluent, KafkaPython, Faust]
-"""Those that send chunks."""
-
 BOTH = [Aiokafka, Confluent, KafkaPython, Faust]
 """Those that send chunks and references."""
+
+CHUNKS = [*BOTH, Chunking]
+"""Those that send chunks."""
 
 STORES = [*BOTH, ConfluentsOwn]
 """Those that send references."""
 
+STAGED = [Aiokafka, Confluent, KafkaPython]
+"""Those whose stages stand in their configuration; those of Faust are the app's."""
+
+TRANSACTIONAL = [*STAGED, Chunking]
+"""Those whose transactions the application begins and ends."""
+
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 
-Payloads = Callable[[str], bytes]
-
 _UUID = "large-message.chunk.uuid"
-
-
-def on_server(server: S3Server) -> Payloads:
-    """The payloads of a bucket."""
-
-    def payload(path: str) -> bytes:
-        bucket, _, key = path.removeprefix("s3://").partition("/")
-        with contextlib.closing(server.client()) as client:
-            found: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        return found
-
-    return payload
 
 
 @dataclass(frozen=True)
 class Written:
     """A record as the application gave it, and the records of the log in which it stands, one or all its chunks.
 
-    The formats are those of docs/reference-messages.md and docs/chunk-format.md, read as those pages say.
+    The formats are read as docs/reference-messages.md and docs/chunk-format.md say.
     """
 
     key: bytes | None
@@ -316,35 +310,70 @@ class Written:
         return Outcome(last.partition, last.offset, last.timestamp)
 
 
-async def written(
-    broker: str, topic: str, payloads: Payloads | None = None, isolation: str = "read_uncommitted"
-) -> list[Written]:
-    """What a topic holds, by partition, in order; without messages of chunks that are not whole."""
-    found = []
-    for records in (await asyncio.to_thread(read_all, broker, topic, isolation)).values():
-        messages: dict[bytes | None, list[Found]] = {}
-        for record in records:
-            own = dict(record.headers)
-            parts = [record] if _UUID not in own else messages.setdefault(own[_UUID], [])
-            if _UUID in own:
-                assert int(own["large-message.chunk.id"] or b"") == len(parts)
+class Log:
+    """A topic of one test, and the configurations of producers that write to it."""
+
+    def __init__(self, broker: str, topic: str, server: S3Server) -> None:
+        self.broker = broker
+        self.topic = topic
+        self._server = server
+
+    def close(self) -> None:
+        """Closes the client of the store, if there is one."""
+        if "_client" in vars(self):
+            self._client.close()
+
+    def chunking(self, **more: object) -> Config:
+        """Without a store."""
+        return {"bootstrap.servers": self.broker, "large.message.strategy": "chunk", **more}
+
+    def storing(self, store: Config = ON_GATE, /, **more: object) -> Config:
+        """What is large goes to a store."""
+        return producing(self.broker, store, **more)
+
+    async def lower_limit(self, size: int) -> None:
+        """The topic takes less from now on."""
+        await alter_configs(self.broker, self.topic, {"max.message.bytes": str(size)})
+
+    async def written(self, isolation: str = "read_uncommitted") -> list[Written]:
+        """What it holds, by partition, in order, as a bare client reads it; without chunks that make no message."""
+        found = []
+        for records in (await asyncio.to_thread(read_all, self.broker, self.topic, isolation)).values():
+            messages: dict[bytes | None, list[Found]] = {}
+            for record in records:
+                own = dict(record.headers)
+                parts = messages.setdefault(own[_UUID], []) if _UUID in own else []
                 parts.append(record)
-                if len(parts) < int(own["large-message.chunk.count"] or b""):
-                    continue
-            found.append(_whole(tuple(parts), payloads))
-    return found
+                assert int(own.get("large-message.chunk.id") or 0) == len(parts) - 1
+                if len(parts) == int(own.get("large-message.chunk.count") or 1):
+                    found.append(self._whole(tuple(parts)))
+        return found
+
+    def _whole(self, records: tuple[Found, ...]) -> Written:
+        first, own = records[0], dict(records[0].headers)
+        key, value = first.key, first.value
+        if _UUID in own:
+            value = b"".join(record.value or b"" for record in records)
+            assert own["large-message.chunk.checksum"] == b"sha256:" + hashlib.sha256(value).hexdigest().encode()
+            assert {record.key for record in records} == {key}
+        if "large-message" in own:
+            value = self._payload(value)
+            assert own["large-message.size"] == b"%d" % len(value)
+        if "large-message-key" in own:
+            key = self._payload(key)
+        return Written(key, value, [each for each in first.headers if not each[0].startswith("large-message")], records)
+
+    def _payload(self, data: bytes | None) -> bytes:
+        path = (data or b"").decode()
+        if not path.startswith("s3://"):
+            return GatedStore.payloads[path]
+        bucket, _, key = path.removeprefix("s3://").partition("/")
+        found: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return found
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._server.client()
 
 
-def _whole(records: tuple[Found, ...], payloads: Payloads | None) -> Written:
-    first, own = records[0], dict(records[0].headers)
-    key, value = first.key, first.value
-    if _UUID in own:
-        value = b"".join(record.value or b"" for record in records)
-        assert own["large-message.chunk.checksum"] == b"sha256:" + hashlib.sha256(value).hexdigest().encode()
-        assert {record.key for record in records} == {key}
-    if payloads is not None and "large-message" in own:
-        value = payloads((value or b"").decode())
-        assert own["large-message.size"] == b"%d" % len(value)
-    if payloads is not None and "large-message-key" in own:
-        key = payloads((key or b"").decode())
-    return Written(key, value, [each for each in first.headers if not each[0].startswith("large-message")], records)
+MakeLog = Callable[..., Log]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.proxy import FaultProxy
+from tests.integration.client_config import SMALL_TOPIC
 from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.client_writers import Log, MakeLog
 from tests.integration.line import Line, MakeLine
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
@@ -47,3 +49,20 @@ def gate() -> Iterator[type[GatedStore]]:
     GatedStore.reset()
     yield GatedStore
     GatedStore.reset()
+
+
+@pytest.fixture
+def make_log(
+    broker: str, make_module_topic: MakeTopic, versitygw: S3Server, gate: type[GatedStore]
+) -> Iterator[MakeLog]:
+    """Makes a topic for producers, which takes 20,000 bytes: `make_log(partitions=1, **configs)`."""
+    del gate  # payloads that no test before has stored
+    made: list[Log] = []
+
+    def make(partitions: int = 1, **configs: object) -> Log:
+        made.append(Log(broker, make_module_topic(partitions, **{**SMALL_TOPIC, **configs}), versitygw))
+        return made[-1]
+
+    yield make
+    for log in made:
+        log.close()

@@ -18,12 +18,10 @@ from app.serializers import aiokafka as by_aiokafka
 from app.serializers import confluent as by_confluent
 from app.serializers import kafka_python as by_kafka_python
 from tests.integration.chunk_records import value_of
-from tests.integration.client_config import LARGE, LIMIT, ON_GATE, SMALL_TOPIC, Config, producing, to_json
+from tests.integration.client_config import LARGE, LIMIT, ON_GATE, producing, to_json
 from tests.integration.client_stores import GatedStore
-from tests.integration.client_writers import written
-from tests.integration.limits import alter_configs
+from tests.integration.client_writers import MakeLog
 from tests.integration.topics import end_offsets
-from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from transforms.record import Record
 
@@ -31,84 +29,75 @@ _LONG_S = 60.0
 _SMALL = 10
 
 
-def chunking(broker: str, **more: Any) -> Config:
-    """The configuration of a producer of confluent-kafka's or kafka-python's that needs no store."""
-    return {"bootstrap.servers": broker, "large.message.strategy": "chunk", **more}
-
-
-async def forms(broker: str, topic: str) -> list[str]:
-    """How the records of a topic stand in its log."""
-    return [each.form for each in await written(broker, topic)]
-
-
 # --- aiokafka ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_result_of_a_message_of_chunks(broker: str, make_topic: MakeTopic) -> None:
+async def test_the_result_of_a_message_of_chunks(make_log: MakeLog) -> None:
     """It has the id of the message; after a flush the results of all are there; `stats` counts them."""
-    topic = make_topic(**SMALL_TOPIC)
+    log = make_log()
     serializers: Any = {"key_serializer": str.encode, "value_serializer": str.encode}
-    async with ChunkingProducer({"bootstrap.servers": broker}, **serializers) as producer:
-        futures = [await producer.send(topic, "é" * 25_000, "key") for _ in range(3)]
-        futures.append(await producer.send(topic, "short", "key"))
+    async with ChunkingProducer({"bootstrap.servers": log.broker}, **serializers) as producer:
+        futures = [await producer.send(log.topic, "é" * 25_000, "key") for _ in range(3)]
+        futures.append(await producer.send(log.topic, "short", "key"))
         await producer.flush()
         assert all(future.done() for future in futures)
-        assert producer.stats()[topic]["msgChunkPublished"] is True
-        rate = producer.stats()[topic]["chunkedMessageRate"]
+        assert producer.stats()[log.topic]["msgChunkPublished"] is True
+        rate = producer.stats()[log.topic]["chunkedMessageRate"]
         assert isinstance(rate, float)
         assert rate > 0
-    found = await written(broker, topic)
+    found = await log.written()
     assert [(each.key, len(each.value or b"")) for each in found] == [(b"key", 50_000)] * 3 + [(b"key", 5)]
     ids = [ChunkMessageId(each.records[0].offset, each.records[-1].offset) for each in found[:3]]
     assert [future.result().chunk_message_id for future in futures[:3]] == ids
     assert not hasattr(futures[3].result(), "chunk_message_id")
 
 
-async def test_chunks_are_of_bytes(broker: str, make_topic: MakeTopic) -> None:
+async def test_chunks_are_of_bytes(make_log: MakeLog) -> None:
     """A key or a value that is none, large or small, is an error that says what to do; nothing is sent."""
-    topic = make_topic(**SMALL_TOPIC)
-    async with ChunkingProducer({"bootstrap.servers": broker}) as producer:
+    log = make_log()
+    async with ChunkingProducer({"bootstrap.servers": log.broker}) as producer:
         for size in (1, 50_000):
             with pytest.raises(TypeError, match=r"^value: found str, allowed are bytes; set value_serializer$"):
-                await producer.send(topic, "x" * size)
+                await producer.send(log.topic, "x" * size)
         with pytest.raises(TypeError, match=r"^key: found int, allowed are bytes; set key_serializer$"):
-            await producer.send(topic, value_of(50_000), 7)
-        await producer.send_and_wait(topic, bytearray(value_of(50_000)), memoryview(b"k"))
-    assert [(each.key, each.value) for each in await written(broker, topic)] == [(b"k", value_of(50_000))]
+            await producer.send(log.topic, value_of(50_000), 7)
+        await producer.send_and_wait(log.topic, bytearray(value_of(50_000)), memoryview(b"k"))
+    assert [(each.key, each.value) for each in await log.written()] == [(b"k", value_of(50_000))]
 
 
-async def test_batches_take_bytes(broker: str, make_topic: MakeTopic) -> None:
+async def test_batches_take_bytes(make_log: MakeLog) -> None:
     """aiokafka's batches go out as they are made."""
-    topic = make_topic()
-    async with by_aiokafka.SerializingProducer(producing(broker, ON_GATE)) as producer:
+    log = make_log()
+    async with by_aiokafka.SerializingProducer(log.storing()) as producer:
         batch = producer.create_batch()
         batch.append(key=None, value=LARGE, timestamp=None)
-        await (await producer.send_batch(batch, topic, partition=0))
-    assert [(each.form, each.value) for each in await written(broker, topic)] == [("plain", LARGE)]
+        await (await producer.send_batch(batch, log.topic, partition=0))
+    assert [(each.form, each.value) for each in await log.written()] == [("plain", LARGE)]
 
 
-async def test_weaker_acknowledgements_of_batches(broker: str, make_topic: MakeTopic) -> None:
+async def test_weaker_acknowledgements_of_batches(make_log: MakeLog) -> None:
     """`acks` is the application's choice for the producer of KIP-126 too."""
-    topic = make_topic()
-    async with ConfiguredBatchingProducer({"bootstrap.servers": broker, "acks": "1"}) as producer:
-        await (await producer.send(topic, Record(b"k", b"plain")))
-    assert await forms(broker, topic) == ["plain"]
+    log = make_log()
+    async with ConfiguredBatchingProducer({"bootstrap.servers": log.broker, "acks": "1"}) as producer:
+        await (await producer.send(log.topic, Record(b"k", b"plain")))
+    assert [each.form for each in await log.written()] == ["plain"]
 
 
-async def test_what_aiokafka_refuses_is_not_stored(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_what_aiokafka_refuses_is_not_stored(make_log: MakeLog, gate: type[GatedStore]) -> None:
     """A record without key and value, and a topic that is not there, are its own errors."""
-    async with by_aiokafka.SerializingProducer(producing(broker, ON_GATE), request_timeout_ms=500) as producer:
+    log = make_log()
+    async with by_aiokafka.SerializingProducer(log.storing(), request_timeout_ms=500) as producer:
         with pytest.raises(AssertionError, match="Need at least one"):
-            await producer.send(make_topic())
+            await producer.send(log.topic)
         with pytest.raises(UnknownTopicOrPartitionError):
             await producer.send("not there", LARGE)  # a name that no broker creates by itself
     assert not gate.payloads
 
 
-async def test_wrong_values_of_the_configuration(broker: str) -> None:
+async def test_wrong_values_of_the_configuration() -> None:
     """They are errors when the producer is made, of ours with the key; what was opened for it is closed."""
     with pytest.raises(ValueError, match="Invalid ACKS"):
-        by_aiokafka.SerializingProducer(producing(broker, ON_GATE, acks=7))
+        by_aiokafka.SerializingProducer(producing("nowhere:1", ON_GATE, acks=7))
     with pytest.raises(ConfigurationError, match=r"^chunk\.max\.bytes: .*allowed is 1 or more"):
         ChunkingProducer({"bootstrap.servers": "-", "chunk.max.bytes": "0"})
     with pytest.raises(ConfigurationError, match=r"^linger\.ms: found 'soon', allowed is a number"):
@@ -118,72 +107,72 @@ async def test_wrong_values_of_the_configuration(broker: str) -> None:
 # --- confluent-kafka --------------------------------------------------------------------------------------------------
 
 
-async def test_headers_in_every_shape(broker: str, make_topic: MakeTopic) -> None:
+async def test_headers_in_every_shape(make_log: MakeLog) -> None:
     """None, a list or a dict, with text too, which counts in bytes."""
-    topic = make_topic(**SMALL_TOPIC)
-    with by_confluent.SerializingProducer(chunking(broker, **{"batch.size": 5_000})) as producer:
-        producer.produce(topic, b"k", b"v")
-        producer.produce(topic, key=b"k", value=b"v", headers={"h": b"1"})
-        producer.produce(topic, b"k", b"v" * 9_000, headers=[("h", "\u4e2d" * 6_000)])
-        producer.produce(topic, b"k", b"v" * 900, headers={"h": "\u4e2d" * 6_400})
-    found = await written(broker, topic)
+    log = make_log()
+    with by_confluent.SerializingProducer(log.chunking(**{"batch.size": 5_000})) as producer:
+        producer.produce(log.topic, b"k", b"v")
+        producer.produce(log.topic, key=b"k", value=b"v", headers={"h": b"1"})
+        producer.produce(log.topic, b"k", b"v" * 9_000, headers=[("h", "\u4e2d" * 6_000)])
+        producer.produce(log.topic, b"k", b"v" * 900, headers={"h": "\u4e2d" * 6_400})
+    found = await log.written()
     assert [each.form for each in found] == ["plain", "plain", "chunks", "chunks"]
     assert [dict(each.headers).get("h") for each in found[:2]] == [None, b"1"]
     assert [len(dict(each.headers)["h"] or b"") for each in found[2:]] == [18_000, 19_200]
 
 
-def test_errors_are_confluent_kafkas(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+def test_errors_are_confluent_kafkas(make_log: MakeLog, gate: type[GatedStore]) -> None:
     """What a stage refuses is its `ValueSerializationError`; `close` says whether all is delivered."""
+    log = make_log()
     stages = {"value.serializers": [to_json, LargeMessageSerializer]}
-    producer = by_confluent.SerializingProducer({"bootstrap.servers": broker, **stages, **ON_GATE})
-    topic = make_topic()
+    producer = by_confluent.SerializingProducer({"bootstrap.servers": log.broker, **stages, **ON_GATE})
     with pytest.raises(ValueSerializationError):
-        producer.produce(topic, value=object())
-    producer.produce(topic, value="x" * 2_000_000)  # nothing polls for it
+        producer.produce(log.topic, value=object())
+    producer.produce(log.topic, value="x" * 2_000_000)  # nothing polls for it
     assert producer.close() in (True, False)
     assert producer.close() in (True, False)
     assert len(gate.payloads) == 1
 
 
-async def test_delivery_callbacks(broker: str, make_topic: MakeTopic) -> None:
+async def test_delivery_callbacks(make_log: MakeLog) -> None:
     """That of the record, else that of the configuration, is called once for a value, plain or in chunks."""
-    topic = make_topic(**SMALL_TOPIC)
+    log = make_log()
     told: list[tuple[Any, ...]] = []
 
     def note(name: str) -> Any:
         return lambda error, message: told.append((name, error, message.offset()))
 
-    config = chunking(broker, on_delivery=note("config"), **{"batch.size": 5_000})
+    config = log.chunking(on_delivery=note("config"), **{"batch.size": 5_000})
     with by_confluent.SerializingProducer(config) as producer:
         for size in (10, 2_000, 50_000):
-            producer.produce(topic, b"k", value_of(size))
-            producer.produce(topic, b"k", value_of(size), on_delivery=note("record"))
+            producer.produce(log.topic, b"k", value_of(size))
+            producer.produce(log.topic, b"k", value_of(size), on_delivery=note("record"))
     assert [(name, error) for name, error, _ in told] == [("config", None), ("record", None)] * 3
     assert [offset for *_, offset in told] == [0, 1, 2, 3, 6, 9]
 
 
-async def test_only_errors_are_reported(broker: str, make_topic: MakeTopic) -> None:
+async def test_only_errors_are_reported(make_log: MakeLog) -> None:
     """With `delivery.report.only.error`, a value in chunks is reported once if it fails, else never."""
-    topic = make_topic(**SMALL_TOPIC)
+    log = make_log()
     told: list[Any] = []
-    config = chunking(broker, **{"batch.size": 5_000, "delivery.report.only.error": True})
+    config = log.chunking(**{"batch.size": 5_000, "delivery.report.only.error": True})
     with by_confluent.SerializingProducer(config) as producer:
         for seed in range(2):
-            producer.produce(topic, b"k", value_of(50_000, seed), -1, lambda error, _: told.append(error))
+            producer.produce(log.topic, b"k", value_of(50_000, seed), -1, lambda error, _: told.append(error))
             assert producer.flush(_LONG_S) == 0
             assert [error.code() for error in told] == [KafkaError.MSG_SIZE_TOO_LARGE] * seed
-            await alter_configs(broker, topic, {"max.message.bytes": "6000"})
+            await log.lower_limit(6_000)
 
 
-def test_batches_that_the_topic_would_refuse(broker: str, make_topic: MakeTopic) -> None:
+def test_batches_that_the_topic_would_refuse(make_log: MakeLog) -> None:
     """librdkafka sends no batch again in parts: several chunks that are too large together are refused before."""
-    topic = make_topic(**SMALL_TOPIC)
-    found = rf"^batch.size: found 1,000,000, and topic {topic} takes .* {LIMIT:,} "
+    log = make_log()
+    found = rf"^batch.size: found 1,000,000, and topic {log.topic} takes .* {LIMIT:,} "
     with (
-        by_confluent.SerializingProducer(chunking(broker)) as producer,
+        by_confluent.SerializingProducer(log.chunking()) as producer,
         pytest.raises(ConfigurationError, match=found),
     ):
-        producer.produce(topic, b"k", value_of(50_000))
+        producer.produce(log.topic, b"k", value_of(50_000))
 
 
 @pytest.mark.parametrize(
@@ -193,12 +182,12 @@ def test_batches_that_the_topic_would_refuse(broker: str, make_topic: MakeTopic)
         ("queue.buffering.max.kbytes", 400, "Queue full"),
     ],
 )
-async def test_chunks_in_a_callback(broker: str, make_topic: MakeTopic, queue: str, room: int, found: str) -> None:
+async def test_chunks_in_a_callback(make_log: MakeLog, queue: str, room: int, found: str) -> None:
     """`produce` neither polls nor lists topics on the thread of a callback, which would end the process.
 
     What would have to wait for room is refused there, and can be sent later.
     """
-    topic = make_topic(**SMALL_TOPIC)
+    log = make_log()
     told: list[Any] = []
     large = value_of(775_000)
 
@@ -206,19 +195,19 @@ async def test_chunks_in_a_callback(broker: str, make_topic: MakeTopic, queue: s
         told.append(error)
         if len(told) == 1:
             for key in (None, b"k"):  # without a key, the partitions are asked for
-                producer.produce(topic, key, value_of(50_000), on_delivery=lambda error, _: told.append(error))
+                producer.produce(log.topic, key, value_of(50_000), on_delivery=lambda error, _: told.append(error))
             with pytest.raises(BufferError, match=found):
-                producer.produce(topic, b"k", large, on_delivery=done)
+                producer.produce(log.topic, b"k", large, on_delivery=done)
 
-    with by_confluent.SerializingProducer(chunking(broker, **{"batch.size": 5_000, queue: room})) as producer:
+    with by_confluent.SerializingProducer(log.chunking(**{"batch.size": 5_000, queue: room})) as producer:
         for _ in range(_SMALL):
-            producer.produce(topic, b"k", b"small", on_delivery=done)
-        until(lambda: sum(end_offsets(broker, topic).values()) == _SMALL, "all callbacks wait for one poll")
+            producer.produce(log.topic, b"k", b"small", on_delivery=done)
+        until(lambda: sum(end_offsets(log.broker, log.topic).values()) == _SMALL, "all callbacks wait for one poll")
         assert producer.flush(_LONG_S) == 0
         assert told == [None] * (_SMALL + 2)
-        producer.produce(topic, b"k", large, on_delivery=done)
+        producer.produce(log.topic, b"k", large, on_delivery=done)
     assert told == [None] * (_SMALL + 3)
-    assert (await forms(broker, topic))[: _SMALL + 2] == ["plain"] * _SMALL + ["chunks"] * 2
+    assert ([each.form for each in await log.written()])[: _SMALL + 2] == ["plain"] * _SMALL + ["chunks"] * 2
 
 
 # Source: the uses of `CallState_begin` in confluent-kafka's Producer.c, Metadata.c and confluent_kafka.c.
@@ -226,11 +215,9 @@ _WAITING = """abort_transaction close commit_transaction flush init_transactions
 send_offsets_to_transaction set_sasl_credentials"""
 
 
-def test_what_waits_for_callbacks_is_an_error_in_one(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
+def test_what_waits_for_callbacks_is_an_error_in_one(make_log: MakeLog, gate: type[GatedStore]) -> None:
     """Each call that would end the process there is refused, and the producer goes on; its text of help stays."""
-    topic = make_topic()
+    log = make_log()
     names = [name for name in _WAITING.split() if hasattr(Producer, name)]  # `close` came with 2.13
     found: list[str] = []
 
@@ -241,12 +228,12 @@ def test_what_waits_for_callbacks_is_an_error_in_one(
             assert caught.value.args[0].code() == KafkaError._STATE
             found.append(caught.value.args[0].str())
 
-    with by_confluent.SerializingProducer(producing(broker, ON_GATE)) as producer:
+    with by_confluent.SerializingProducer(log.storing()) as producer:
         for _ in range(_SMALL):
-            producer.produce(topic, b"k", b"small", on_delivery=done)
-        until(lambda: sum(end_offsets(broker, topic).values()) == _SMALL, "all callbacks wait for one poll")
+            producer.produce(log.topic, b"k", b"small", on_delivery=done)
+        until(lambda: sum(end_offsets(log.broker, log.topic).values()) == _SMALL, "all callbacks wait for one poll")
         assert producer.flush(_LONG_S) == 0
-        producer.produce(topic, b"k", LARGE)  # no store was closed
+        producer.produce(log.topic, b"k", LARGE)  # no store was closed
     assert len(gate.payloads) == 1
     assert [text.partition(" ")[0] for text in found] == names * _SMALL
     assert "was called in a callback of the same producer" in found[0]
@@ -256,9 +243,9 @@ def test_what_waits_for_callbacks_is_an_error_in_one(
 # --- kafka-python -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_partitioner_of_the_application(broker: str, make_topic: MakeTopic) -> None:
+async def test_a_partitioner_of_the_application(make_log: MakeLog) -> None:
     """It is asked once for a value, with the application's own key, and may answer as it likes; in a callback too."""
-    topic = make_topic(4, **SMALL_TOPIC)
+    log = make_log(4)
     seen: list[tuple[object, object]] = []
     sent: list[Any] = []
 
@@ -267,34 +254,34 @@ async def test_a_partitioner_of_the_application(broker: str, make_topic: MakeTop
             seen.append((key, serialized_key))
             return len(seen) % 4
 
-    config = chunking(broker, **{"key.serializer": str.encode})
+    config = log.chunking(**{"key.serializer": str.encode})
     with by_kafka_python.SerializingProducer(config, partitioner=Turns()) as producer:
-        places = [producer.send(topic, value_of(50_000, n), "k").get(_LONG_S).partition for n in range(3)]
-        first = producer.send(topic, b"small", "k")
+        places = [producer.send(log.topic, value_of(50_000, n), "k").get(_LONG_S).partition for n in range(3)]
+        first = producer.send(log.topic, b"small", "k")
         # The thread of callbacks does not wait for itself to learn of the partition.
-        first.add_callback(lambda _: sent.append(producer.send(topic, value_of(50_000, 3), "k")))
+        first.add_callback(lambda _: sent.append(producer.send(log.topic, value_of(50_000, 3), "k")))
         until(lambda: sent, "the callback is done")
         places += [first.get(_LONG_S).partition, sent[0].get(_LONG_S).partition]
     assert places == [1, 2, 3, 0, 1]
     assert seen == [("k", b"k")] * 5
-    values = {each.value for each in await written(broker, topic)}
+    values = {each.value for each in await log.written()}
     assert values == {b"small", *(value_of(50_000, n) for n in range(4))}
 
 
-def test_a_future_in_its_own_callback(broker: str, make_topic: MakeTopic) -> None:
+def test_a_future_in_its_own_callback(make_log: MakeLog) -> None:
     """`get` in a callback of the future does not wait for itself."""
-    topic = make_topic(**SMALL_TOPIC)
+    log = make_log()
     seen: list[int] = []
-    with by_kafka_python.SerializingProducer(chunking(broker)) as producer:
-        future = producer.send(topic, value_of(50_000), b"k")
+    with by_kafka_python.SerializingProducer(log.chunking()) as producer:
+        future = producer.send(log.topic, value_of(50_000), b"k")
         future.add_callback(lambda _: seen.append(future.get(_LONG_S).offset))
         assert future.get(_LONG_S).offset == 2
         until(lambda: seen == [2], "the callback is done")
 
 
-async def test_servers_as_a_list(broker: str, make_topic: MakeTopic) -> None:
+async def test_servers_as_a_list(make_log: MakeLog) -> None:
     """kafka-python takes them so; the question for what a topic takes goes there too."""
-    topic = make_topic(**SMALL_TOPIC)
-    with by_kafka_python.SerializingProducer({**chunking(broker), "bootstrap.servers": [broker]}) as producer:
-        producer.send(topic, value_of(50_000), b"k").get(_LONG_S)
-    assert await forms(broker, topic) == ["chunks"]
+    log = make_log()
+    with by_kafka_python.SerializingProducer({**log.chunking(), "bootstrap.servers": [log.broker]}) as producer:
+        producer.send(log.topic, value_of(50_000), b"k").get(_LONG_S)
+    assert [each.form for each in await log.written()] == ["chunks"]
