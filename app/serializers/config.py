@@ -5,10 +5,10 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from app.config.client import coerced, limits_names
@@ -128,6 +128,26 @@ def deserialized(
     try:
         for part, composable in deserializers.parts.items():
             found[part] = composable.deserialize(record.topic, headers, found[part])
+    except SerializationError as exc:
+        raise exc.at(record.partition, record.offset) from exc.__cause__
+    return found, headers
+
+
+def restoring(
+    deserializers: ClientConfig[ComposableDeserializer], record: Any
+) -> Generator[Callable[[], Any], Callable[[], Any], tuple[dict[str, Any], list[Header]]]:
+    """As `deserialized`: yields each call of a store, and is sent what gives the result of that call."""
+    found, headers = {"key": record.key, "value": record.value}, list(record.headers)
+    try:
+        for part, composable in deserializers.parts.items():
+            for stage in composable.stages:
+                if found[part] is None:
+                    break
+                step = partial(composable.step, stage, record.topic, headers, found[part])
+                if isinstance(stage.target, LargeMessageDeserializer) and stage.target.wants(headers):
+                    found[part] = (yield step)()
+                else:
+                    found[part] = step()
     except SerializationError as exc:
         raise exc.at(record.partition, record.offset) from exc.__cause__
     return found, headers
