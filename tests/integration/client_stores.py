@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from tests.forks import run
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server, free_port
+from transforms.errors import PayloadNotFoundError
 
 __all__ = ["CuttableAddress", "CuttableWay", "GatedStore", "delete_payload", "delete_payloads", "run_example"]
 
@@ -57,6 +58,8 @@ class GatedStore:
         assert self.open.wait(_LONG_S)
         if self.fails is not None:
             raise self.fails
+        if full_path not in self.payloads:
+            raise PayloadNotFoundError(full_path)
         return self.payloads[full_path]
 
 

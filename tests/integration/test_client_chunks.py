@@ -17,8 +17,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
 from tests.forks import run
-from tests.integration.aiokafka_records import becomes, one
-from tests.integration.chunk_records import pieces, value_of, write
+from tests.integration.aiokafka_records import one
+from tests.integration.chunk_records import value_of, write
 from tests.integration.way import MakeTopic
 from transforms.errors import ConfigurationError
 from transforms.record import Record
@@ -138,43 +138,6 @@ async def committed(broker: str, group: str, topic: str) -> OffsetAndMetadata:
         consumer.assign([partition])
         found: OffsetAndMetadata = (await consumer._coordinator.fetch_committed_offsets([partition]))[partition]
         return found
-
-
-async def test_rebalance(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
-    """Messages that are incomplete when a partition moves come whole, from whoever has it then, and nothing is lost."""
-    topic = make_topic(2)
-    chunks = [pieces(f"u{n}", 3_000, n) for n in range(2)]
-    for partition in range(2):
-        await write(broker, topic, [*chunks[partition][:2], Record(b"k", b"%d" % partition)], partition)
-    keys: dict[str, Any] = {
-        "group.id": topic,
-        "enable.auto.commit": "true",
-        "session.timeout.ms": least_session_ms,
-        "heartbeat.interval.ms": 300,
-    }
-    found: list[Discarded] = []
-    got: list[bytes] = []
-
-    async def read(consumer: AssemblingConsumer) -> None:
-        async for record in consumer:
-            got.append(record.value)  # noqa: PERF401  # each counts when it comes
-
-    async with consuming(broker, topic, found, keys) as first:
-        reading = asyncio.create_task(read(first))
-        await becomes(lambda: len(got) == 2 and first.stats()["pendingChunkedMessages"] == 2, "both are pending")
-        async with consuming(broker, topic, found, keys) as second:
-            also = asyncio.create_task(read(second))
-            await becomes(lambda: len(first.assignment()) == len(second.assignment()) == 1, "each has one")
-            await becomes(
-                lambda: [c.stats()["pendingChunkedMessages"] for c in (first, second)] == [1, 1], "each waits for one"
-            )
-            for partition in range(2):
-                await write(broker, topic, chunks[partition][2:], partition)
-            await becomes(lambda: len(got) >= 4, "both have come")
-        await also
-    await reading
-    assert sorted(got) == sorted([b"0", b"1", value_of(3_000, 0), value_of(3_000, 1)])
-    assert found == []
 
 
 async def test_cancel_loses_nothing(broker: str, make_topic: MakeTopic) -> None:

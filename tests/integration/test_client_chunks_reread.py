@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 from aiokafka import TopicPartition
 
 from app.chunks import Discarded
-from tests.integration.aiokafka_records import becomes, come_and_go, one
+from tests.integration.aiokafka_records import becomes, one
 from tests.integration.chunk_records import interleaved, pieces, value_of, write
 from tests.integration.test_client_chunks import committed, consuming
 from tests.integration.way import MakeTopic
@@ -71,22 +70,3 @@ async def test_seek_to_committed(broker: str, make_topic: MakeTopic) -> None:
         assert [(await one(consumer)).value for _ in range(2)] == [value_of(3_000, 1), b"b"]
         consumer.seek(partition, 0)
         assert (await one(consumer)).value == b"a"
-
-
-async def test_killed_and_rebalanced(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
-    """Consumers that come and go, with room for one message: each value comes, and nothing else does."""
-    topic = make_topic(2)
-    per_partition = 12
-    for partition in range(2):
-        messages = [pieces(f"p{partition}-{n}", 3_000, 100 * partition + n) for n in range(per_partition)]
-        await write(broker, topic, list(interleaved(messages, partition)), partition)
-    expected = {value_of(3_000, 100 * partition + n) for partition in range(2) for n in range(per_partition)}
-    keys: dict[str, Any] = {
-        **TIGHT,
-        "group.id": topic,
-        "session.timeout.ms": least_session_ms,
-        "heartbeat.interval.ms": 300,
-    }
-    found: list[Discarded] = []
-    await come_and_go(lambda: consuming(broker, topic, found, keys), expected, 8)
-    assert found == []

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from kafka import ConsumerRebalanceListener, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
-from kafka.errors import KafkaError
 
 from app.chunks import Discarded
-from app.serializers import ConfigurationError, LargeMessageDeserializer
-from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
-from tests.integration.chunk_records import interleaved, pieces, value_of, write
-from tests.integration.client_config import LARGE, Config, on_s3, producing
+from app.serializers.kafka_python import DeserializingConsumer
+from tests.integration.chunk_records import write
+from tests.integration.client_config import Config
 from tests.integration.test_client_chunks import committed
 from tests.integration.topics import committed as committed_in
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
-from tests.s3_server import S3Server
-from transforms.errors import SerializationError
 from transforms.record import Record
 
 TIGHT: Config = {"max.pending.chunked.message": 1}
@@ -85,25 +80,6 @@ def values(consumer: DeserializingConsumer, count: int) -> list[Any]:
     return [polled(consumer, 1, 1)[0].value for _ in range(count)]
 
 
-@pytest.mark.parametrize("way", ["poll", "iterate"])
-async def test_plain_references_and_chunks(broker: str, versitygw: S3Server, make_topic: MakeTopic, way: str) -> None:
-    """Every value comes whole and in order, with its own headers; a message of chunks has the last one's offset."""
-    topic = make_topic()
-    store: Config = on_s3(versitygw)
-    with SerializingProducer(producing(broker, store)) as producer:
-        producer.send(topic, LARGE, b"k")
-    chunks = pieces("u", 3_000, 1)
-    await write(broker, topic, [Record(b"k", b"plain"), *chunks, Record(b"k", None)])
-    more = {"value.deserializer": LargeMessageDeserializer, "consumer.timeout.ms": 10_000, **store}
-    with consuming(broker, topic, [], **more) as consumer:
-        records = polled(consumer, 4) if way == "poll" else [next(consumer) for _ in range(4)]
-        assert [each.value for each in records] == [LARGE, b"plain", value_of(3_000, 1), None]
-        assert (records[2].offset, records[2].headers, records[2].key) == (1 + len(chunks), [], b"k")
-        assert consumer.counts.assembled == 1
-        assert consumer.position(TopicPartition(topic, 0)) == 3 + len(chunks)
-        assert consumer.poll(100) == {}
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_listener_of_the_application(broker: str, make_topic: MakeTopic, asynchronous: bool) -> None:  # noqa: FBT001
     """It is called with what comes and goes; what was given is committed before that."""
@@ -149,26 +125,6 @@ def until_one_stays(consumer: DeserializingConsumer, other: DeserializingConsume
         until(shared, "each has one partition")
     (stays,) = consumer.assignment()
     return stays
-
-
-async def test_what_is_pending_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
-    """Of a partition that stays nothing is forgotten: no commit passes its chunks, and its message becomes whole."""
-    topic = make_topic(2)
-    messages = {partition: pieces(f"u{partition}", 3_000, partition) for partition in (0, 1)}
-    for partition, chunks in messages.items():
-        await write(broker, topic, [chunks[0], Record(b"k", b"plain")], partition)
-    found: list[Discarded] = []
-    # Without a look back, a message whose first chunk is forgotten is lost.
-    more: Config = {"chunk.lookback": 0}
-    with consuming(broker, topic, found, **more) as consumer:
-        assert [each.value for each in polled(consumer, 2)] == [b"plain"] * 2
-        with consuming(broker, f"{topic}", **{**more, "auto.offset.reset": "latest"}) as other:
-            stays = until_one_stays(consumer, other)
-            consumer.commit()
-            assert committed_in(broker, f"{topic}-g", topic)[stays.partition] == 0
-            await write(broker, topic, messages[stays.partition][1:], stays.partition)
-            assert values(consumer, 1) == [value_of(3_000, stays.partition)]
-    assert found == []
 
 
 async def test_what_is_not_given_yet_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
@@ -250,75 +206,3 @@ async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> N
         for wanted in ([b"1"], [b"2", b"3"], [b"4"]):
             ((_, records),) = consumer.poll(_LONG_S * 1000, len(wanted)).items()
             assert [each.value for each in records] == wanted
-
-
-async def test_a_message_that_cannot_be_deserialized(broker: str, make_topic: MakeTopic) -> None:
-    """It keeps its place: the error comes again, and is passed over by a seek, or given once the cause is gone."""
-    topic = make_topic()
-    place = TopicPartition(topic, 0)
-    chunks = pieces("u", 3_000, 1)
-    await write(broker, topic, [Record(b"k", b"a"), *chunks, Record(b"k", b"end")])
-    broken = True
-
-    def picky(value: bytes) -> bytes:
-        if broken and len(value) > 2_000:
-            raise ValueError("too long to be true")
-        return value
-
-    more = {"value.deserializer": None, "value.deserializers": [picky]}
-    with consuming(broker, topic, [], **more) as consumer:
-        assert values(consumer, 1) == [b"a"]
-        for _ in range(3):
-            with pytest.raises(SerializationError, match="too long to be true") as caught:
-                polled(consumer, 1)
-            assert (caught.value.partition, caught.value.offset) == (0, len(chunks))
-        assert consumer.position(place) == len(chunks)
-        broken = False
-        assert [each.value for each in polled(consumer, 2)] == [value_of(3_000, 1), b"end"]
-        broken = True
-        consumer.seek(place, len(chunks))  # a message comes whole, whichever of its chunks reading begins with
-        with pytest.raises(SerializationError):
-            polled(consumer, 1)
-        consumer.seek(place, len(chunks) + 1)
-        assert values(consumer, 1) == [b"end"]
-
-
-async def test_consumers_come_and_go(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
-    """Rebalanced and stopped at any time, with room for one message: every value comes, nothing is discarded."""
-    topic = make_topic(2)
-    expected: set[bytes] = set()
-    for partition in range(2):
-        messages = [pieces(f"p{partition}-{n}", 3_000, 100 * partition + n) for n in range(8)]
-        expected |= {value_of(3_000, 100 * partition + n) for n in range(8)}
-        await write(broker, topic, list(interleaved(messages, partition)), partition)
-    rng = random.Random(6)
-    found: list[Discarded] = []
-    got: set[Any] = set()
-    more: Config = {
-        **TIGHT,
-        "session.timeout.ms": least_session_ms,
-        "heartbeat.interval.ms": 300,
-        "enable.auto.commit": True,
-        "max.poll.records": 3,
-    }
-    until_s = time.monotonic() + 90
-    while got != expected:
-        assert time.monotonic() < until_s
-        with consuming(broker, topic, found, **more) as first, consuming(broker, topic, found, **more) as second:
-            for _ in range(rng.randint(4, 12)):
-                for consumer in (first, second):
-                    for records in consumer.poll(300).values():
-                        got |= {record.value for record in records}
-                    if rng.random() < 0.2:
-                        with suppress(KafkaError):  # of a rebalance
-                            consumer.commit()
-    assert found == []
-
-
-def test_keys_are_known() -> None:
-    """The keys of chunks stand beside kafka-python's; a wrong one is told with the nearest."""
-    base = {"bootstrap.servers": "-", "group.id": "g"}
-    with pytest.raises(ConfigurationError, match=r"did you mean chunk\.lookback\?"):
-        DeserializingConsumer({**base, "chunk.lookbak": 1})
-    with pytest.raises(ConfigurationError, match="allowed is 0 or more"):
-        DeserializingConsumer({**base, "chunk.lookback": -1})

@@ -1,0 +1,392 @@
+"""What every consumer promises of whole records: references are restored, and no failure loses or passes a record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, WrapperDeserializer
+from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
+from app.serializers.aiokafka import SerializingProducer
+from app.serializers.confluent import DeserializingConsumer as ConfluentConsumer
+from app.serializers.kafka_python import DeserializingConsumer as KafkaPythonConsumer
+from tests.integration.aiokafka_records import produce
+from tests.integration.chunk_records import pieces, plain, value_of, write
+from tests.integration.client_config import (
+    LARGE,
+    MIXED,
+    ON_GATE,
+    THRESHOLD,
+    Config,
+    on_s3,
+    producing,
+    to_json,
+)
+from tests.integration.client_readers import BATCHES, READERS, Given, Reader
+from tests.integration.client_stores import GatedStore
+from tests.integration.topics import read_all
+from tests.integration.way import MakeTopic
+from tests.s3_server import S3Server
+from transforms.chunk import Chunking
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    RecordDeserializationError,
+    ReferenceRefusedError,
+)
+from transforms.record import Record
+from transforms.wrapper import MessageWrapper
+
+REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
+
+every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
+
+
+def stages(*behind: Any) -> Config:
+    """The configuration of a consumer with stages behind the deserializer."""
+    return {"value.deserializers": [LargeMessageDeserializer, *behind], **ON_GATE}
+
+
+async def failure(reader: Reader) -> RecordDeserializationError:
+    """The error of the next record, which is that of the next call."""
+    with pytest.raises(RecordDeserializationError) as caught:
+        await reader.read()
+    return caught.value
+
+
+# --- what comes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+@every
+async def test_whatever_a_topic_holds(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, client: type[Reader]
+) -> None:
+    """Plain values, references and chunks come whole, in order, with their keys, nulls, headers and timestamps."""
+    topic = make_topic()
+    headers = [("a", b"1"), ("b", None), ("a", b"2")]
+    there: Config = {
+        "value.serializer": None,
+        "value.serializers": [to_json, LargeMessageSerializer],
+        "key.serializers": [str.encode, LargeMessageSerializer],
+    }
+    async with SerializingProducer(producing(broker, on_s3(versitygw), **there)) as producer:
+        for value, key in MIXED:
+            await producer.send_and_wait(topic, value, key, timestamp_ms=1_700_000_000_000, headers=headers)
+    message = {"n": 6, "x": "x" * 2_000}
+    chunks = list(Chunking(1_000).split(Record(b"chunks", to_json(message), headers, 1_700_000_000_000), "u"))
+    await write(broker, topic, [*chunks, Record(b"null", None, headers, 1_700_000_000_000)])
+    back: Config = {
+        "value.deserializers": [LargeMessageDeserializer, json.loads],
+        "key.deserializers": [LargeMessageDeserializer, bytes.decode],
+    }
+    expected = [*MIXED, (message, "chunks"), (None, "null")]
+    async with client(broker, topic, {**on_s3(versitygw), **back}) as reader:
+        found = await reader.read(len(expected))
+        assert [(each.value, each.key) for each in found] == expected
+        last = len(MIXED) + len(chunks) - 1
+        assert [each.offset for each in found] == [*range(len(MIXED)), last, last + 1]
+        assert {each.timestamp for each in found} == {1_700_000_000_000}
+        assert [each.headers for each in found] == [headers] * len(expected)
+        assert await reader.position() == last + 2
+        assert reader.consumer.counts.assembled == 1
+        assert await reader.poll(0.1) == []
+
+
+@every
+async def test_what_a_value_is_in(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """Chunks come off first, then what is in them: a wrapper, or a reference, also if memory did not hold them."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE])
+    (reference,) = (await asyncio.to_thread(read_all, broker, topic))[0]
+    of_reference = list(Chunking(460).split(Record(b"k", reference.value, reference.headers), "u"))
+    assert len(of_reference) > 1
+    first, *rest = pieces("first", 3_000, 1)
+    await write(broker, topic, [first, *of_reference, *rest])
+    async with client(broker, topic, {**REFERENCES, "max.pending.chunked.message": 1}) as reader:
+        assert await reader.values(3) == [LARGE, LARGE, value_of(3_000, 1)]
+        assert reader.consumer.counts.set_aside == 1
+    topic = make_topic()
+    wrapper = MessageWrapper({1_000_001: b"jpeg"}, value_of(5_000))
+    await write(broker, topic, list(Chunking(2_000).split(Record(b"k", wrapper.serialize()), "u")))
+    async with client(broker, topic, {"value.deserializer": WrapperDeserializer}) as reader:
+        assert await reader.values() == [wrapper]
+
+
+@every
+async def test_aborted_transactions(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """With `read_committed`, nothing of an aborted transaction is given or downloaded."""
+    topic = make_topic()
+    async with SerializingProducer(producing(broker, ON_GATE, **{"transactional.id": topic})) as producer:
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, LARGE + b"aborted")
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send(topic, LARGE + b"committed")
+    async with client(broker, topic, {**REFERENCES, "isolation.level": "read_committed"}) as reader:
+        assert await reader.values() == [LARGE + b"committed"]
+        assert await reader.poll(0.1) == []
+        assert reader.consumer.counts.discarded == {}
+    assert gate.begun == 1
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", BATCHES, ids=lambda each: each.__name__)
+async def test_a_call_is_bounded_in_bytes(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """It downloads no more than `fetch.max.bytes`; what is left comes with the next ones, and nothing twice."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await produce(broker, ON_GATE, topic, [b"%d" % number + LARGE for number in range(6)], partition)
+    found: list[Given] = []
+    async with client(broker, topic, {**REFERENCES, "fetch.max.bytes": "11000"}) as reader:
+        while len(found) < 12:
+            batch = await reader.poll(1.0)
+            assert len(batch) <= 2
+            found += batch
+    for partition in (0, 1):
+        assert [each.offset for each in found if each.partition == partition] == list(range(6))
+    assert gate.begun == 12
+
+
+@pytest.mark.parametrize("client", BATCHES, ids=lambda each: each.__name__)
+async def test_a_payload_over_the_bound_comes_alone(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """The first payload of a call is downloaded however large it is."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [b"first", LARGE, b"small", LARGE])
+    async with client(broker, topic, {**REFERENCES, "fetch.max.bytes": 4_000}) as reader:
+        batches = [[each.value for each in await reader.poll(5.0)] for _ in range(2)]
+    assert batches == [[b"first", LARGE, b"small"], [LARGE]]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@every
+async def test_a_missing_payload_is_reported_and_passed(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """What is before it is given first; the error has its place, and comes again; a seek goes on behind it.
+
+    A message of chunks that is incomplete there outlasts the seeks, and no commit passes it.
+    """
+    topic = make_topic()
+    slow = pieces("slow", 2_000, 3)
+    await write(broker, topic, slow[:1])
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, LARGE, b"4"])
+    await write(broker, topic, slow[1:])
+    gate.payloads.popitem()
+    async with client(broker, topic, REFERENCES) as reader:
+        found: list[Given] = []
+        while len(found) < 2:
+            found += await reader.poll(1.0)
+        assert [each.value for each in found] == [b"1", LARGE]
+        for _ in range(2):
+            error = await failure(reader)
+            assert (error.topic, error.partition, error.offset, error.retriable) == (topic, 0, 3, False)
+            assert f"topic {topic} partition 0 offset 3 " in str(error)
+            assert isinstance(error.__cause__, PayloadNotFoundError)
+            assert await reader.position() == 3 + reader.passes
+            await reader.commit()
+            assert await reader.committed() == {0: 0}
+            if reader.passes:
+                await reader.seek(3)
+        await reader.seek(4)
+        assert await reader.values(2) == [b"4", value_of(2_000, 3)]
+
+
+@every
+async def test_a_store_that_is_down_comes_back(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """The error says that another try may do, and it does; nothing is lost or comes twice."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2", LARGE])
+    gate.fails = PayloadStoreError("it is down", retriable=True)
+    async with client(broker, topic, REFERENCES) as reader:
+        for _ in range(2):
+            error = await failure(reader)
+            assert (error.offset, error.retriable) == (0, True)
+            if reader.passes:  # and so do commits
+                await reader.seek(0)
+            else:
+                await reader.commit()
+                assert await reader.committed() == {0: 0}
+        gate.fails = None
+        assert await reader.values(3) == [LARGE, b"2", LARGE]
+
+
+@every
+async def test_a_failure_does_not_hide_behind_other_partitions(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """Where another partition delivers, the failure is raised all the same, and no more once it is passed over."""
+    topic = make_topic(2)
+    await produce(broker, ON_GATE, topic, [LARGE, b"behind"], 0)
+    await produce(broker, ON_GATE, topic, [b"%d" % number for number in range(3)], 1)
+    gate.payloads.clear()
+    found: list[bytes] = []
+    failed = 0
+    async with client(broker, topic, REFERENCES) as reader:
+        while len(found) < 3 or not failed:
+            try:
+                found += [each.value for each in await reader.poll(1.0, 2)]
+            except RecordDeserializationError as error:
+                failed += 1
+                await reader.seek(error.offset, error.partition)
+        assert found == [b"0", b"1", b"2"]
+        await reader.seek(1)
+        assert await reader.values() == [b"behind"]
+
+
+@every
+async def test_a_stage_that_fails_keeps_the_place(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """What the application's own stage refuses is tried again, or passed over; a message of chunks is no different."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000, 1)
+    last = len(chunks)
+    await write(broker, topic, [plain(b"a"), *chunks, plain(b"end")])
+    broken = True
+
+    def picky(value: bytes) -> bytes:
+        if broken and len(value) > THRESHOLD:
+            raise ValueError("too long to be true")
+        return value
+
+    async with client(broker, topic, stages(picky)) as reader:
+        assert await reader.values() == [b"a"]
+        for _ in range(3):
+            error = await failure(reader)
+            assert (error.partition, error.offset) == (0, last)
+            assert f"partition 0 offset {last} " in str(error)
+            assert "stage 2, " in str(error)
+            assert isinstance(error.__cause__, ValueError)
+            assert await reader.position() == last + reader.passes
+            if reader.passes:
+                await reader.seek(last)
+        broken = False
+        assert await reader.values(2) == [value_of(3_000, 1), b"end"]
+        broken = True
+        await reader.seek(last)
+        await failure(reader)
+        await reader.seek(last + 1)
+        assert await reader.values() == [b"end"]
+
+
+@every
+async def test_a_reference_that_is_refused(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, client: type[Reader]
+) -> None:
+    """A reference to another store is an error of its record, and the record behind it comes."""
+    topic = make_topic()
+    wrong = Record(b"k", b"s3://elsewhere/x/y", [("large-message", b"true")])
+    await write(broker, topic, [wrong, *pieces("u", 1_000, 1)])
+    config = {"value.deserializer": LargeMessageDeserializer, **on_s3(versitygw)}
+    async with client(broker, topic, config) as reader:
+        error = await failure(reader)
+        assert isinstance(error.__cause__, ReferenceRefusedError)
+        await reader.seek(error.offset + 1)
+        assert await reader.values() == [value_of(1_000, 1)]
+
+
+@every
+async def test_an_interrupt_in_a_stage(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """The next calls give all that the call had fetched, of other partitions too; so does the next consumer."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3"], partition)
+    interrupts: list[BaseException] = []
+
+    def slow(value: bytes) -> bytes:
+        if interrupts and len(value) > THRESHOLD:
+            raise interrupts.pop()
+        return value
+
+    for restarts in (False, True):
+        given: list[tuple[int, int]] = []
+        interrupts.append(client.interrupt("now"))
+        while len(given) < 6:
+            config = {"group.id": f"{topic}-{restarts}", "enable.auto.commit": True}
+            async with client(broker, topic, {**stages(slow), **config}) as reader:
+                while len(given) < 6:
+                    try:
+                        given += [(each.partition, each.offset) for each in await reader.read()]
+                    except client.interrupt:
+                        await reader.commit()
+                        if restarts:
+                            break
+        assert interrupts == []
+        assert sorted(given) == [(partition, offset) for partition in (0, 1) for offset in range(3)]
+
+
+@every
+async def test_key_and_value_are_references(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, client: type[Reader]
+) -> None:
+    """An interrupt, or an error, behind the restored key leaves both as they are: the next try restores both."""
+    topic, key = make_topic(), b"k" * 3_000
+    store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(tmp_path)}
+    config = {**producing(broker, store), "key.serializer": LargeMessageSerializer}
+    async with SerializingProducer(config) as producer:
+        await producer.send_and_wait(topic, LARGE, key, headers=[("a", b"1")])
+    errors: list[BaseException] = [ValueError("no such value"), client.interrupt("now")]
+
+    def failing(data: bytes) -> bytes:
+        if errors:
+            raise errors.pop()
+        return data
+
+    more = {"key.deserializer": LargeMessageDeserializer, **store}
+    async with client(broker, topic, {**stages(failing), **more}) as reader:
+        with pytest.raises(client.interrupt):
+            await reader.read()
+        assert isinstance((await failure(reader)).__cause__, ValueError)
+        await reader.seek(0)
+        (found,) = await reader.read()
+    assert (found.key, found.value, found.headers) == (key, LARGE, [("a", b"1")])
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consumer", [AiokafkaConsumer, ConfluentConsumer, KafkaPythonConsumer])
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"bootstrap.server": "x"}, r"^bootstrap\.server: .*did you mean bootstrap\.servers\?"),
+        ({"chunk.lookbak": 1}, r"did you mean chunk\.lookback\?"),
+        ({"chunk.lookback": -1}, "allowed is 0 or more"),
+        ({"max.pending.chunked.message": 0}, r"max\.pending\.chunked\.message.*allowed is 1 or more"),
+        (
+            {"max.pending.chunked.bytes": 1, "chunk.max.message.bytes": 2},
+            r"chunk\.max\.message\.bytes: found 2, allowed is no more",
+        ),
+        (
+            {"large.message.store.timeout.ms": 30_000, "max.poll.interval.ms": 20_000},
+            r"^large\.message\.store\.timeout\.ms: .*30,000 ms.*which is 20,000",
+        ),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_wrong_configuration(consumer: Any, wrong: Config, found: str) -> None:
+    """A mistake is reported when the client is made, before it connects, with its key and what is allowed."""
+    with pytest.raises(ConfigurationError, match=found):
+        consumer({"bootstrap.servers": "nowhere:1", "group.id": "g", **REFERENCES, **wrong})

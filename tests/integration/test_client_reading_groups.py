@@ -1,0 +1,101 @@
+"""What every consumer promises of its group: whoever comes and goes, each value comes whole, and none is discarded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import aiokafka.errors
+import kafka.errors
+import pytest
+from confluent_kafka import KafkaException
+
+from app.chunks import Discarded
+from app.serializers import LargeMessageDeserializer
+from tests.integration.aiokafka_records import produce
+from tests.integration.chunk_records import interleaved, pieces, plain, value_of, write
+from tests.integration.client_config import LARGE, ON_GATE, Config
+from tests.integration.client_readers import READERS, Reader
+from tests.integration.client_stores import GatedStore
+from tests.integration.way import MakeTopic
+
+every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
+_REBALANCES = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, KafkaException)
+
+
+async def polled_until_shared(first: Reader, second: Reader) -> list[bytes]:
+    """What both give until each has one of two partitions."""
+    given: list[bytes] = []
+    async with asyncio.timeout(30):
+        while len(first.assignment()) != 1 or len(second.assignment()) != 1:
+            for records in await asyncio.gather(first.poll(1.0), second.poll(1.0)):
+                given += [each.value for each in records]
+    return given
+
+
+@every
+async def test_incomplete_messages_outlast_a_rebalance(
+    broker: str, make_topic: MakeTopic, client: type[Reader]
+) -> None:
+    """Their first chunks are not committed, and they come whole, from whichever consumer has their partition then."""
+    topic, found = make_topic(2), list[Discarded]()
+    chunks = {number: pieces(f"u{number}", 3_000, number) for number in (0, 1)}
+    for number, each in chunks.items():
+        await write(broker, topic, [each[0], plain(b"%d" % number)], number)
+    config: Config = {"enable.auto.commit": True}
+    async with client(broker, topic, config, found.append) as first:
+        assert set(await first.values(2)) == {b"0", b"1"}
+        async with client(broker, topic, config, found.append) as second:
+            given = await polled_until_shared(first, second)
+            assert given == []
+            await first.commit()
+            assert await first.committed() == {0: 0, 1: 0}
+            for number, each in chunks.items():
+                await write(broker, topic, each[1:], number)
+            given = [*await first.values(), *await second.values()]
+    assert sorted(given) == sorted(value_of(3_000, number) for number in (0, 1))
+    assert await first.committed() == {0: 6, 1: 6}
+    assert found == []
+
+
+@every
+async def test_consumers_come_and_go(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], least_session_ms: int, client: type[Reader]
+) -> None:
+    """Rebalanced and stopped at any time, with room for one message: every value comes, nothing is discarded."""
+    topic, found, got = make_topic(2), list[Discarded](), set[bytes]()
+    expected: set[bytes] = set()
+    for partition in (0, 1):
+        messages = [pieces(f"p{partition}-{n}", 3_000, 100 * partition + n) for n in range(8)]
+        expected |= {value_of(3_000, 100 * partition + n) for n in range(8)}
+        log = list(interleaved(messages, partition))
+        await write(broker, topic, log[:20], partition)
+        references: list[bytes | None] = [LARGE + b"%d %d" % (partition, n) for n in range(3)]
+        await produce(broker, ON_GATE, topic, references, partition)
+        expected |= {each for each in references if each}
+        await write(broker, topic, log[20:], partition)
+    rng = random.Random(8)
+    config: Config = {
+        "value.deserializer": LargeMessageDeserializer,
+        **ON_GATE,
+        "max.pending.chunked.message": 1,
+        "session.timeout.ms": least_session_ms,
+        "heartbeat.interval.ms": 300,
+        "enable.auto.commit": True,
+    }
+
+    async def run(calls: int) -> None:
+        async with client(broker, topic, config, found.append) as reader:
+            for _ in range(calls):
+                got.update(each.value for each in await reader.poll(1.0, 1))
+                if got == expected:
+                    return
+                if rng.random() < 0.3:
+                    with suppress(*_REBALANCES):
+                        await reader.commit()
+
+    async with asyncio.timeout(90):
+        while got != expected:
+            await asyncio.gather(run(rng.randint(3, 7)), run(rng.randint(3, 7)))
+    assert found == []
