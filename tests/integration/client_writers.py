@@ -241,7 +241,11 @@ class Faust(Writer):
             "writer", broker=f"kafka://{own.pop('bootstrap.servers')}", Topic=LargeMessageTopic, **sizes
         )
         self._schema = LargeMessageSchema(own, keys=keys)
-        self._topics: dict[str, Any] = {}
+
+    def channel(self, topic: str, **more: Any) -> Any:
+        """The topic as the app has it; of bytes, if nothing else is said."""
+        raw = {"key_serializer": "raw", "value_serializer": "raw", "schema": self._schema}
+        return self.own.topic(topic, **{**raw, **more})
 
     async def close(self) -> None:
         await self.own.producer.stop()
@@ -251,10 +255,7 @@ class Faust(Writer):
         await self.own.producer.flush()
 
     async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
-        if topic not in self._topics:
-            raw = {"key_serializer": "raw", "value_serializer": "raw"}
-            self._topics[topic] = self.own.topic(topic, schema=self._schema, **raw)
-        told = await self._topics[topic].send(
+        told = await self.channel(topic).send(
             key=key,
             value=None if value is None else self._stage(value),
             partition=partition,

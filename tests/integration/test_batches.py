@@ -432,6 +432,14 @@ async def test_from_a_configuration_without_the_right_to_ask(broker: str, caplog
     assert caplog.text.count("topic no-such-topic does not say what it takes") == 1
 
 
+async def test_weaker_acknowledgements(broker: str, make_topic: MakeTopic) -> None:
+    """`acks` is the application's choice: the producer is not made idempotent against it."""
+    topic = make_topic()
+    async with ConfiguredBatchingProducer({"bootstrap.servers": broker, "acks": "1"}) as producer:
+        await (await producer.send(topic, Record(b"k", b"plain")))
+    assert [record.value for record in (await asyncio.to_thread(read_all, broker, topic))[0]] == [b"plain"]
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

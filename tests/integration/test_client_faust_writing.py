@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,17 @@ from faust.types.tuples import Message
 
 from app.chunks import ChunkMessageId
 from app.chunks.producer import ChunkedRecordMetadata
-from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
-from tests.integration.aiokafka_records import becomes
-from tests.integration.client_config import LARGE, ON_GATE, THRESHOLD, Config, on_s3
-from tests.integration.client_stores import GatedStore
-from tests.integration.client_writers import MakeLog
+from app.serializers.faust import LargeMessageSchema
+from tests.integration.chunk_records import value_of
+from tests.integration.client_config import LARGE, Config, on_s3
+from tests.integration.client_writers import Faust, MakeLog
 from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce
 from tests.integration.topics import committed, read_all
 from tests.integration.topics import send as send_records
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.errors import ConfigurationError, SerializationError
+from transforms.errors import SerializationError
 from transforms.wrapper import OWN_KEYS, MessageWrapper
 
 CHUNKS: Config = {"large.message.strategy": "chunk"}
@@ -39,58 +36,37 @@ class Order(faust.Record):
     scan: str
 
 
-@asynccontextmanager
-async def sending(broker: str) -> AsyncIterator[faust.App]:
-    """An app that only sends."""
-    app = faust.App("sender", broker=f"kafka://{broker}", Topic=LargeMessageTopic)
-    try:
-        yield app
-    finally:
-        await app.producer.stop()
-
-
-def raw(app: Any, name: str, schema: LargeMessageSchema) -> Any:
-    """A topic of bytes."""
-    return app.topic(name, key_serializer="raw", value_serializer="raw", schema=schema)
-
-
-async def test_a_message_of_chunks_is_one_for_the_sender(broker: str, make_topic: MakeTopic) -> None:
+async def test_a_message_of_chunks_is_one_for_the_sender(make_log: MakeLog) -> None:
     """The callback is called once for each value, and the result has the id of the message."""
-    topic = make_topic()
-    schema = LargeMessageSchema(CHUNKS)
+    log = make_log()
     told: list[Any] = []
-    async with sending(broker) as app:
-        for value in (BIG, b"small"):
-            result = await (await raw(app, topic, schema).send(value=value, callback=told.append))
-            assert (result.topic, isinstance(result, ChunkedRecordMetadata)) == (topic, value is BIG)
-            assert getattr(result, "chunk_message_id", ChunkMessageId(0, 3)) == ChunkMessageId(0, 3)
-    schema.close()
+    async with Faust(log.chunking()) as producer:
+        for value in (value_of(50_000), b"small"):
+            result = await (await producer.channel(log.topic).send(value=value, callback=told.append))
+            assert (result.topic, isinstance(result, ChunkedRecordMetadata)) == (log.topic, value != b"small")
+            assert getattr(result, "chunk_message_id", ChunkMessageId(0, 2)) == ChunkMessageId(0, 2)
     assert len(told) == 2
 
 
-async def test_refused(broker: str, make_topic: MakeTopic) -> None:
+async def test_refused(make_log: MakeLog) -> None:
     """No wrapped null goes to a compacted topic; nothing that needs chunks goes as one record."""
-    compacted, plain = make_topic(**{"cleanup.policy": "compact"}), make_topic()
-    async with sending(broker) as app:
-        with pytest.raises(SerializationError, match="found a wrapper without a value"):
-            await raw(app, compacted, LargeMessageSchema(CHUNKS, wrapped=True)).send(key=b"k", value=None)
+    log = make_log(**{"cleanup.policy": "compact"})
+    async with Faust(log.chunking()) as producer:
         with pytest.raises(SerializationError, match=r"which only `await topic\.send"):
-            raw(app, plain, LargeMessageSchema(CHUNKS)).send_soon(value=BIG)
-        with pytest.raises(ConfigurationError, match=r"store\.class: is missing; large\.message\.strategy"):
-            await raw(app, plain, LargeMessageSchema({"large.message.strategy": "auto"})).send(value=b"1")
-        with pytest.raises(ConfigurationError, match=r"did you mean chunk\.max\.bytes"):
-            await raw(app, plain, LargeMessageSchema({**CHUNKS, "chunk.max.byte": 1_000})).send(value=b"1")
-    assert await asyncio.to_thread(read_all, broker, compacted) == {}
+            producer.channel(log.topic).send_soon(value=BIG)
+        wrapped = LargeMessageSchema(CHUNKS, wrapped=True)
+        with pytest.raises(SerializationError, match="found a wrapper without a value"):
+            await producer.channel(log.topic, schema=wrapped, value_serializer="raw").send(key=b"k", value=None)
+    assert await log.written() == []
 
 
 async def test_models_and_headers_of_either_kind(make_log: MakeLog) -> None:
     """A Faust model is what is offloaded; headers may be a list, with its order and repetitions, or a dict."""
     log = make_log()
-    schema = LargeMessageSchema({**ON_GATE, "large.message.threshold.bytes": THRESHOLD})
     orders = [Order(number=1, scan="x" * 5_000)] * 4 + [Order(number=2, scan="")]
     given: list[Any] = [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, (), None]
-    async with sending(log.broker) as app:
-        channel = app.topic(log.topic, value_type=Order, schema=schema)
+    async with Faust(log.storing()) as producer:
+        channel = producer.channel(log.topic, value_type=Order, value_serializer="json")
         for order, headers in zip(orders, given, strict=True):
             await (await channel.send(key=b"k", value=order, headers=headers))
         assert given[1:3] == [[("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}]
@@ -103,20 +79,6 @@ async def test_models_and_headers_of_either_kind(make_log: MakeLog) -> None:
             message = Message(log.topic, 0, record.offset, 0, 0, as_read, record.key, record.value, None)
             event = await channel.decode(message, propagate=True)
             assert (event.value, event.headers) == (order, dict(each.headers))
-    schema.close()
-
-
-async def test_random_ids_on_a_compacted_topic_are_warned_of(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The app's own broker is asked for the topic's cleanup.policy."""
-    topic = make_topic(**{"cleanup.policy": "compact"})
-    schema = LargeMessageSchema({**ON_GATE, "large.message.threshold.bytes": THRESHOLD})
-    async with sending(broker) as app:
-        await (await raw(app, topic, schema).send(key=b"k", value=LARGE))
-        await becomes(lambda: f"topic {topic} has cleanup.policy=compact" in caplog.text, "the log says so")
-    schema.close()
-    assert "WARNING" in {each.levelname for each in caplog.records if topic in each.getMessage()}
 
 
 # --- by a worker ------------------------------------------------------------------------------------------------------
@@ -164,16 +126,15 @@ def test_wrapped(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_pa
 
 def test_a_plain_value_where_wrappers_are(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """`on_failure` gets a value that is no wrapper; with `unwrap.on.plain.value` = `pass` the agent does."""
-    topic = make_topic()
-    send_records(broker, topic, [(0, b"k", b"plain", [("a", b"1")], 0)])
-    with FaustProcess(tmp_path / "fail", broker, topic, CHUNKS, wrapped=True, on_failure=True) as worker:
-        assert worker.events(1)[0]["value"] == {"failed": "MalformedWrapperError", "offset": 0, "key": "b'k'"}
-    passes = {**CHUNKS, "unwrap.on.plain.value": "pass"}
-    other = make_topic()
-    send_records(broker, other, [(0, b"k", b"plain", [("a", b"1")], 0)])
-    with FaustProcess(tmp_path / "pass", broker, other, passes, wrapped=True) as worker:
-        (event,) = worker.events(1)
-    assert (event["value"], event["headers"]) == (digest(b"plain"), {"a": "1"})
+    for name, more, found in (
+        ("fail", {}, {"failed": "MalformedWrapperError", "offset": 0, "key": "b'k'"}),
+        ("pass", {"unwrap.on.plain.value": "pass"}, digest(b"plain")),
+    ):
+        topic = make_topic()
+        send_records(broker, topic, [(0, b"k", b"plain", [("a", b"1")], 0)])
+        with FaustProcess(tmp_path / name, broker, topic, CHUNKS | more, wrapped=True, on_failure=True) as worker:
+            (event,) = worker.events(1)
+        assert (event["value"], event["headers"]) == (found, {"a": "1"})
 
 
 def test_chunks_with_exactly_once(broker: str, make_topic: MakeTopic, make_log: MakeLog, tmp_path: Path) -> None:

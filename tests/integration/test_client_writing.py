@@ -13,15 +13,10 @@ import pytest
 from confluent_kafka.serialization import StringSerializer
 
 from app.chunks import ChunkError
-from app.serializers import (
-    ConfigurationError,
-    LargeMessageSerializer,
-    MessageWrapper,
-    SerializationError,
-    WrapperSerializer,
-)
+from app.serializers import ConfigurationError, LargeMessageSerializer, SerializationError, WrapperSerializer
+from tests.integration.aiokafka_records import becomes
 from tests.integration.chunk_records import value_of
-from tests.integration.client_config import LARGE, LIMIT, MIXED, ON_GATE, Config, on_s3, producing, to_json
+from tests.integration.client_config import LARGE, LIMIT, MIXED, Config, on_s3, to_json
 from tests.integration.client_stores import CuttableWay
 from tests.integration.client_writers import (
     BOTH,
@@ -41,6 +36,7 @@ from tests.s3_server import S3Server
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import PayloadStoreError
 from transforms.record import Record
+from transforms.wrapper import MessageWrapper
 
 _KAFKAS_OWN: Config = {"max.message.bytes": 1_048_588}
 _BELOW: Config = {"large.message.threshold.bytes": 2_000_000}  # so that only what is refused is large
@@ -61,7 +57,7 @@ async def test_references(make_log: MakeLog, versitygw: S3Server, writer: type[W
     }
     async with writer({"bootstrap.servers": log.broker, **stages, **on_s3(versitygw)}) as producer:
         told = [await producer.send(log.topic, value, key, headers=given) for value, key in MIXED]
-    assert given == headers  # the caller's list stays his own
+    assert given == headers  # the caller's list is the caller's
     found = await log.written()
     assert [each.form for each in found] == ["plain", "reference", "plain", "plain", "reference", "plain"]
     assert [(each.value and json.loads(each.value), each.key and each.key.decode()) for each in found] == MIXED
@@ -293,6 +289,18 @@ async def test_a_wrapped_null_on_a_compacted_topic(make_log: MakeLog, writer: ty
     assert [each.value for each in await log.written()] == [MessageWrapper({}, b"x").serialize(), None]
 
 
+@pytest.mark.parametrize("writer", STORES)
+async def test_random_names_on_a_compacted_topic(
+    make_log: MakeLog, writer: type[Writer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are warned of: payloads of records that were compacted away would stay."""
+    log = make_log(**{"cleanup.policy": "compact"})
+    async with writer(log.storing()) as producer:
+        await producer.send(log.topic, LARGE)
+        await becomes(lambda: f"topic {log.topic} has cleanup.policy=compact" in caplog.text, "the log says so")
+    assert {each.levelname for each in caplog.records if "cleanup.policy" in each.getMessage()} == {"WARNING"}
+
+
 @pytest.mark.parametrize("writer", [Confluent, KafkaPython])
 async def test_a_topic_that_does_not_exist(make_log: MakeLog, writer: type[Writer]) -> None:
     """Without a store nobody knows how to split for it; the error names the topic, and the key that helps."""
@@ -406,26 +414,3 @@ async def test_a_producer_that_is_closed(make_log: MakeLog, writer: type[Writer]
         for size in (10, 50_000):
             with pytest.raises(writer.closed):
                 await producer.start(log.topic, value_of(size))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "more", "found"),
-    [
-        ("chunk", producing("-", ON_GATE), "found 'chunk' beside a LargeMessageSerializer"),
-        ("auto", {}, "found 'auto' without a LargeMessageSerializer"),
-        ("both", {}, "found 'both', allowed"),
-    ],
-)
-@pytest.mark.parametrize("writer", STAGED)
-def test_strategies_that_do_not_fit(writer: type[Writer], strategy: str, more: Config, found: str) -> None:
-    """A strategy that the stages cannot do is refused when the producer is made, with what is allowed."""
-    with pytest.raises(ConfigurationError, match=f"^large.message.strategy: {found}"):
-        writer({"bootstrap.servers": "-", **more, "large.message.strategy": strategy})
-
-
-@pytest.mark.parametrize("writer", TRANSACTIONAL)
-def test_a_key_that_is_misspelt(writer: type[Writer]) -> None:
-    """It is an error with the nearest name when the producer is made, before it connects."""
-    for name, meant in (("bootstrap.server", "bootstrap.servers"), ("chunk.max.byte", "chunk.max.bytes")):
-        with pytest.raises(ConfigurationError, match=rf"^{name}: .*did you mean {meant}"):
-            writer({"bootstrap.servers": "nowhere:1", "large.message.strategy": "chunk", name: 5})

@@ -383,6 +383,8 @@ def test_a_misspelt_key_is_reported_before_what_is_missing(app: faust.App) -> No
     for given, found in (
         ({"large.mesage.strategy": "chunk"}, "large.mesage.strategy: .*did you mean large.message.strategy"),
         ({"large.message.max.bytes": 5}, "large.message.payload.store.class: is missing"),
+        ({"large.message.strategy": "auto"}, "large.message.payload.store.class: is missing; large.message.strategy"),
+        ({"large.message.strategy": "chunk", "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
         (
             {**ON_GATE, "large.message.strategy": "chunk", "large.message.treshold.bytes": 5},
             "large.message.treshold.bytes: .*did you mean large.message.threshold.bytes",

@@ -1,0 +1,41 @@
+"""Configurations that producers refuse when they are made, before they connect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.chunks import ChunkingProducer
+from app.serializers import aiokafka, confluent, kafka_python
+from tests.integration.client_config import ON_GATE, producing
+from transforms.errors import ConfigurationError
+
+THREE = [aiokafka.SerializingProducer, confluent.SerializingProducer, kafka_python.SerializingProducer]
+STRATEGY = "large.message.strategy"
+CHUNKS = {STRATEGY: "chunk"}
+
+
+@pytest.mark.parametrize(
+    ("producer", "given", "found"),
+    [
+        *((each, {**producing("-", ON_GATE), **CHUNKS}, f"{STRATEGY}: found 'chunk' beside") for each in THREE),
+        *((each, {STRATEGY: "auto"}, f"{STRATEGY}: found 'auto' without a LargeMessageSerializer") for each in THREE),
+        *((each, {STRATEGY: "both"}, f"{STRATEGY}: found 'both', allowed") for each in THREE),
+        *((each, {"bootstrap.server": "x"}, "bootstrap.server: .*did you mean bootstrap.servers") for each in THREE),
+        *((each, {**CHUNKS, "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes") for each in THREE),
+        (kafka_python.SerializingProducer, {"linger.ms": "soon"}, "linger.ms: found 'soon', allowed is a number"),
+        (ChunkingProducer, {"chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
+        (ChunkingProducer, {"chunk.max.bytes": "0"}, "chunk.max.bytes: .*allowed is 1 or more"),
+    ],
+)
+def test_refused(producer: Any, given: dict[str, object], found: str) -> None:
+    """The error names the key, and what is allowed or was meant."""
+    with pytest.raises(ConfigurationError, match=f"^{found}"):
+        producer({"bootstrap.servers": "nowhere:1", **given})
+
+
+async def test_an_error_of_the_client_closes_what_was_opened() -> None:
+    """The stages and their store; the error is the client's own."""
+    with pytest.raises(ValueError, match="Invalid ACKS"):
+        aiokafka.SerializingProducer(producing("nowhere:1", ON_GATE, acks=7))
