@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from app.serializers.large_message import LargeMessageDeserializer
-from app.serializers.stage import Direction, Headers, Stage, called, load
+from app.serializers.stage import Headers, Ours, Stage, load
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import check
 
 
-class Composable:
+class Composable(Ours):
     """A list of stages. The stages of a composable in the list stand in its place."""
-
-    _DIRECTION: ClassVar[Direction]
 
     def __init__(
         self,
@@ -108,10 +106,6 @@ class ComposableSerializer(Composable):
             data = self.step(stage, topic, headers, data)
         return cast("bytes | None", data)
 
-    def __call__(self, data: Any, context: Any) -> bytes | None:
-        """The same, as confluent-kafka calls it."""
-        return cast("bytes | None", called(self.serialize, data, context, adds=True))
-
 
 class ComposableDeserializer(Composable):
     """Deserializers in order: each but the last gives bytes, the last one gives the application's object.
@@ -147,10 +141,6 @@ class ComposableDeserializer(Composable):
                 break
             data = self.step(stage, topic, headers, data)
         return data
-
-    def __call__(self, data: bytes | None, context: Any) -> Any:
-        """The same, as confluent-kafka calls it. If a stage fails, the record keeps the headers that it has."""
-        return called(self.deserialize, data, context, adds=False)
 
 
 def _stages(own: Stage) -> Sequence[Stage]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from app.config.client import coerced, limits_names
 from app.config.naming import check_config
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
-from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers.large_message import LargeMessage, LargeMessageDeserializer
 from app.serializers.options import (
     CONSUMER_KEYS,
     MAX_BLOCK,
@@ -31,7 +31,6 @@ from transforms.errors import ConfigurationError, SerializationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.record import Header
 
-_LARGE = (LargeMessageSerializer, LargeMessageDeserializer)
 _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
 
 
@@ -50,10 +49,10 @@ class ClientConfig(Generic[_Composable]):
     client: Mapping[str, object] = field(repr=False)  # passwords are in it
 
     @cached_property
-    def larges(self) -> Sequence[tuple[str, LargeMessageSerializer | LargeMessageDeserializer]]:
+    def larges(self) -> Sequence[tuple[str, LargeMessage]]:
         """The stages that call a store, each with its part."""
         stages = ((part, stage.target) for part, composable in self.parts.items() for stage in composable.stages)
-        return [(part, target) for part, target in stages if isinstance(target, _LARGE)]
+        return [(part, target) for part, target in stages if isinstance(target, LargeMessage)]
 
     @property
     def store_timeout_ms(self) -> int:
@@ -67,8 +66,7 @@ class ClientConfig(Generic[_Composable]):
         wanted = [
             large.restored_bytes(record.headers)
             for part, large in self.larges
-            if isinstance(large, LargeMessageDeserializer) and large.wants(record.headers)
-            if getattr(record, part) is not None
+            if isinstance(large, LargeMessageDeserializer) and large.wants(getattr(record, part), record.headers)
         ]
         return sum(wanted) if wanted else None
 
@@ -194,7 +192,7 @@ def _check_known(config: Mapping[str, object], known: Sequence[str], split: Clie
     If a class without a list of its properties may have any, only a misspelt one is an error.
     """
     stages = (stage for composable in split.parts.values() for stage in composable.stages)
-    own: list[Sequence[str] | None] = [stage.keys for stage in stages if not isinstance(stage.target, _LARGE)]
+    own: list[Sequence[str] | None] = [stage.keys for stage in stages if not isinstance(stage.target, LargeMessage)]
     known = [*known, *(name for keys in own for name in keys or ())]
     unknowns, any_key = [name for name in config if name not in known], None in own
     store = cast("str | type | None", config.get(STORE_CLASS))

@@ -332,7 +332,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
         longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
         wait_s = _FIRST_WAIT_S
-        while reader.wants(headers):
+        while reader.wants(data, headers):
             keep_membership(app)
             try:
                 restored = await asyncio.to_thread(reader.deserialize, message.topic, headers, data)

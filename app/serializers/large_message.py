@@ -6,14 +6,14 @@ worker's (`transforms.reference`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from app.serializers.compaction import CompactionWarning
 from app.serializers.fallback import Fallback
 from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, read_options
-from app.serializers.stage import Headers, called, encoded
+from app.serializers.stage import Configured, Headers, encoded
 from stores.encryption import keyring_of
 from stores.keys import Key
 from stores.payload import download, publish
@@ -39,26 +39,15 @@ _RANDOM_IDS = (
 )
 
 
-class _LargeMessage(ABC):
+class LargeMessage(Configured):
     """Has a store, and knows whether it is for keys or for values."""
 
     _KEYS: ClassVar[Sequence[Key]]
-    _DESERIALIZES: ClassVar[bool]
+    _part = VALUE
+    _store: PayloadStore | None = None
 
-    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        self._store: PayloadStore | None = None
-        self._part = VALUE
-        if config is not None:
-            self.configure(config, is_key)
-
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration; makes no request.
-
-        Raises:
-            ConfigurationError: a property is missing or wrong; the store may take longer than the client's limit, which
-                is `max.block.ms` or `max.poll.interval.ms`; or keys are to have random ids, or to be encrypted.
-        """
-        self._part = KEY if is_key else VALUE
+    def _take(self, config: Mapping[str, object]) -> None:
+        self._part = KEY if self._field == KEY.name else VALUE
         values, store = read_options(config, self._KEYS)
         self.store_timeout_ms: int = values[TIMEOUT]
         self._signing = Signing.of(values)
@@ -68,6 +57,14 @@ class _LargeMessage(ABC):
     @abstractmethod
     def _open(self, config: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
         """Opens the store of this configuration; `values` has those of `_KEYS`."""
+
+    @abstractmethod
+    def wants(self, data: object, headers: Headers) -> bool:
+        """Whether a call with this data calls the store.
+
+        Raises:
+            ConfigurationError: it was not configured, or is closed.
+        """
 
     @property
     def store(self) -> PayloadStore:
@@ -88,22 +85,20 @@ class _LargeMessage(ABC):
         if store is not None:
             store.close()
 
-    def _error(self, topic: str, reason: str) -> SerializationError:
-        named = f"{type(self).__name__}: {reason}"
-        return SerializationError(topic, self._part.name, named, deserializing=self._DESERIALIZES)
-
-    def _check_field(self, context: Any) -> None:
-        field, own = str(context.field), self._part.name
-        if field != own:
+    def __call__(self, data: Any, context: Any) -> Any:
+        """As of `Ours`; refuses keys if it is for values, and values if it is for keys."""
+        field = str(context.field)
+        if field != self._field:
             raise SerializationError(
                 context.topic,
                 field,
-                f"this {type(self).__name__} was made for {own}s; make another one for {field}s, with "
+                f"this {type(self).__name__} was made for {self._field}s; make another one for {field}s, with "
                 f"is_key={field == KEY.name}",
             )
+        return super().__call__(data, context)
 
 
-class LargeMessageSerializer(_LargeMessage):
+class LargeMessageSerializer(LargeMessage):
     """Puts bytes over the threshold into the payload store, and a reference in their place.
 
     It takes bytes, so it is the last of `value.serializers`. Several threads may use one object.
@@ -116,11 +111,12 @@ class LargeMessageSerializer(_LargeMessage):
         small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 if there is no store.
 
     Raises:
-        ConfigurationError: see `configure`.
+        ConfigurationError: a property is missing or wrong; the store may take longer than `max.block.ms`; or keys are
+            to have random ids, or to be encrypted.
     """
 
     _KEYS = PRODUCER_KEYS
-    _DESERIALIZES = False
+    _DIRECTION = "serialize"
     small_bytes = -1
 
     def _open(self, config: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
@@ -224,11 +220,6 @@ class LargeMessageSerializer(_LargeMessage):
         self._fallback = Fallback(max_bytes)
 
     def wants(self, data: object, headers: Headers) -> bool:
-        """Whether `serialize` calls the store.
-
-        Raises:
-            ConfigurationError: it was not configured, or is closed.
-        """
         if not isinstance(data, bytes):
             return False
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
@@ -237,11 +228,6 @@ class LargeMessageSerializer(_LargeMessage):
             return False
         _ = self.store  # an error if there is none
         return self._offload.wants(Record(None, data, counted)) and not self._fallback.holds(data)
-
-    def __call__(self, data: object, context: Any) -> bytes | None:
-        """The same, as confluent-kafka calls it."""
-        self._check_field(context)
-        return cast("bytes | None", called(self.serialize, data, context, adds=True))
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)
@@ -257,14 +243,15 @@ class LargeMessageSerializer(_LargeMessage):
         return reference
 
 
-class LargeMessageDeserializer(_LargeMessage):
+class LargeMessageDeserializer(LargeMessage):
     """Puts the payload in the place of a reference; everything else passes as it is.
 
-    It gives bytes, so it is the first of `value.deserializers`. Arguments are as with `LargeMessageSerializer`.
+    It gives bytes, so it is the first of `value.deserializers`. Arguments and errors are as with
+    `LargeMessageSerializer`, for `max.poll.interval.ms`.
     """
 
     _KEYS = CONSUMER_KEYS
-    _DESERIALIZES = True
+    _DIRECTION = "deserialize"
 
     def _open(self, _: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
         self._inflate = Inflate(values["large.message.max.bytes"], signing=self._signing)
@@ -306,9 +293,8 @@ class LargeMessageDeserializer(_LargeMessage):
         headers[:] = own
         return restored
 
-    def wants(self, headers: Sequence[Header]) -> bool:
-        """Whether `deserialize` calls the store for data that is not null."""
-        return bool(headers) and is_reference(headers, self._part)
+    def wants(self, data: object, headers: Headers) -> bool:
+        return data is not None and bool(headers) and is_reference(headers or (), self._part)
 
     def restored_bytes(self, headers: Sequence[Header]) -> int:
         """The most bytes that `deserialize` gives for a reference with these headers.
@@ -321,8 +307,3 @@ class LargeMessageDeserializer(_LargeMessage):
         except TransformError:
             return 0
         return self._inflate.max_bytes if reference.size is None else reference.size
-
-    def __call__(self, data: bytes | None, context: Any) -> bytes | None:
-        """The same, as confluent-kafka calls it."""
-        self._check_field(context)
-        return cast("bytes | None", called(self.deserialize, data, context, adds=False))

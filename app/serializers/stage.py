@@ -14,11 +14,12 @@ client's whole configuration by `configure(config, is_key)`, if it has this meth
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from stores.dotted import parts, resolve
 from transforms.errors import ConfigurationError, SerializationError
@@ -174,24 +175,53 @@ def encoded(headers: Sequence[tuple[str, Any]]) -> list[Header]:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
 
 
-def called(call: Call, data: Any, context: Any, *, adds: bool) -> Any:
-    """Calls one of ours as confluent-kafka does, with the headers of the record in its context: a list or a dict.
+class Ours:
+    """What our serializers and deserializers have in common."""
 
-    What the call changes in the headers is changed there, as there is no other way to the record. If it fails, they
-    stay. If it `adds` headers, the application may use its list or dict again, for the next record, or for the same one
-    after a full queue. So what was added before is removed first.
-    """
-    given, mark = context.headers, _MARKS.get(str(context.field), _MARKS["value"])
-    if not isinstance(given, list | dict):  # there is no place for a header
-        return call(context.topic, None, data)
-    listed = given.items() if isinstance(given, dict) else given
-    headers = [header for header in listed if not (adds and isinstance(header[1], mark))]
-    count = len(headers)
-    found = call(context.topic, headers, data)
-    headers[count:] = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
-    given.clear()
-    if isinstance(given, dict):
-        given.update(headers)
-    else:
-        given.extend(headers)
-    return found
+    _DIRECTION: ClassVar[Direction]
+    _field = "value"
+
+    def __call__(self, data: Any, context: Any) -> Any:
+        """As `serialize` or `deserialize`, called as by confluent-kafka.
+
+        What is changed in the headers is changed in the list or dict of the context, as there is no other way to the
+        record; after an error, they stay. An application may use its list or dict again, for the next record, or for
+        the same one after a full queue. So headers that a serializer added before are removed first.
+        """
+        given, call = context.headers, getattr(self, self._DIRECTION)
+        if not isinstance(given, list | dict):  # there is no place for a header
+            return call(context.topic, None, data)
+        adds, mark = self._DIRECTION == "serialize", _MARKS.get(str(context.field), _MARKS["value"])
+        listed = given.items() if isinstance(given, dict) else given
+        headers = [header for header in listed if not (adds and isinstance(header[1], mark))]
+        count = len(headers)
+        found = call(context.topic, headers, data)
+        added = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
+        given.clear()
+        (given.update if isinstance(given, dict) else given.extend)([*headers[:count], *added])
+        return found
+
+    def _error(self, topic: str, reason: str) -> SerializationError:
+        named, deserializing = f"{type(self).__name__}: {reason}", self._DIRECTION == "deserialize"
+        return SerializationError(topic, self._field, named, deserializing=deserializing)
+
+
+class Configured(Ours, ABC):
+    """One of ours that is configured as Kafka configures a serializer."""
+
+    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
+        if config is not None:
+            self.configure(config, is_key)
+
+    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
+        """Takes the client's whole configuration; makes no request.
+
+        Raises:
+            ConfigurationError: see the class.
+        """
+        self._field = "key" if is_key else "value"
+        self._take(config)
+
+    @abstractmethod
+    def _take(self, config: Mapping[str, object]) -> None:
+        """Takes the properties that are its own."""

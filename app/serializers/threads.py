@@ -14,8 +14,8 @@ from typing import Any
 
 from app.chunks.allowance import PARALLEL
 from app.serializers.composable import Composable
-from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.stage import Headers, Stage
+from app.serializers.large_message import LargeMessage, LargeMessageSerializer
+from app.serializers.stage import Headers
 from transforms.errors import SerializationError
 
 _CLOSED = "the client was closed before the store was called"
@@ -38,7 +38,8 @@ class Threads:
             if data is None:
                 break
             step = partial(composable.step, stage, topic, headers, data)
-            data = await self._call(step, stage.error(topic, _CLOSED)) if _calls_store(stage, headers, data) else step()
+            waits = isinstance(stage.target, LargeMessage) and stage.target.wants(data, headers)
+            data = await self._call(step, stage.error(topic, _CLOSED)) if waits else step()
         return data
 
     async def offload(self, large: LargeMessageSerializer, topic: str, headers: Headers, data: bytes) -> bytes:
@@ -66,9 +67,3 @@ class Threads:
         if self.closed:
             raise closed
         return await asyncio.get_running_loop().run_in_executor(self._pool, called)
-
-
-def _calls_store(stage: Stage, headers: Headers, data: Any) -> bool:
-    if isinstance(stage.target, LargeMessageSerializer):
-        return stage.target.wants(data, headers)
-    return isinstance(stage.target, LargeMessageDeserializer) and stage.target.wants(headers or ())

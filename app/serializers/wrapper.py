@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from app.config.wrapping import PLAIN_KEY
 from app.serializers.compaction import CompactionWarning
-from app.serializers.stage import Direction, Headers, Stage, load
+from app.serializers.stage import Configured, Headers, Stage, load
 from stores.keys import read
-from transforms.errors import ConfigurationError, MalformedWrapperError, SerializationError
+from transforms.errors import ConfigurationError, MalformedWrapperError
 from transforms.wrapper import UNMAPPED_PREFIX, MessageWrapper
 
 V = TypeVar("V")
@@ -42,26 +42,19 @@ class TypedWrapper(Generic[V]):
     value: V | None
 
 
-class _Wrapper:
+class _Wrapper(Configured):
     """Knows whether it is for keys or for values, and the serializers of what is in the wrapper.
 
     Attributes:
         KEYS: the properties that are its own; None if they may be any.
     """
 
-    _DIRECTION: ClassVar[Direction]
     _OWN_KEYS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        self.configure(config or {}, is_key)
+        super().__init__(config or {}, is_key=is_key)
 
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration.
-
-        Raises:
-            ConfigurationError: see the class.
-        """
-        self._field = "key" if is_key else "value"
+    def _take(self, config: Mapping[str, object]) -> None:
         self._stages: dict[int | None, Stage] = {}  # of headers by their keys, of the value by None
         end = f".{self._DIRECTION}r"
         keys: list[str] | None = [*self._OWN_KEYS]
@@ -80,10 +73,6 @@ class _Wrapper:
         """Closes the serializers of what is in the wrapper."""
         for stage in self._stages.values():
             stage.close()
-
-    def _error(self, topic: str, reason: str) -> SerializationError:
-        named = f"{type(self).__name__}: {reason}"
-        return SerializationError(topic, self._field, named, deserializing=self._DIRECTION == "deserialize")
 
 
 class WrapperSerializer(_Wrapper):
@@ -104,13 +93,8 @@ class WrapperSerializer(_Wrapper):
 
     _DIRECTION = "serialize"
 
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration.
-
-        Raises:
-            ConfigurationError: see the class.
-        """
-        super().configure(config, is_key)
+    def _take(self, config: Mapping[str, object]) -> None:
+        super()._take(config)
         self._warning = CompactionWarning(config, _MARKER_STAYS)
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:  # noqa: ARG002  # Kafka's signature
@@ -153,10 +137,6 @@ class WrapperSerializer(_Wrapper):
         hint = "; for a wrapper without a value, set the value to None" if found is None and key is None else ""
         raise stage.error(topic, f"gave {type(found).__name__}, allowed is bytes{hint}")
 
-    def __call__(self, data: object, context: Any) -> bytes | None:
-        """The same, as confluent-kafka calls it."""
-        return self.serialize(context.topic, None, data)
-
 
 class WrapperDeserializer(_Wrapper):
     """Parses a `MessageWrapper`: the last of `value.deserializers`; a `TypedWrapper` if it has deserializers.
@@ -174,13 +154,8 @@ class WrapperDeserializer(_Wrapper):
     _DIRECTION = "deserialize"
     _OWN_KEYS = (PLAIN_KEY.name,)
 
-    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
-        """Takes the configuration.
-
-        Raises:
-            ConfigurationError: see the class.
-        """
-        super().configure(config, is_key)
+    def _take(self, config: Mapping[str, object]) -> None:
+        super()._take(config)
         self._passes = read([PLAIN_KEY], config)[PLAIN_KEY.name] == "pass"
 
     def deserialize(
@@ -211,10 +186,6 @@ class WrapperDeserializer(_Wrapper):
     def _content(self, topic: str, key: int | None, data: bytes) -> Any:
         stage = self._stages.get(key)
         return data if stage is None else stage.run(topic, None, data)
-
-    def __call__(self, data: bytes | None, context: Any) -> MessageWrapper | TypedWrapper[Any] | None:
-        """The same, as confluent-kafka calls it."""
-        return self.deserialize(context.topic, None, data)
 
 
 def _number(key: str, end: str) -> int:

@@ -221,14 +221,14 @@ def test_a_store_call_is_foretold(config_of: Config) -> None:
         False,
     ]
     headers: list[Any] = [("own", b"1")]
-    assert not deserializer.wants(headers)
+    assert not deserializer.wants(b"v", headers)
     serializer.serialize("orders", headers, b"x" * 101)
-    assert deserializer.wants(headers)
+    assert deserializer.wants(b"v", headers)
     assert deserializer.restored_bytes(headers) == 101
     assert deserializer.restored_bytes([("large-message", b"true")]) == 268_435_456
     assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"no")]) == 0
     assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"268435457")]) == 0
-    assert not LargeMessageDeserializer(config_of(), is_key=True).wants(headers)
+    assert not LargeMessageDeserializer(config_of(), is_key=True).wants(b"k", headers)
 
 
 def test_it_is_configured_as_a_stage(config_of: Config) -> None:
