@@ -5,7 +5,7 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,20 +13,11 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from app.config.client import coerced, limits_names
 from app.config.naming import check_config
-from app.serializers.composable import ComposableDeserializer, ComposableSerializer
+from app.serializers.composable import Composable, ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessage, LargeMessageDeserializer
-from app.serializers.options import (
-    CONSUMER_KEYS,
-    MAX_BLOCK,
-    MAX_POLL_INTERVAL,
-    PRODUCER_KEYS,
-    STORE_KEY,
-    check_time,
-    is_store_key,
-)
+from app.serializers.options import MAX_BLOCK, MAX_POLL_INTERVAL, OUR_NAMES, check_time
 from stores.keys import Key, misspelt, read, unknown
-from stores.registry import STORE_CLASS, named_keys, store_keys
-from stores.store import COMMON_KEYS
+from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.record import Header
@@ -106,11 +97,7 @@ def producer(
 def consumer(
     config: Mapping[str, object], names: Collection[str], keys: Sequence[Key] = ()
 ) -> ClientConfig[ComposableDeserializer]:
-    """The deserializers that the four keys of a consumer name; everything else is as with `producer`.
-
-    Raises:
-        ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
-    """
+    """As `producer`, for the four keys of a consumer, and for `max.poll.interval.ms`."""
     return _split(config, names, keys, ComposableDeserializer, "deserializer")
 
 
@@ -142,7 +129,7 @@ def restoring(
                 if found[part] is None:
                     break
                 step = partial(composable.step, stage, record.topic, headers, found[part])
-                if isinstance(stage.target, LargeMessageDeserializer) and stage.target.wants(headers):
+                if isinstance(stage.target, LargeMessage) and stage.target.wants(found[part], headers):
                     found[part] = (yield step)()
                 else:
                     found[part] = step()
@@ -182,37 +169,28 @@ def _split(
                 allowed_ms *= len(split.larges)  # its default is for one call of the store
             calls = f", {len(split.larges)} calls for its key and its value"
             check_time(split.store_timeout_ms, limit.name, allowed_ms, calls)
-        _check_known(config, [*names, *sorted(ours)], split)
+        _check_known(config, [*names, *sorted(ours)], parts.values())
         return replace(split, values=read(keys, coerced(keys, config)))
 
 
-def _check_known(config: Mapping[str, object], known: Sequence[str], split: ClientConfig[_Composable]) -> None:
-    """Refuses a property that neither the client, nor a stage, nor the store has.
+def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iterable[Composable]) -> None:
+    """Refuses a property that neither the client has, nor a stage.
 
     If a class without a list of its properties may have any, only a misspelt one is an error.
     """
-    stages = (stage for composable in split.parts.values() for stage in composable.stages)
-    own: list[Sequence[str] | None] = [stage.keys for stage in stages if not isinstance(stage.target, LargeMessage)]
+    own = [stage.keys for composable in parts for stage in composable.stages]
     known = [*known, *(name for keys in own for name in keys or ())]
-    unknowns, any_key = [name for name in config if name not in known], None in own
-    store = cast("str | type | None", config.get(STORE_CLASS))
-    if split.larges and store is not None:
-        named = named_keys(store)
-        any_key = any_key or (not named and store_keys(store) is None)
-        unknowns = [name for name in unknowns if not is_store_key(name, store)]
-        known += named
-    if any_key or (split.larges and store is not None):
-        known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
-    errors = []
-    for name in unknowns:
-        if any_key:
-            error = misspelt(name, known)
+    errors: list[ConfigurationError] = []
+    for name in config:
+        if name in known:
+            continue
+        if None in own:
+            error = misspelt(name, [*known, *OUR_NAMES])
+            errors += [] if error is None else [error]
         elif name == STORE_CLASS:
             reason = "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
-            error = ConfigurationError(name, reason)
-        else:  # it may be known to the other kind of client alone
-            error = unknown(name, [each for each in known if each != name])
-        if error is not None:
-            errors.append(error)
+            errors.append(ConfigurationError(name, reason))
+        else:
+            errors.append(unknown(name, known))
     if errors:
         raise min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from app.serializers.compaction import CompactionWarning
 from app.serializers.fallback import Fallback
-from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, read_options
+from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, own_names, read_options
 from app.serializers.stage import Configured, Headers, encoded
 from stores.encryption import keyring_of
 from stores.keys import Key
@@ -45,6 +45,7 @@ class LargeMessage(Configured):
     _KEYS: ClassVar[Sequence[Key]]
     _part = VALUE
     _store: PayloadStore | None = None
+    KEYS: Sequence[str] | None = ()
 
     def _take(self, config: Mapping[str, object]) -> None:
         self._part = KEY if self._field == KEY.name else VALUE
@@ -52,6 +53,7 @@ class LargeMessage(Configured):
         self.store_timeout_ms: int = values[TIMEOUT]
         self._signing = Signing.of(values)
         self._keyring = keyring_of(values)
+        self.KEYS = own_names(cast("str | type", config[STORE_CLASS]))
         self._open(config, values, store)
 
     @abstractmethod

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from app.config.client import coerced
 from stores.keys import OURS, REQUIRED, Key, misspelt, read, unknown
@@ -79,6 +79,8 @@ MAX_POLL_INTERVAL = Key(
 
 CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
 
+OUR_NAMES = [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS) if key.name.startswith(OURS)]
+
 
 def read_options(config: Mapping[str, object], keys: Sequence[Key]) -> tuple[dict[str, Any], dict[str, object]]:
     """The values of `keys` and of the properties that all stores have, and the configuration of the store.
@@ -112,28 +114,33 @@ def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> Non
         )
 
 
+def own_names(store_class: str | type) -> Sequence[str] | None:
+    """The properties of a serializer with this store, and of the store; None if a user's class may have any."""
+    named = named_keys(store_class)
+    return [*OUR_NAMES, *named] if named or store_keys(store_class) is not None else None
+
+
 def is_store_key(name: str, store_class: str | type) -> bool:
     """Whether a key of a client's configuration is for the store or the serializers, not for the client.
 
-    A built-in store owns all keys with its prefix, so that a misspelt key is found; a user's class those in its `KEYS`.
+    A built-in store owns all keys with its name, so that a misspelt key is found; a user's class those in its `KEYS`.
     """
-    named = named_keys(store_class)
-    if store_keys(store_class) is not None:
-        return name.startswith((OURS, *(f"{each.partition('.')[0]}." for each in named)))
-    return name.startswith(OURS) or name in named
+    if store_keys(store_class) is None:
+        return name.startswith(OURS) or name in named_keys(store_class)
+    return name.startswith((OURS, f"{store_class}."))
 
 
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     """The part of `config` for the store: a built-in one gets its own keys, a class all but the serializer's keys."""
     name = config.get(STORE_CLASS)
-    if not isinstance(name, str | type):
-        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9) if name is None else ():
+    if name is None:
+        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9):
             raise unknown(near, [STORE_CLASS])
-        found = "is missing; it is required" if name is None else f"found {name!r}"
-        raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")
+    if not isinstance(name, type):
+        name = cast("str", STORE_KEY.read(coerced([STORE_KEY], config)))
     keys = store_keys(name)
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
-    ours = {key.name for key in PRODUCER_KEYS if key.name.startswith(OURS)} - known.keys()
+    ours = set(OUR_NAMES) - known.keys() - {STORE_CLASS}
     store = {
         key: known[key].coerce(value) if key in known else value
         for key, value in config.items()
@@ -146,7 +153,7 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     # The store would say so too, but it knows fewer names that may have been meant.
     for key in store:
         if key not in (*known, STORE_CLASS, *named_keys(name)):
-            error = (misspelt if keys is None else unknown)(key, [STORE_CLASS, _STRATEGY, *known, *ours])
+            error = (misspelt if keys is None else unknown)(key, [*OUR_NAMES, _STRATEGY, *known])
             if error is not None:
                 raise error
     return store
