@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, KafkaTimeoutError, ProducerClosed
+from aiokafka.errors import KafkaTimeoutError, ProducerClosed
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import RecordMetadata
 
+from app.chunks.destinations import ESTIMATE_BYTES, Destination, Destinations, described, is_plain
 from app.chunks.keys import PRODUCER_KEYS, apart
-from app.chunks.topic_limits import check_splits
 from app.config.idempotence import idempotent
 from app.config.naming import check_name
-from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.arguments import Arguments
 from app.kafka.average import Average
-from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls, RefusedBatches
 from app.kafka.shielded import heard
-from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
-from transforms.chunk import Chunking
-from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 
 _ARGUMENTS = Arguments.of(AIOKafkaProducer)
-_ADMIN = ADMIN_ARGUMENTS & frozenset(_ARGUMENTS.defaults)
-# aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
-_ESTIMATE_BYTES = 21
 
 
 class ChunkedRecordMetadata(RecordMetadata):  # type: ignore[misc]  # aiokafka has no types
@@ -79,33 +73,31 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         ConfigurationError: a key is unknown, or its value is wrong.
     """
 
+    _own_serializers: tuple[Any, Any] = None, None
+
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
-        values, arguments = self._read(config, options)
-        self._chunk_bytes = cast("int | None", values["chunk.max.bytes"])
-        self._message_bytes = cast("int", values["chunk.max.message.bytes"])
-        self._own_key_serializer = arguments.pop("key_serializer", None)
-        self._own_value_serializer = arguments.pop("value_serializer", None)
-        self._admin_arguments = {name: arguments[name] for name in _ADMIN}
-        self._described: dict[str, Topic | None] = {}
+        values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
+        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client))}
+        self._own_serializers = arguments.pop("key_serializer"), arguments.pop("value_serializer")
+        destinations = Destinations(values, "chunk", partial(described, arguments), largest(arguments))
+        self._begin(arguments, destinations, -1 if any(self._own_serializers) else sys.maxsize)
+
+    def _begin(self, arguments: Mapping[str, Any], destinations: Destinations, plain_bytes: int) -> None:
+        """Constructs it; `plain_bytes` of key and value together are as no serializer changes them."""
+        self._destinations = destinations
+        self._plain_bytes = plain_bytes
+        self._plain: dict[str, int] = {}  # the same, of records that a topic takes
         self._asking = asyncio.Lock()
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates = defaultdict[str, Average](Average)
         self._gap = False
         self._stopped = False
-        self._batch_bytes = cast("int", arguments["max_batch_size"])
-        self._request_bytes = cast("int", arguments["max_request_size"])
+        self._batch_bytes: int = arguments["max_batch_size"]
         self._idempotent = bool(arguments["enable_idempotence"])
-        self._timeout_s = cast("int", arguments["request_timeout_ms"]) / 1000
+        self._timeout_s: float = arguments["request_timeout_ms"] / 1000
         super().__init__(**arguments)
         self._controls = ProducerControls(self)
-        RefusedBatches(self, self._timeout_s, self._forget_limit, self._settled)
-
-    def _read(
-        self, config: Mapping[str, object], options: Mapping[str, object]
-    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """The values of `PRODUCER_KEYS`, and the arguments of `AIOKafkaProducer`."""
-        values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
-        return values, {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client))}
+        RefusedBatches(self, self._timeout_s, self._refused, self._settled)
 
     async def send(
         self,
@@ -126,38 +118,46 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ConfigurationError: the topic's limit is not known, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
+        future: asyncio.Future[Any]
         if self._stopped:
             raise ProducerClosed
-        check_name("topic", topic, "topic")
-        own = list(headers or ())
-        key_bytes = key if self._own_key_serializer is None else self._own_key_serializer(key)
-        value_bytes = value if self._own_value_serializer is None else self._own_value_serializer(value)
-        for name, found in (("key", key_bytes), ("value", value_bytes)):
-            if found is not None and not isinstance(found, (bytes, bytearray, memoryview)):
-                raise TypeError(f"{name}: found {type(found).__name__}, allowed are bytes; set {name}_serializer")
-        await self.partitions_for(topic)
-        described = await self._topic(topic)
-        limit = self._limit_bytes(described)
-        stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        record = Record(key_bytes, value_bytes, own, stamp_ms)
-        if not Chunking(limit).wants(record):
-            future: asyncio.Future[Any] = await super().send(
-                topic, value_bytes, key_bytes, partition, timestamp_ms, own
-            )
+        if not headers and is_plain(self._plain.get(topic, -1), key, value):
+            # Each call on the way costs; nothing on it would do anything for such a record.
+            future = await AIOKafkaProducer.send(self, topic, value, key, partition, timestamp_ms)
             return future
-        return await self._send_chunks(topic, record, partition, described)
+        destination = self._destinations.known(topic) or await self._first_seen(topic)
+        own = list(headers or ())
+        key, value = await self._serialized(destination, own, key, value)
+        stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        record = Record(_bytes("key", key), _bytes("value", value), own, stamp_ms)
+        if destination.stores(record):
+            record = replace(record, value=await self._offloaded(topic, own, record.value))
+        pieces = destination.pieces(record)
+        if pieces is not None:
+            return await self._send_pieces(topic, record, pieces, partition)
+        future = await AIOKafkaProducer.send(self, topic, record.value, record.key, partition, timestamp_ms, own)
+        return future
 
-    async def _send_chunks(
-        self, topic: str, record: Record, partition: int | None, described: Topic | None
+    async def _serialized(self, _: Destination, __: list[Header], key: Any, value: Any) -> tuple[Any, Any]:
+        """Key and value as bytes; may add to the headers."""
+        of_key, of_value = self._own_serializers
+        return key if of_key is None else of_key(key), value if of_value is None else of_value(value)
+
+    async def _offloaded(self, topic: str, headers: list[Header], value: Any) -> bytes:
+        """The reference in place of a value that goes to the store, or the value while that is down."""
+        raise NotImplementedError
+
+    async def _first_seen(self, topic: str) -> Destination:
+        check_name("topic", topic, "topic")
+        await self.partitions_for(topic)  # no payload for a topic that does not exist
+        async with self._asking:  # one question for all sends that wait; they go on in their order
+            destination = await self._destinations.of(topic)
+        self._plain[topic] = min(self._plain_bytes, destination.plain_bytes)
+        return destination
+
+    async def _send_pieces(
+        self, topic: str, record: Record, pieces: Iterator[Record], partition: int | None
     ) -> asyncio.Future[Any]:
-        """Sends a record that is over the limit.
-
-        Raises:
-            ChunkError: as `send`.
-        """
-        limit = self._limit_bytes(described)
-        check_splits(topic, described, len(record.value or b""), limit, self._message_bytes)
-        pieces = Chunking(limit).split(record, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
         place = TopicPartition(topic, await self._controls.partition(topic, partition, record.key))
         sent = await self._sent(place, chain([first], pieces))
@@ -172,8 +172,8 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             self._batch_bytes,
             self._controls.codec,
             is_transactional=self._controls.transactional,
-            key_serializer=self._own_key_serializer,
-            value_serializer=self._own_value_serializer,
+            key_serializer=self._own_serializers[0],
+            value_serializer=self._own_serializers[1],
         )
 
     async def commit_transaction(self) -> None:
@@ -258,9 +258,10 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             return None
         return ChunkedRecordMetadata.of(first, last, timestamp)
 
-    def _forget_limit(self, topic: str) -> None:
-        """The topic is asked again for what it takes."""
-        self._described.pop(topic, None)
+    def _refused(self, topic: str) -> None:
+        """The topic takes less than it did."""
+        self._destinations.forget(topic)
+        self._plain.pop(topic, None)
 
     def _settled(self, batch: asyncio.Future[Any]) -> None:
         """Repairs the sequence numbers once a batch has failed.
@@ -280,34 +281,13 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             self._gap = False
             self._controls.renew_id()
 
-    def _limit_bytes(self, topic: Topic | None) -> int:
-        own = self._request_bytes - _ESTIMATE_BYTES
-        limits = (own, self._chunk_bytes, None if topic is None else topic.max_message_bytes)
-        return min(limit for limit in limits if limit is not None)
 
-    async def _topic(self, topic: str) -> Topic | None:
-        """The topic as the cluster describes it; None if the cluster does not, and `chunk.max.bytes` is set."""
-        if topic in self._described:
-            return self._described[topic]
-        async with self._asking:  # one question for all sends that wait; they go on in their order
-            if topic not in self._described:
-                try:
-                    self._described[topic] = await self._asked(topic)
-                except ConfigurationError:
-                    if self._chunk_bytes is None:
-                        raise
-                    self._described[topic] = None
-            return self._described[topic]
+def largest(arguments: Mapping[str, Any]) -> int:
+    """The most bytes of a record that aiokafka takes."""
+    return int(arguments["max_request_size"]) - ESTIMATE_BYTES
 
-    async def _asked(self, topic: str) -> Topic:
-        admin = AdminClient(**self._admin_arguments)
-        try:
-            await admin.start()
-            return (await topics(admin, [topic]))[topic]
-        except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
-            reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
-            raise ConfigurationError(
-                "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"
-            ) from exc
-        finally:
-            await admin.close()
+
+def _bytes(name: str, data: Any) -> bytes | None:
+    if data is None or isinstance(data, bytes | bytearray | memoryview):
+        return None if data is None else bytes(data)
+    raise TypeError(f"{name}: found {type(data).__name__}, allowed are bytes; set {name}_serializer")

@@ -6,40 +6,26 @@ and their store.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
-from aiokafka.errors import ProducerClosed
 
+from app.chunks.destinations import ESTIMATE_BYTES, Destination, described
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
+from app.chunks.keys import CONSUMER_KEYS
 from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.idempotence import idempotent
-from app.config.naming import check_name
 from app.kafka.arguments import Arguments
-from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
-from app.serializers.strategy import (
-    ASK_AGAIN_S,
-    check_wrapper,
-    is_plain,
-    large_serializer,
-    plain_bytes,
-    strategy_of,
-    told_unknown,
-)
+from app.serializers.strategy import Oversized, byte_count, check_wrapper, strategy_of
 from app.serializers.threads import Threads
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
-from transforms.chunk import Chunking
-from transforms.errors import ConfigurationError, SerializationError
-from transforms.record import Header, Record
-from transforms.reference import VALUE, is_reference
+from transforms.errors import SerializationError
+from transforms.record import Header
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -64,6 +50,10 @@ class SerializingProducer(ChunkingProducer):
 
     Batches of `create_batch` take bytes as they are: a batch has no topic, so its records are not serialized.
 
+    `send` adds the headers of a reference to a copy of `headers`. It raises a `SerializationError`, and sends nothing,
+    if a stage raised an error, or a wrapped null would go to a compacted topic. `__cause__` is the reason; `retriable`
+    is true if another try may succeed.
+
     Args:
         config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `large.message.strategy`,
             `chunk.max.bytes`, `chunk.max.message.bytes`, and the keys of the serializers and their store. The store
@@ -77,71 +67,30 @@ class SerializingProducer(ChunkingProducer):
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what aiokafka would refuse.
-        whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        self._strategy = strategy_of(whole)
-        whole.pop(STRATEGY.name, None)
-        if self._strategy != "offload":
+        limit = byte_count(whole, "max.request.size", _PRODUCER.defaults["max_request_size"])
+        whole.setdefault("max.request.size", limit)
+        if strategy_of(whole) != "offload":
             whole = idempotent(whole)
-        self._serializers = taken.producer(whole, [*_PRODUCER.keys(), STRATEGY.name], PRODUCER_KEYS)
+        arguments = dict(_PRODUCER.defaults)
+        ask = partial(described, arguments)
+        self._oversized = oversized = Oversized(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
         self._threads = Threads()
-        self._unknown_until: dict[str, float] = {}
-        with self._serializers.closed_on_error():
-            self._large = large_serializer(self._strategy, self._serializers)
-            self._plain_limits: dict[str, int] = {}  # of the topics in `_described`
-            super().__init__(whole)
+        with oversized.serializers.closed_on_error():
+            arguments |= _PRODUCER.read(oversized.serializers.client)
+            self._begin(arguments, oversized.destinations, oversized.plain_bytes)
 
-    def _read(self, *_: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        values = self._serializers.values
-        if self._strategy == "auto" and self._large is not None:
-            self._large.fall_back(values["chunk.max.message.bytes"])
-        return values, {**_PRODUCER.defaults, **_PRODUCER.read(self._serializers.client)}
-
-    async def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Iterable[Header] | None = None,
-    ) -> asyncio.Future[Any]:
-        """As `AIOKafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
-
-        Raises:
-            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
-                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
-            ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: the topic's name is over its limit.
-        """
-        if self._stopped:
-            raise ProducerClosed
-        described = self._described.get(topic)
-        if described is None:
-            described = await self._first_seen(topic, asked=value is not None or key is not None)
-        future: asyncio.Future[Any]
-        if described is not None and not headers and is_plain(self._plain_limits.get(topic, -1), key, value):
-            # Each call on the way costs; nothing on it would do anything for such a record.
-            future = await AIOKafkaProducer.send(self, topic, value, key, partition, timestamp_ms)
-            return future
-        check_wrapper(topic, value, described)
-        own = list(headers or ())
+    async def _serialized(
+        self, destination: Destination, headers: list[Header], key: Any, value: Any
+    ) -> tuple[Any, Any]:
+        check_wrapper(destination, value)
         data = {"key": key, "value": value}
-        for part, composable in self._serializers.parts.items():
-            data[part] = await self._threads.run(composable, topic, own, data[part])
-        for part, given in data.items():
-            if isinstance(given, bytearray | memoryview):
-                data[part] = bytes(given)
-        if self._over_limit(data, own, described):
-            if self._large is not None and not is_reference(own, VALUE):
-                data["value"] = await self._threads.offload(self._large, topic, own, data["value"])
-            chunks = self._strategy == "chunk" or (self._strategy == "auto" and described is not None)
-            if chunks and self._over_limit(data, own, described):
-                stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-                return await self._send_chunks(
-                    topic, Record(data["key"], data["value"], own, stamp_ms), partition, described
-                )
-        future = await AIOKafkaProducer.send(self, topic, data["value"], data["key"], partition, timestamp_ms, own)
-        return future
+        for part, composable in self._oversized.serializers.parts.items():
+            data[part] = await self._threads.run(composable, destination.name, headers, data[part])
+        return data["key"], data["value"]
+
+    async def _offloaded(self, topic: str, headers: list[Header], value: Any) -> bytes:
+        assert self._oversized.large is not None
+        return await self._threads.offload(self._oversized.large, topic, headers, value)
 
     async def stop(self) -> None:
         """As `AIOKafkaProducer.stop`; then closes the serializers and their stores."""
@@ -149,36 +98,7 @@ class SerializingProducer(ChunkingProducer):
             await super().stop()
         finally:
             await self._threads.close()
-            self._serializers.close()
-
-    async def _first_seen(self, topic: str, *, asked: bool) -> Topic | None:
-        check_name("topic", topic, "topic")
-        if not asked:
-            return None
-        await self.partitions_for(topic)  # no payload for a topic that does not exist
-        described = await self._topic(topic)
-        limit = self._limit_bytes(described) - HEADERLESS_OVERHEAD_BYTES
-        self._plain_limits[topic] = min(plain_bytes(self._serializers), limit)
-        return described
-
-    def _over_limit(self, data: Mapping[str, Any], headers: Sequence[Header], described: Topic | None) -> bool:
-        key, value = data["key"], data["value"]
-        if not isinstance(value, bytes) or not isinstance(key, bytes | None):
-            return False  # aiokafka says what it takes
-        return Chunking(self._limit_bytes(described)).wants(Record(key, value, headers))
-
-    async def _topic(self, topic: str) -> Topic | None:
-        if self._unknown_until.get(topic, 0.0) > time.monotonic():
-            return None
-        try:
-            return await super()._topic(topic)
-        except ConfigurationError as exc:
-            if self._strategy == "chunk":
-                raise
-            if topic not in self._unknown_until:
-                told_unknown(topic, exc)
-            self._unknown_until[topic] = time.monotonic() + ASK_AGAIN_S
-            return None
+            self._oversized.serializers.close()
 
 
 class DeserializingConsumer(WholeRecordConsumer):

@@ -6,6 +6,7 @@ handle compaction issue": compaction knows no tombstone in a wrapper.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from transforms.logger_name import logger_name
 
 _logger = logging.getLogger(logger_name(__name__))
+_LOOKUP_S = 30.0
 
 
 class CompactionWarning:
@@ -39,9 +41,9 @@ class CompactionWarning:
     def _warn(self, topic: str) -> None:
         try:
             # Here, as importing the serializers must import no client.
-            from app.chunks.topic_limits import described
+            from app.kafka.topics import topic_of
 
-            policy = described(self._config, topic).cleanup_policy
+            policy = asyncio.run(asyncio.wait_for(topic_of(self._config, topic), _LOOKUP_S)).cleanup_policy
         except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
             _logger.debug("cleanup.policy of topic %s is not known: %s: %s", topic, type(exc).__name__, exc)
             return

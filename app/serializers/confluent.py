@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import confluent_kafka
 from confluent_kafka.error import ConsumeError
 
+from app.chunks.destinations import ANY_TOPIC_BYTES, is_plain
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, limits
 from app.chunks.polled import OnDiscarded, Polled
@@ -22,11 +23,11 @@ from app.config.idempotence import idempotent
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.confluent_chunks import PollingConsumer
-from app.serializers.confluent_writes import WritingProducer
+from app.serializers.confluent_writes import WritingProducer, bare_produce
 from app.serializers.librdkafka import KEYS
-from app.serializers.strategy import Oversized, is_plain, plain_bytes, strategy_of
+from app.serializers.strategy import Oversized, byte_count, strategy_of
 from app.serializers.threads import Threads
-from transforms.errors import ConfigurationError, SerializationError
+from transforms.errors import SerializationError
 
 __all__ = [
     "AwaitedDeserializer",
@@ -60,11 +61,7 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
-    return _librdkafka(_split(config))
-
-
-def _split(config: Mapping[str, object]) -> taken.ClientConfig[ComposableSerializer]:
-    return taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES)
+    return _librdkafka(taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES))
 
 
 def _librdkafka(split: taken.ClientConfig[ComposableSerializer]) -> dict[str, Any]:
@@ -144,17 +141,16 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
     """
 
     def __init__(self, conf: Mapping[str, object]) -> None:
-        whole = {_LIMIT: _LIMIT_BYTES, **conf}
+        whole: Mapping[str, object] = {_LIMIT: _LIMIT_BYTES, **conf}
         if strategy_of(whole) != "offload":
             whole = idempotent(whole)
-        oversized = Oversized(whole, _NAMES, _largest, lambda config: min(_bytes(config, _BATCH), _largest(config)))
+        largest = byte_count(whole, _LIMIT, _LIMIT_BYTES)
+        oversized = Oversized(whole, _NAMES, largest, min(byte_count(whole, _BATCH, _BATCH_BYTES), largest))
         self._split = oversized.serializers
         with self._split.closed_on_error():
             self.prepare(oversized, conf)
-            self._plain_bytes, self._plain_topics = plain_bytes(self._split), set[str]()
-            client = {key: value for key, value in oversized.client.items() if key not in _ASIDE}
-            parts = {f"{part}.serializer": composable for part, composable in self._split.parts.items()}
-            super().__init__({**client, **parts})
+            self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, oversized.plain_bytes), set[str]()
+            super().__init__(_librdkafka(self._split))
 
     def produce(  # type: ignore[override]  # as confluent-kafka's own class has it
         self,
@@ -177,9 +173,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         """
         if not headers and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
             # Each call on the way costs; nothing on it would do anything for such a record.
-            confluent_kafka.Producer.produce(
-                self, topic, value, key, partition, on_delivery=on_delivery, timestamp=timestamp
-            )
+            bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp)
             return
         self._oversized.check(topic, value)
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
@@ -192,18 +186,6 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         finally:
             if not self.in_callback:  # where it is refused, and the producer goes on
                 self._split.close()
-
-
-def _largest(config: Mapping[str, object]) -> int:
-    return _bytes(config, _LIMIT)
-
-
-def _bytes(config: Mapping[str, object], name: str) -> int:
-    given = config.get(name, _BATCH_BYTES)
-    try:
-        return int(str(given))
-    except ValueError:
-        raise ConfigurationError(name, f"found {given!r}, allowed is a number of bytes") from None
 
 
 if TYPE_CHECKING:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
+import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.error import ValueSerializationError
 
-from app.serializers.confluent_callbacks import CallbackProducer
+from app.serializers.delivery import Delivery
 from app.serializers.stage import encoded
 from app.serializers.strategy import Oversized
 from transforms.chunk import Chunk
 from transforms.errors import SerializationError
 from transforms.record import Record
-
-__all__ = ["WritingProducer"]
 
 OnDelivery = Callable[..., None]
 
@@ -33,27 +34,57 @@ _RANDOM = frozenset({"random"})
 _RANDOM_WITHOUT_KEY = frozenset({"consistent_random", "murmur2_random", "fnv1a_random"})
 _RANDOM_WITH_EMPTY_KEY = frozenset({"consistent_random"})
 _DEFAULT_PARTITIONER = "consistent_random"
+# The calls that run callbacks, in addition to `poll`. Source: the uses of `CallState_begin` in confluent-kafka's
+# Producer.c, Metadata.c and confluent_kafka.c.
+_CALLS = (
+    "abort_transaction",
+    "close",
+    "commit_transaction",
+    "flush",
+    "init_transactions",
+    "list_topics",
+    "send_offsets_to_transaction",
+    "set_sasl_credentials",
+)
+# By position, as a call with names takes a third longer; likewise `poll`.
+bare_produce: Callable[..., None] = confluent_kafka.Producer.produce
+_bare_poll: Callable[..., int] = confluent_kafka.Producer.poll
 
 
-class WritingProducer(CallbackProducer):
+class WritingProducer(confluent_kafka.Producer):
     """The `produce` of our `SerializingProducer`, behind the serializers: it takes bytes.
+
+    It survives a `poll` or `flush` in one of its own callbacks. confluent-kafka keeps the state of such a call by
+    thread, and a second one on the same thread removes it: with the next callback the process ends (issue 457 there).
+    Here the second call is an error.
 
     `prepare` comes before the constructor of confluent-kafka's own class.
     """
 
     def prepare(self, oversized: Oversized, config: Mapping[str, object]) -> None:
-        """Takes what it needs.
-
-        Args:
-            oversized: what is done with records that are too large.
-            config: of the client.
-        """
-        self.begin()
+        """Takes what is done with records that are too large, and the configuration of the client."""
         self._oversized = oversized
-        self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
+        self._calling = set[int]()
+        self._most_queued = int(str(config.get(_QUEUE, _QUEUE_MESSAGES)))
         self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
         # confluent-kafka calls it for a record that has no callback of its own.
         self._on_delivery: Any = config.get("on_delivery")
+
+    @property
+    def in_callback(self) -> bool:
+        """Whether this thread is in a callback of this producer, where nothing may wait for other callbacks."""
+        return get_ident() in self._calling
+
+    def poll(self, timeout: float | None = -1) -> int:
+        """As confluent-kafka's."""
+        thread, calling = get_ident(), self._calling
+        if thread in calling:
+            raise _nested("poll")
+        calling.add(thread)
+        try:
+            return _bare_poll(self, timeout)
+        finally:
+            calling.discard(thread)
 
     def produce(
         self,
@@ -67,60 +98,56 @@ class WritingProducer(CallbackProducer):
         headers: Any = None,
     ) -> None:
         """As confluent-kafka's; see `SerializingProducer`."""
-        oversized, told_to = self._oversized, on_delivery or callback
+        oversized, on_delivery = self._oversized, on_delivery or callback
         key, value = _encoded(key), _encoded(value)
         own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers) if headers else []
         if not oversized.asks(key, value, own):
             # Of two callbacks confluent-kafka takes the first, even if that is None.
-            super().produce(topic, value, key, partition, on_delivery=told_to, timestamp=timestamp, headers=headers)
+            bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp, headers)
             return
-        stamp_ms = timestamp or int(time.time() * 1000)
         try:
-            record, pieces = oversized.written(topic, Record(key, value, own, stamp_ms), own)
+            record, pieces = oversized.written(topic, Record(key, value, own, timestamp or int(time.time() * 1000)))
         except SerializationError as exc:
             raise ValueSerializationError(exc) from exc
-        told = _Delivery(told_to or self._on_delivery, lambda: oversized.refused(topic))
+        delivery = self._delivery(topic, on_delivery or self._on_delivery)
         if pieces is None:
-            told.expects(1)
-            told.all_sent()
-            super().produce(topic, record.value, key, partition, on_delivery=told, timestamp=timestamp, headers=own)
-            return
-        if partition < 0 and self._spreads(key):
-            partition = self._any_partition(topic)
-        self._send(topic, partition, pieces, told)
+            self._queue(topic, partition, replace(record, timestamp=timestamp), delivery, waits=False)
+        else:
+            first = next(pieces)  # hashes the value
+            if partition < 0 and self._spreads(key):
+                partition = self._any_partition(topic)
+            if self.in_callback:
+                self._check_room(topic, first)
+            for number, piece in enumerate(itertools.chain([first], pieces)):
+                if delivery.failed:
+                    break
+                self._queue(topic, partition, piece, delivery, waits=number > 0)
+        delivery.close()
 
-    def _send(self, topic: str, partition: int, pieces: Iterator[Record], told: _Delivery) -> None:
-        first = next(pieces)  # hashes the value
-        if self.in_callback:
-            self._check_room(topic, first)
-        for number, piece in enumerate(itertools.chain([first], pieces)):
-            if told.failed:
-                break
-            told.expects(1)
-            try:
-                self._queue(topic, partition, piece, told, waits=number > 0)
-            except BaseException:
-                told.expects(-1)
-                raise
-        told.all_sent()
+    def _delivery(self, topic: str, on_delivery: OnDelivery | None) -> Delivery:
+        def done(error: KafkaError | None, message: Message) -> None:
+            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                self._oversized.refused(topic)
+            if on_delivery is not None:
+                on_delivery(error, message)
 
-    def _queue(self, topic: str, partition: int, piece: Record, told: _Delivery, *, waits: bool) -> None:
-        """Queues a chunk. Behind the first one it waits for room, as nobody can send the rest of a message again.
+        return Delivery(done)
+
+    def _queue(self, topic: str, partition: int, record: Record, delivery: Delivery, *, waits: bool) -> None:
+        """Queues a record. A chunk behind the first one waits for room: nobody can send the rest of a message again.
 
         Raises:
-            BufferError: there is no room for the first one; or for a later one in a callback, where nothing may wait.
+            BufferError: there is no room, and it does not wait; or it would in a callback, where nothing may wait.
         """
+
+        def ended(error: KafkaError | None, message: Message) -> None:
+            delivery.end(error, message, message.offset() or 0)
+
+        delivery.begin()
+        headers = list(record.headers)
         while True:
             try:
-                super().produce(
-                    topic,
-                    piece.value,
-                    piece.key,
-                    partition,
-                    on_delivery=told,
-                    timestamp=piece.timestamp,
-                    headers=list(piece.headers),
-                )
+                bare_produce(self, topic, record.value, record.key, partition, ended, None, record.timestamp, headers)
             except BufferError:
                 if not waits or self.in_callback:
                     raise
@@ -134,7 +161,7 @@ class WritingProducer(CallbackProducer):
         Raises:
             BufferError: librdkafka's queue has no room for all chunks.
         """
-        count, most, queued = Chunk.parse(first)[0].count, int(str(self._most_queued)), len(self)
+        count, most, queued = Chunk.parse(first)[0].count, self._most_queued, len(self)
         if most and queued + count > most:
             raise BufferError(
                 f"Local: Queue full: the value for topic {topic} has {count:,} chunks, and {queued:,} of {most:,} "
@@ -164,57 +191,33 @@ def _encoded(data: Any) -> Any:
     return data.encode() if isinstance(data, str) else data
 
 
-class _Delivery:
-    """Calls the application once for all chunks of a value. librdkafka calls it from any thread that polls.
+def _nested(name: str) -> KafkaException:
+    return KafkaException(
+        KafkaError(
+            KafkaError._STATE,  # noqa: SLF001  # a public name, as librdkafka's are written
+            f"{name} was called in a callback of the same producer, where confluent-kafka ends the process; "
+            "produce is allowed there, and all else once poll or flush has returned",
+        )
+    )
 
-    With the first error it is called at once: with `delivery.report.only.error`, nothing is heard of the others.
 
-    Args:
-        on_delivery: of the application.
-        refused: called if the topic refused a record as too large.
-    """
+def _unnested(name: str) -> Callable[..., Any]:
+    call: Callable[..., Any] = getattr(confluent_kafka.Producer, name)
 
-    def __init__(self, on_delivery: OnDelivery | None, refused: Callable[[], object]) -> None:
-        self._on_delivery = on_delivery
-        self._refused = refused
-        self._lock = threading.Lock()
-        self._expected = 0
-        self._is_sent = False
-        self._last: Message | None = None
-        self.failed = False
-        """Whether one was not delivered."""
+    @functools.wraps(call)
+    def called(self: WritingProducer, *args: Any, **named: Any) -> Any:
+        thread, calling = get_ident(), self._calling
+        if thread in calling:
+            raise _nested(name)
+        calling.add(thread)
+        try:
+            return call(self, *args, **named)
+        finally:
+            calling.discard(thread)
 
-    def expects(self, count: int) -> None:
-        """Takes in that so many more are sent."""
-        with self._lock:
-            self._expected += count
+    return called
 
-    def all_sent(self) -> None:
-        """Takes in that no more will be sent."""
-        self._is_sent = True
-        self._tell()
 
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Takes in what became of one."""
-        if error is not None:
-            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._refused()
-            with self._lock:
-                is_first, self.failed = not self.failed, True
-            if is_first and self._on_delivery is not None:
-                self._on_delivery(error, message)
-            return
-        with self._lock:
-            self._expected -= 1
-            if self._last is None or (message.offset() or 0) >= (self._last.offset() or 0):
-                self._last = message
-        self._tell()
-
-    def _tell(self) -> None:
-        with self._lock:
-            last = self._last
-            if not self._is_sent or self._expected or self.failed or last is None:
-                return
-            self._last = None
-        if self._on_delivery is not None:
-            self._on_delivery(None, last)
+for _name in _CALLS:
+    if hasattr(confluent_kafka.Producer, _name):  # `close` came with 2.13
+        setattr(WritingProducer, _name, _unnested(_name))

@@ -5,31 +5,24 @@ The only module that uses Faust's private names; each line is marked.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any, cast
 
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials_to_aiokafka_auth, server_list
 from faust.types import AppT, ProcessingGuarantee
 
 from app.config.naming import check_name
-from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.consumer_controls import count_as_poll, idle_s
-from app.kafka.topics import Topic, topics
 
 __all__ = [
     "check_names",
     "client_keys",
     "cluster_arguments",
     "consumer_arguments",
-    "described",
     "idle_seconds",
     "keep_membership",
     "outlive_crash",
     "partition_of",
 ]
-
-_LOOKUP_S = 30.0
 
 
 def check_names(app: AppT, *, enabled: bool) -> None:
@@ -78,35 +71,6 @@ def consumer_arguments(app: AppT) -> dict[str, Any]:
         "check_crcs": conf.broker_check_crcs,
         "isolation_level": "read_committed" if committed else "read_uncommitted",
     }
-
-
-def described(cluster: Mapping[str, Any], topic: str) -> Topic:
-    """The topic as the cluster describes it; waits for the answer: for a thread without an event loop.
-
-    Args:
-        cluster: of `cluster_arguments`.
-        topic: the topic.
-
-    Raises:
-        ClusterError: the cluster did not answer.
-        ConfigurationError: the user may not describe the topic.
-        KafkaError: the cluster cannot be reached.
-        KeyError: it does not exist.
-        TimeoutError: the answer took too long.
-    """
-
-    async def ask() -> Topic:
-        arguments = {name: value for name, value in cluster.items() if name in ADMIN_ARGUMENTS}
-        # The addresses share it (`Gate`). Faust's own, 90 s, would leave no time to the second one.
-        arguments["request_timeout_ms"] = min(arguments["request_timeout_ms"], int(_LOOKUP_S * 1000))
-        connection = AdminClient(**arguments)
-        try:
-            await connection.start()
-            return (await topics(connection, [topic]))[topic]
-        finally:
-            await connection.close()
-
-    return asyncio.run(asyncio.wait_for(ask(), _LOOKUP_S))
 
 
 async def partition_of(app: AppT, topic: str, key: bytes | None) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 from faust.types import AppT
 
+from app.chunks.destinations import ESTIMATE_BYTES, described
 from app.chunks.keys import CONSUMER_KEYS, STRATEGY
 from app.chunks.keys import PRODUCER_KEYS as CHUNK_PRODUCER_KEYS
-from app.serializers.faust_app import cluster_arguments, described
+from app.serializers.faust_app import cluster_arguments
 from app.serializers.large_message import LargeMessageSerializer
 from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key
 from app.serializers.strategy import Oversized, strategy_of
@@ -28,8 +30,6 @@ __all__ = ["Writes"]
 
 _NAMES = frozenset({"bootstrap.servers", "max.request.size", "max.poll.interval.ms", MAX_BLOCK.name})
 _OF_CLIENTS = ("security.", "sasl.", "ssl.")
-# aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
-_ESTIMATE_BYTES = 21
 
 
 class Writes:
@@ -66,15 +66,13 @@ class Writes:
         }
         if not stages and has_store:
             config = _without_store(config, known)
-        self._largest = cast("int", config["max.request.size"]) - _ESTIMATE_BYTES
-        cluster = cluster_arguments(app)
+        self._largest = cast("int", config["max.request.size"]) - ESTIMATE_BYTES
         self._oversized = Oversized(
             {**config, **stages},
             names,
-            lambda _: self._largest,
-            lambda _: app.conf.producer_max_batch_size,
-            lambda _: cluster,
-            described,
+            self._largest,
+            app.conf.producer_max_batch_size,
+            partial(described, cluster_arguments(app)),
         )
         larges = self._oversized.serializers.larges
         self._serializers = {part: cast("LargeMessageSerializer", stage) for part, stage in larges}
@@ -149,7 +147,7 @@ class Writes:
         record = Record(key, value, headers, stamp_ms)
         if self._oversized.fits(topic, record):
             return value, None
-        record, pieces = await asyncio.to_thread(self._oversized.written, topic, record, headers)
+        record, pieces = await asyncio.to_thread(self._oversized.written, topic, record)
         return record.value, pieces
 
     def refused(self, topic: str) -> None:

@@ -7,6 +7,7 @@ serializers and their store.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
@@ -14,15 +15,17 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from app.chunks.allowance import Allowance
+from app.chunks.destinations import ESTIMATE_BYTES
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, limits
 from app.chunks.polled import OnDiscarded, Polled
 from app.kafka.arguments import Arguments
 from app.kafka.tokens import TokenProvider
+from app.kafka.topics import topic_of
 from app.serializers import config as taken
 from app.serializers.kafka_python_chunks import PollingConsumer
-from app.serializers.kafka_python_writes import WritingProducer, largest
-from app.serializers.strategy import Oversized
+from app.serializers.kafka_python_writes import WritingProducer
+from app.serializers.strategy import Oversized, byte_count
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -81,10 +84,12 @@ class SerializingProducer(WritingProducer):
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what kafka-python would refuse.
-        whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        oversized = Oversized(whole, _PRODUCER.keys(), largest, cluster=_cluster)
+        limit = byte_count(whole, "max.request.size", _PRODUCER.defaults["max_request_size"])
+        whole.setdefault("max.request.size", limit)
+        ask = partial(topic_of, _cluster(whole))
+        oversized = Oversized(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
         with oversized.serializers.closed_on_error():
-            super().__init__(oversized, **_PRODUCER.read(oversized.client))
+            super().__init__(oversized, **_PRODUCER.read(oversized.serializers.client))
 
 
 def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -6,24 +6,18 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future
 from kafka.partitioner import DefaultPartitioner, Partitioner
-from kafka.serializer import Serializer
 
-from app.serializers.composable import ComposableSerializer
-from app.serializers.stage import Headers
+from app.chunks.destinations import ANY_TOPIC_BYTES, is_plain
+from app.serializers.delivery import Delivery
 from app.serializers.strategy import Oversized
 from transforms.record import Header, Record
-
-__all__ = ["ChunkedFuture", "WritingProducer", "largest"]
-
-# kafka-python compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
-_ESTIMATE_BYTES = 21
 
 
 class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
@@ -32,11 +26,6 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
     def __init__(self) -> None:
         super().__init__()
         self._done = threading.Event()
-        self._lock = threading.Lock()
-        self._left: int | None = None
-        self._delivered = 0
-        self._last: Any = None
-        self._error: Exception | None = None
 
     def get(self, timeout: float | None = None) -> Any:
         """As that of kafka-python's own future.
@@ -50,70 +39,31 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
             raise self.exception
         return self.value
 
-    def takes(self, chunk: Future) -> None:
-        """Takes in the future of the next chunk."""
-        chunk.add_callback(self._count, None)
-        chunk.add_errback(lambda error: self._count(error, None))
-
-    def expects(self, count: int) -> None:
-        """Takes in how many chunks there are: no more will be sent."""
-        with self._lock:
-            self._left = count
-        self._end()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a chunk was not delivered."""
-        return self._error is not None
-
-    def _count(self, error: Exception | None, metadata: Any) -> None:
-        with self._lock:
-            self._delivered += 1
-            self._error = self._error or error
-            if metadata is not None and (self._last is None or metadata.offset >= self._last.offset):
-                self._last = metadata
-        self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            if self._left != self._delivered:
-                return
-            self._left = None
-        if self._error is None:
-            self.success(self._last)
+    def settle(self, error: Exception | None, metadata: Any) -> None:
+        """Ends it."""
+        if error is None:
+            self.success(metadata)
         else:
-            self.failure(self._error)
+            self.failure(error)
         self._done.set()
 
 
-class _Split(Exception):  # noqa: N818  # no error: it takes a record out of kafka-python's `send`
-    """The record is to be sent as these chunks."""
-
-    def __init__(self, pieces: Iterator[Record]) -> None:
-        super().__init__()
-        self.pieces = pieces
-
-
-class _Sending(threading.local):
-    """What a thread is sending.
+class _Given(threading.local):
+    """What the application has given for the record that a thread sends, which only a partitioner of its own sees.
 
     Attributes:
-        key: of the record, serialized once the stages of keys have run.
-        timestamp_ms: of the record.
-        piece: the chunk in place of the record's own key and value, which only the partitioner sees.
-        asks: whether what its topic takes matters for it.
-        partition: what a partitioner of the application's own chose last; None if it was not asked.
+        record: key and value; None if they are bytes that no serializer has changed.
+        partition: what the partitioner chose last.
     """
 
-    key: Any = None
-    timestamp_ms: int | None = None
-    piece: Record | None = None
-    asks = False
+    record: tuple[Any, Any] | None = None
     partition: int | None = None
 
 
 class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has no types
     """The `send` of our `SerializingProducer`.
+
+    Keys and values are serialized before kafka-python's own `send`, which has no place for several records of one.
 
     Args:
         oversized: what is done with records that are too large.
@@ -122,21 +72,25 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
     def __init__(self, oversized: Oversized, **arguments: Any) -> None:
         self._oversized = oversized
-        self._sending = _Sending()
+        self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, oversized.plain_bytes), set[str]()
+        self._given, self._ended = _Given(), False
         partitioner = arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"])
-        self._keeps = type(partitioner) is DefaultPartitioner  # which goes by the key alone
-        if not self._keeps:
-            arguments["partitioner"] = _Partitioner(self._sending, partitioner)
-        parts = oversized.serializers.parts
-        stages = {
-            "key_serializer": _KeyStage(self._sending, parts.get("key")),
-            "value_serializer": _ValueStage(self._sending, parts.get("value"), oversized),
-        }
-        super().__init__(**arguments, **stages)
+        self._by_key = type(partitioner) is DefaultPartitioner  # which goes by the key alone
+        if not self._by_key:
+            arguments["partitioner"] = _Partitioner(self._given, partitioner)
+        super().__init__(**arguments)
 
     def __del__(self) -> None:
         if hasattr(self, "config"):  # which kafka-python expects, even if the configuration was refused
             super().__del__()
+
+    def close(self, *args: Any, **named: Any) -> None:
+        """As `KafkaProducer.close`; then closes the serializers and their stores."""
+        self._ended = True
+        try:
+            super().close(*args, **named)
+        finally:
+            self._oversized.serializers.close()
 
     def send(
         self,
@@ -157,48 +111,53 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
             ChunkError: the record cannot be split, or its topic is compacted.
             ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
         """
-        self._oversized.check(topic, value)
-        own = headers.copy() if isinstance(headers, list) else headers
-        sending = self._sending
-        sending.key, sending.timestamp_ms, sending.asks = key, timestamp_ms, False
-        pieces = None
+        if self._ended or not isinstance(headers, list | None):
+            return super().send(topic, value, key, headers, partition, timestamp_ms)  # which refuses it
+        if not headers and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
+            # Each call on the way costs; nothing on it would do anything for such a record.
+            return super().send(topic, value, key, None, partition, timestamp_ms)
+        oversized = self._oversized
+        oversized.check(topic, value)
+        own = list(headers or ())
+        data = {"key": key, "value": value}
+        for part, composable in oversized.serializers.parts.items():
+            data[part] = composable.serialize(topic, own, data[part])
+        for part, found in data.items():
+            if isinstance(found, bytearray | memoryview):
+                data[part] = bytes(found)
+        self._plain_topics.add(topic)
+        self._given.record = key, value
         try:
-            future = super().send(topic, value, key, own, partition, timestamp_ms)
-        except _Split as split:
-            pieces = split.pieces
-        if pieces is not None:
-            return self._send_pieces(topic, value, key, pieces, partition)
-        if sending.asks:
-            future.add_errback(self._refused, topic)
-        return future
+            if not oversized.asks(data["key"], data["value"], own):
+                return super().send(topic, data["value"], data["key"], own, partition, timestamp_ms)
+            stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+            record, pieces = oversized.written(topic, Record(data["key"], data["value"], own, stamp_ms))
+            if pieces is None:
+                future = super().send(topic, record.value, record.key, own, partition, timestamp_ms)
+                return future.add_errback(self._refused, topic)
+            return self._send_pieces(topic, pieces, partition)
+        finally:
+            self._given.record = None
 
-    def _send_pieces(
-        self, topic: str, value: Any, key: Any, pieces: Iterator[Record], partition: int | None
-    ) -> ChunkedFuture:
-        result, count = ChunkedFuture(), 0
+    def _send_pieces(self, topic: str, pieces: Iterator[Record], partition: int | None) -> ChunkedFuture:
+        result = ChunkedFuture()
+        delivery = Delivery(result.settle)
         first = next(pieces)  # hashes the value
-        if partition is None and first.key is None and self._keeps:
+        if partition is None and first.key is None and self._by_key:
             # kafka-python takes one at random, too, if a record has no key.
             partition = random.choice(sorted(self.partitions_for(topic)))  # noqa: S311  # no secret
-        self._sending.partition = None
         for piece in itertools.chain([first], pieces):
-            if result.has_failed:
+            if delivery.failed:
                 break
-            result.takes(self._send_piece(topic, value, key, piece, partition))
-            if partition is None and not self._keeps:
-                partition = self._sending.partition  # for the next chunk, the partitioner may choose another one
-            count += 1
-        result.expects(count)
+            future = super().send(topic, piece.value, piece.key, list(piece.headers), partition, piece.timestamp)
+            delivery.begin()
+            future.add_callback(lambda metadata: delivery.end(None, metadata, metadata.offset))
+            future.add_errback(lambda error: delivery.end(error, None, -1))
+            future.add_errback(self._refused, topic)
+            if partition is None and not self._by_key:
+                partition = self._given.partition  # for the next chunk, the partitioner may choose another one
+        delivery.close()
         return result
-
-    def _send_piece(self, topic: str, value: Any, key: Any, piece: Record, partition: int | None) -> Any:
-        self._sending.piece = piece
-        try:
-            future = super().send(topic, value, key, list(piece.headers), partition, piece.timestamp)
-        finally:
-            self._sending.piece = None
-        future.add_errback(self._refused, topic)
-        return future
 
     def _refused(self, topic: str, error: Exception) -> None:
         if isinstance(error, MessageSizeTooLargeError):
@@ -206,74 +165,27 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
 
 class _Partitioner(Partitioner):  # type: ignore[misc]  # kafka-python has no types
-    """A partitioner of the application's own, whose choice is noted.
+    """A partitioner of the application's own: it is given the application's own key and value, and its choice is noted.
 
-    Else only the future of the first chunk would tell it, and a callback cannot wait for one: it runs on the thread
-    that ends all futures.
+    Else only the future of the first chunk would tell the choice, and a callback cannot wait for one: it runs on the
+    thread that ends all futures.
     """
 
-    def __init__(self, sending: _Sending, own: Any) -> None:
-        self._sending, self._own = sending, own
+    def __init__(self, given: _Given, own: Any) -> None:
+        self._given, self._own = given, own
 
     def partition(
         self, topic: str, key: Any, serialized_key: Any, value: Any, serialized_value: Any, cluster: Any
     ) -> Any:
+        key, value = self._given.record or (key, value)
         if isinstance(self._own, Partitioner):
             chosen = self._own.partition(topic, key, serialized_key, value, serialized_value, cluster)
         else:  # of kafka-python 2
             chosen = self._own.partition(topic, serialized_key, cluster)
-        self._sending.partition = chosen
+        self._given.partition = chosen
         return chosen
 
     def on_new_batch(self, topic: str, cluster: Any, prev_partition: int) -> None:
         called = getattr(self._own, "on_new_batch", None)
         if called is not None:
             called(topic, cluster, prev_partition)
-
-
-class _KeyStage(Serializer):  # type: ignore[misc]  # kafka-python has no types
-    """The serializers of keys, as a subclass of kafka-python's own class, which it requires."""
-
-    def __init__(self, sending: _Sending, composable: ComposableSerializer | None) -> None:
-        self._sending, self._composable = sending, composable
-
-    def serialize(self, topic: str, headers: Headers, data: Any) -> Any:
-        if self._sending.piece is not None:
-            return self._sending.piece.key
-        if self._composable is None:
-            return data
-        self._sending.key = self._composable.serialize(topic, headers, data)
-        return self._sending.key
-
-    def close(self) -> None:
-        if self._composable is not None:
-            self._composable.close()
-
-
-class _ValueStage(_KeyStage):
-    """The serializers of values, and what is done with a record that its topic would refuse."""
-
-    def __init__(self, sending: _Sending, composable: ComposableSerializer | None, oversized: Oversized) -> None:
-        super().__init__(sending, composable)
-        self._oversized = oversized
-
-    def serialize(self, topic: str, headers: Headers, data: Any) -> Any:
-        sending = self._sending
-        if sending.piece is not None:
-            return sending.piece.value
-        if self._composable is not None:
-            data = self._composable.serialize(topic, headers, data)
-        value = bytes(data) if isinstance(data, bytearray | memoryview) else data
-        sending.asks = self._oversized.asks(sending.key, value, headers or ())
-        if not sending.asks or headers is None:
-            return data
-        stamp_ms = int(time.time() * 1000) if sending.timestamp_ms is None else sending.timestamp_ms
-        record, pieces = self._oversized.written(topic, Record(sending.key, value, headers, stamp_ms), headers)
-        if pieces is not None:
-            raise _Split(pieces)
-        return record.value
-
-
-def largest(config: Mapping[str, object]) -> int:
-    """The most bytes of a record that kafka-python takes."""
-    return int(str(config["max.request.size"])) - _ESTIMATE_BYTES

@@ -156,7 +156,6 @@ WALL_CLOCK = {
     "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
     "app/kafka/troubles.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
-    "app/serializers/aiokafka.py": "the timestamp of a record whose writer gives none",
     "app/serializers/confluent_writes.py": "the timestamp of a record whose writer gives none",
     "app/serializers/faust_writes.py": "the timestamp of a record whose writer gives none",
     "app/serializers/kafka_python_writes.py": "the timestamp of a record whose writer gives none",

@@ -231,7 +231,7 @@ def test_no_other_room_uses_private_names() -> None:
         ("app.serializers.faust_app", "_consumer"),
         ("app.serializers.faust_app", "_crash"),
         ("app.serializers.faust_app", "_producer"),
-        ("app.serializers.confluent_callbacks", "_STATE"),
+        ("app.serializers.confluent_writes", "_STATE"),
         ("app.serializers.confluent_chunks", "_PARTITION_EOF"),
     }
     assert used("chunks", "serializers", "deadletters", "cluster", "pipeline") <= others

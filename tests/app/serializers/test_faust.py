@@ -15,8 +15,9 @@ from aiokafka.errors import KafkaConnectionError
 from faust.exceptions import KeyDecodeError, ValueDecodeError
 from faust.types.tuples import ConsumerMessage, Message
 
+from app.chunks.destinations import described
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
-from app.serializers.faust_app import cluster_arguments, described
+from app.serializers.faust_app import cluster_arguments
 from app.serializers.faust_chunks import Chunks
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
@@ -497,7 +498,9 @@ async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(ap
     assert not thread.should_stop
 
 
-def test_the_question_for_a_topic_is_for_several_addresses(app: faust.App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_question_for_a_topic_is_for_several_addresses(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that never answers leaves time to the others: of the time of the question, as Faust's own is longer."""
     times_ms: list[int] = []
 
@@ -509,5 +512,5 @@ def test_the_question_for_a_topic_is_for_several_addresses(app: faust.App, monke
     own = {**cluster_arguments(app), "bootstrap_servers": "a:1,b:1,c:1"}
     for cluster in (own, {**own, "request_timeout_ms": 12_000}):
         with pytest.raises(KafkaConnectionError):
-            described(cluster, "orders")
+            await described(cluster, "orders")
     assert times_ms == [10_000, 4_000]

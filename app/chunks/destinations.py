@@ -1,0 +1,214 @@
+"""Destinations: what topics take of an application's producer, and what it sends in place of larger records.
+
+The cluster is asked once for a topic, again when the topic has refused a record, and a minute after it gave no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+from app.config.chunking import Strategy
+from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
+from app.kafka.clients import describe
+from app.kafka.topics import Topic, topics
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
+from transforms.chunk import Chunking
+from transforms.errors import ChunkError, ConfigurationError
+from transforms.logger_name import logger_name
+from transforms.outgoing import Plan, Policy, plan
+from transforms.record import Record
+from transforms.reference import VALUE, is_reference
+
+_logger = logging.getLogger(logger_name(__name__))
+_LOOKUP_S = 30.0
+_ASK_AGAIN_S = 60.0
+
+ANY_TOPIC_BYTES = 1_024
+"""Each topic takes a key and a value of so many bytes together: to ask for it would make the first record late."""
+
+ESTIMATE_BYTES = 21
+"""aiokafka and kafka-python compare their own estimate with `max_request_size`, with room for the longest varints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A topic, and what is done with records that it would refuse.
+
+    Attributes:
+        name: of the topic.
+        topic: as the cluster describes it; None if it does not.
+        limit_bytes: the most bytes of a record, alone in a batch.
+        policy: what may be done with larger ones.
+        batch_bytes: the most bytes of a batch that the client never sends again in parts; 0 if it does.
+    """
+
+    name: str
+    topic: Topic | None
+    limit_bytes: int
+    policy: Policy
+    batch_bytes: int = 0
+
+    @property
+    def plain_bytes(self) -> int:
+        """The most bytes of key and value with which a record without headers surely goes as it is."""
+        return self.limit_bytes - HEADERLESS_OVERHEAD_BYTES if self.topic else ANY_TOPIC_BYTES
+
+    def stores(self, record: Record) -> bool:
+        """Whether the value of a record goes to the store."""
+        return plan(record, self.limit_bytes, self.policy) is Plan.OFFLOAD and not is_reference(record.headers, VALUE)
+
+    def pieces(self, record: Record) -> Iterator[Record] | None:
+        """The chunks of a record that has been to the store, if there is one; None if it goes as it is.
+
+        So does a record that nothing makes smaller: its client may still compress it.
+
+        Raises:
+            ChunkError: it would be split, and cannot be, or its topic is compacted.
+            ConfigurationError: its chunks would be refused in one batch.
+        """
+        name, limit, most = self.name, self.limit_bytes, self.policy.message_bytes
+        if (
+            most is None
+            or not record.value
+            or (planned := plan(record, limit, Policy(message_bytes=most))) is Plan.WHOLE
+        ):
+            return None
+        size = len(record.value)
+        if planned is Plan.REFUSED:
+            raise ChunkError(size, limit, f"chunk.max.message.bytes is {most:,}")
+        if self.topic is not None and "compact" in self.topic.cleanup_policy:
+            what = f"topic {name} has cleanup.policy={self.topic.cleanup_policy}"
+            raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
+        if self.topic is not None and self.batch_bytes > self.topic.max_message_bytes:
+            raise ConfigurationError(
+                "batch.size",
+                f"found {self.batch_bytes:,}, and topic {name} takes batches of {self.topic.max_message_bytes:,} "
+                "bytes: it would refuse several chunks in one batch; allowed is that or less",
+            )
+        return Chunking(limit).split(record, str(uuid.uuid4()))
+
+
+class Destinations:
+    """The topics of one producer. Several threads may use it.
+
+    Args:
+        values: of `app.chunks.keys.PRODUCER_KEYS`.
+        strategy: of large values.
+        ask: asks the cluster for a topic; a KeyError says that it does not exist.
+        largest_bytes: the most bytes of a record that the client itself takes.
+        batch_bytes: see `Destination`.
+        stores: whether there is a store.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        strategy: Strategy,
+        ask: Callable[[str], Awaitable[Topic]],
+        largest_bytes: int,
+        batch_bytes: int = 0,
+        *,
+        stores: bool = False,
+    ) -> None:
+        self._chunk_bytes: int | None = values["chunk.max.bytes"]
+        self._message_bytes: int = values["chunk.max.message.bytes"]
+        self._strategy = strategy
+        self._ask = ask
+        self._largest_bytes = min(largest_bytes, self._chunk_bytes or largest_bytes)
+        self._batch_bytes = batch_bytes
+        self._threshold_bytes = math.inf if stores else None
+        self._found: dict[str, tuple[Destination, float]] = {}
+        self._locks = defaultdict[str, threading.Lock](threading.Lock)
+
+    def known(self, name: str) -> Destination | None:
+        """A topic for which the cluster need not be asked now."""
+        found = self._found.get(name)
+        return found[0] if found is not None and time.monotonic() < found[1] else None
+
+    async def of(self, name: str) -> Destination:
+        """A topic, which the cluster is asked for if it is not known.
+
+        Raises:
+            ConfigurationError: the cluster does not describe the topic, and nobody knows how to split for it.
+        """
+        if (known := self.known(name)) is not None:
+            return known
+        topic, until_s = None, math.inf
+        try:
+            topic = await asyncio.wait_for(self._ask(name), _LOOKUP_S)
+        except Exception as exc:  # a client that cannot be made of these keys may raise any
+            reason = describe(exc) if isinstance(exc, KafkaError) else str(exc) or type(exc).__name__
+            if isinstance(exc, KeyError):
+                reason = f"topic {name} does not exist"
+            if self._chunk_bytes is None and self._strategy == "chunk":
+                raise ConfigurationError(
+                    "chunk.max.bytes", f"is not set, and topic {name} does not say what it takes: {reason}"
+                ) from exc
+            if self._chunk_bytes is None and name not in self._found:
+                _logger.warning(
+                    "the max.message.bytes of topic %s is not known, so it may refuse records that are not over "
+                    "large.message.threshold.bytes: %s",
+                    name,
+                    reason,
+                )
+            until_s = time.monotonic() + _ASK_AGAIN_S
+        splits = self._strategy == "chunk" or (self._strategy == "auto" and topic is not None)
+        limit = self._largest_bytes if topic is None else min(self._largest_bytes, topic.max_message_bytes)
+        policy = Policy(self._threshold_bytes, self._message_bytes if splits else None)
+        found = Destination(name, topic, limit, policy, self._batch_bytes)
+        self._found[name] = found, until_s
+        return found
+
+    def wait_for(self, name: str) -> Destination:
+        """As `of`, for threads without an event loop."""
+        found = self.known(name)
+        if found is None:
+            # One question for all threads that wait; on another one, since this one may have an event loop that runs.
+            with self._locks[name], ThreadPoolExecutor(1, "topic-limits") as pool:
+                found = pool.submit(asyncio.run, self.of(name)).result()
+        return found
+
+    def forget(self, name: str) -> None:
+        """Has a topic asked again, which has refused a record: it takes less than it did."""
+        self._found.pop(name, None)
+
+
+def is_plain(most: int, key: object, value: object) -> bool:
+    """Whether key and value are bytes, so many of them at most."""
+    if type(value) is not bytes:
+        return False
+    if key is None:
+        return len(value) <= most
+    return type(key) is bytes and len(key) + len(value) <= most
+
+
+async def described(arguments: Mapping[str, Any], topic: str) -> Topic:
+    """A topic as the cluster describes it, for a client of aiokafka with these arguments.
+
+    Raises:
+        ClusterError: the cluster did not answer.
+        ConfigurationError: the user may not describe the topic.
+        KafkaError: the cluster cannot be reached.
+        KeyError: it does not exist.
+    """
+    given = {name: value for name, value in arguments.items() if name in ADMIN_ARGUMENTS}
+    # The addresses share it (`Gate`). All of our own time would leave none to the second one.
+    given["request_timeout_ms"] = min(given["request_timeout_ms"], int(_LOOKUP_S * 1000))
+    connection = AdminClient(**given)
+    try:
+        await connection.start()
+        return (await topics(connection, [topic]))[topic]
+    finally:
+        await connection.close()
