@@ -85,12 +85,7 @@ class ComposableSerializer(Composable):
     _DIRECTION = "serialize"
 
     def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
-        """The bytes for Kafka.
-
-        Args:
-            topic: the topic of the record.
-            headers: of the record; stages append to the list. None if the client gives none.
-            data: the key or the value of the application.
+        """The bytes for Kafka. Stages append to `headers`, which are None if the client gives none.
 
         Raises:
             SerializationError: a stage raised an error, or gave neither `bytes` nor None; or the topic's name is over
@@ -126,12 +121,7 @@ class ComposableDeserializer(Composable):
         return not self._headerless
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
-        """The application's object.
-
-        Args:
-            topic: the topic of the record.
-            headers: of the record; stages remove their own headers from the list.
-            data: the key or the value as Kafka has it.
+        """The application's object. Stages remove their own headers from `headers`.
 
         Raises:
             SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.

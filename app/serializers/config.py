@@ -180,17 +180,13 @@ def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iter
     """
     own = [stage.keys for composable in parts for stage in composable.stages]
     known = [*known, *(name for keys in own for name in keys or ())]
-    errors: list[ConfigurationError] = []
-    for name in config:
-        if name in known:
-            continue
-        if None in own:
-            error = misspelt(name, [*known, *OUR_NAMES])
-            errors += [] if error is None else [error]
-        elif name == STORE_CLASS:
-            reason = "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
-            errors.append(ConfigurationError(name, reason))
-        else:
-            errors.append(unknown(name, known))
-    if errors:
-        raise min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))
+    names = (name for name in config if name not in known)
+    found = (misspelt(name, [*known, *OUR_NAMES]) if None in own else unknown(name, known) for name in names)
+    errors = [error for error in found if error is not None]
+    if not errors:
+        return
+    error = min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))
+    if error.key == STORE_CLASS:
+        reason = "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
+        error = ConfigurationError(STORE_CLASS, reason)
+    raise error

@@ -33,6 +33,7 @@ from transforms.signing import Signing
 # Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
 
+_EQUAL_KEYS = "equal keys need equal references, to meet in one partition and to be compacted"
 _RANDOM_IDS = (
     "large.message.id.generator is uuid: each record leaves another payload, and those of compacted records stay; set "
     "large.message.id.generator to sha256"
@@ -126,18 +127,12 @@ class LargeMessageSerializer(LargeMessage):
         self._encrypts = self._keyring is not None and self._keyring.writes
         if self._part is KEY:
             if config.get(GENERATOR) == "uuid":
-                raise ConfigurationError(
-                    GENERATOR,
-                    "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
-                    "partition and to be compacted; leave it out, and values have uuid and keys sha256",
-                )
+                hint = "leave it out, and values have uuid and keys sha256"
+                raise ConfigurationError(GENERATOR, f"found 'uuid', allowed for keys is sha256: {_EQUAL_KEYS}; {hint}")
             if self._encrypts:
-                raise ConfigurationError(
-                    TYPE_NAME,
-                    f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted: equal keys need equal references, to "
-                    "meet in one partition and to be compacted; take LargeMessageSerializer out of the serializers of "
-                    "keys",
-                )
+                found = f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted"
+                hint = "take LargeMessageSerializer out of the serializers of keys"
+                raise ConfigurationError(TYPE_NAME, f"{found}: {_EQUAL_KEYS}; {hint}")
             # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
             codec, generator = "none", "sha256"
         threshold_bytes: int = values["large.message.threshold.bytes"]
@@ -165,11 +160,6 @@ class LargeMessageSerializer(LargeMessage):
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
-
-        Args:
-            topic: the topic of the record.
-            headers: of the record; None if the application gave none.
-            data: bytes of an earlier serializer, or None.
 
         Raises:
             SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` has more than
@@ -261,11 +251,6 @@ class LargeMessageDeserializer(LargeMessage):
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
         """`data`, or the payload if the data is a reference; then the reference's headers leave `headers`.
-
-        Args:
-            topic: the topic of the record.
-            headers: of the record; None if it has none.
-            data: the value or the key as Kafka has it.
 
         Raises:
             SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or

@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from app.config.client import coerced
+from app.config.settings import PIPELINE_KEYS
 from stores.keys import OURS, REQUIRED, Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
-from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
-from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
 GENERATOR = "large.message.id.generator"
 TIMEOUT = "large.message.store.timeout.ms"
 _STRATEGY = "large.message.strategy"  # of producers that can send chunks
 
-STORE_KEY = Key(
+_WORKERS = {key.name: key for key in (*PIPELINE_KEYS, *COMMON_KEYS)}
+
+
+def _as_workers(name: str, doc: str, **more: Any) -> Key:
+    """A key of the worker, with what it means for a client."""
+    return replace(_WORKERS[name], doc=doc, **more)
+
+
+STORE_KEY = _as_workers(
     STORE_CLASS,
-    "string",
     "Where payloads live: `s3`, `gcs`, `azure`, `filesystem`, `memory`, or a class of your own as "
     "`package.module.Class`.",
     default=REQUIRED,
 )
-
-
 MAX_BLOCK = Key(
     "max.block.ms",
     "int",
@@ -38,36 +43,6 @@ MAX_BLOCK = Key(
     default=60_000,
     minimum=0,
 )
-
-PRODUCER_KEYS: Sequence[Key] = (
-    Key(
-        "large.message.threshold.bytes",
-        "bytes",
-        "What is longer than this is offloaded; so is what `max.request.size` (in confluent-kafka `message.max.bytes`) "
-        "would refuse.",
-        default=DEFAULT_THRESHOLD_BYTES,
-        minimum=0,
-    ),
-    Key(
-        "large.message.compression.type",
-        "string",
-        "How payloads are compressed in the store. Those of keys never are, as equal keys need equal references.",
-        default="none",
-        allowed=("none", *CODECS),
-    ),
-    Key(
-        GENERATOR,
-        "string",
-        "How a payload is named. `uuid`: at random. `sha256`: by its stored bytes, for compacted topics; keys have "
-        "it always.",
-        default="uuid",
-        allowed=("uuid", "sha256"),
-    ),
-    MAX_BLOCK,
-    Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
-    Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
-)
-
 MAX_POLL_INTERVAL = Key(
     "max.poll.interval.ms",
     "int",
@@ -77,8 +52,28 @@ MAX_POLL_INTERVAL = Key(
     minimum=1,
 )
 
+PRODUCER_KEYS: Sequence[Key] = (
+    _as_workers(
+        "large.message.threshold.bytes",
+        "What is longer than this is offloaded; so is what `max.request.size` (in confluent-kafka `message.max.bytes`) "
+        "would refuse.",
+    ),
+    _as_workers(
+        "large.message.compression.type",
+        "How payloads are compressed in the store. Those of keys never are, as equal keys need equal references.",
+    ),
+    _as_workers(
+        GENERATOR,
+        "How a payload is named. `uuid`: at random. `sha256`: by its stored bytes, for compacted topics; keys have "
+        "it always.",
+        default="uuid",
+        allowed=("uuid", "sha256"),
+    ),
+    MAX_BLOCK,
+    Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
+    Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
+)
 CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
-
 OUR_NAMES = [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS) if key.name.startswith(OURS)]
 
 

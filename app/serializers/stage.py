@@ -41,7 +41,7 @@ class Stage:
 
     Attributes:
         name: for messages: the property that lists it, its position there, and its class.
-        target: the serializer or deserializer itself.
+        target: the serializer or deserializer itself, which `call` calls.
         field: `key` or `value`.
     """
 
@@ -83,15 +83,7 @@ class Stage:
 
 
 def load(item: object, direction: Direction, key: str, where: str, config: Mapping[str, object], field: str) -> Stage:
-    """The stage for an item of the list.
-
-    Args:
-        item: a class, a dotted path, or an object.
-        direction: the method that it needs.
-        key: the property that has the list.
-        where: the position in the list, for messages.
-        config: for a class.
-        field: `key` or `value`.
+    """The stage for an item of the property `key`; `where` is its position there, for messages.
 
     Raises:
         ConfigurationError: the item cannot be found or called, lacks the method, or refuses the configuration.

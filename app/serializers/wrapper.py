@@ -7,7 +7,6 @@ format is that of the worker (`transforms.wrapper`), so its `unwrap` reads what 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -17,12 +16,10 @@ from app.serializers.compaction import CompactionWarning
 from app.serializers.stage import Configured, Headers, Stage, load
 from stores.keys import read
 from transforms.errors import ConfigurationError, MalformedWrapperError
-from transforms.wrapper import UNMAPPED_PREFIX, MessageWrapper
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, MessageWrapper
 
 V = TypeVar("V")
 
-_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,9}", re.ASCII)
-_LEAST, _MOST = -(2**31), 2**31 - 1
 _MARKER_STAYS = (
     "a wrapper without a value deletes nothing there: compaction keeps it as any other value; send None, which deletes "
     "the key"
@@ -62,7 +59,11 @@ class _Wrapper(Configured):
             if key == f"wrapper.value{end}":
                 number = None
             elif key.startswith(UNMAPPED_PREFIX) and key.endswith(end):
-                number = _number(key, end)
+                number = HeaderTable().key(key.removesuffix(end))
+                if number is None:
+                    found = key.removeprefix(UNMAPPED_PREFIX).removesuffix(end)
+                    allowed = f"between {UNMAPPED_PREFIX} and {end} is an int32, without leading zeros"
+                    raise ConfigurationError(key, f"found {found!r}, allowed {allowed}")
             else:
                 continue
             stage = self._stages[number] = load(item, self._DIRECTION, key, "", config, self._field)
@@ -186,11 +187,3 @@ class WrapperDeserializer(_Wrapper):
     def _content(self, topic: str, key: int | None, data: bytes) -> Any:
         stage = self._stages.get(key)
         return data if stage is None else stage.run(topic, None, data)
-
-
-def _number(key: str, end: str) -> int:
-    text = key.removeprefix(UNMAPPED_PREFIX).removesuffix(end)
-    if not _NUMBER.fullmatch(text) or not _LEAST <= int(text) <= _MOST:
-        between = f"between {UNMAPPED_PREFIX} and {end}"
-        raise ConfigurationError(key, f"found {text!r}, allowed {between} is an int32, without leading zeros")
-    return int(text)
