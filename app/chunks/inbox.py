@@ -55,12 +55,15 @@ class Inbox(Generic[R]):
     Attributes:
         actions: what the client has to do, in order, before any record behind it is delivered: give a discarded message
             to the application (then call `done`), or read a range (then call `resolve`).
+        ready: what was popped, or need not be put here, and the application does not have yet: of a client that gives
+            several records at a time. They count like entries that stand before the others.
         torn: the partitions whose work was interrupted, each with the offset and the metadata of a commit: the client
             seeks there, and calls `begin`.
     """
 
     def __init__(self, limits: Limits, lookback: int) -> None:
         self.actions: deque[Action] = deque()
+        self.ready: dict[Place, deque[R]] = {}
         self.torn: dict[Place, tuple[int, str]] = {}
         self._lookback = lookback
         self._reassembly = Reassembly(limits, rereads=True, lookback=lookback)
@@ -240,6 +243,8 @@ class Inbox(Generic[R]):
     # -----------------------------------------------------------------------------------------------------------------
 
     def _position(self, place: Place, offset: int, *, stated: bool) -> int:
+        if ready := self.ready.get(place):
+            offset = min(offset, self.offset(ready[0]))
         lasts = [each.last for each in self.actions if _place(each) == place]
         for entry in self._queues.get(place, ()):
             if entry.offset >= offset:
@@ -275,6 +280,7 @@ class Inbox(Generic[R]):
         self.actions.extend(each for each in events if not isinstance(each, Assembled))
 
     def _forget(self, place: Place) -> None:
+        self.ready.pop(place, None)
         self._queues.pop(place, None)
         self._begun.discard(place)
         self._noted.pop(place, None)
