@@ -7,7 +7,7 @@ there: when they are delivered, not when they are fetched. So the head of a queu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -168,6 +168,11 @@ class Inbox(Generic[R]):
         queue.popleft()
         if queue:
             self._queues[place] = queue
+
+    def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
+        """Undoes these calls of `pop`, as the application has not got the records."""
+        for place, entry in reversed(popped):
+            self._queues.setdefault(place, deque()).appendleft(entry)
 
     def tick(self, seconds: float, places: Iterable[Place]) -> None:
         """Counts the time in which a call has waited for records of these partitions: messages expire by it."""
