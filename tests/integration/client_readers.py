@@ -24,6 +24,7 @@ import kafka
 from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError
 from kafka.structs import OffsetAndMetadata
 
+from app.chunks import AssemblingConsumer
 from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
 from app.serializers.confluent import DeserializingConsumer as ConfluentConsumer
 from app.serializers.kafka_python import DeserializingConsumer as KafkaPythonConsumer
@@ -87,6 +88,7 @@ class Reader(ABC):
             "group.id": f"{topic}-g",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
+            "heartbeat.interval.ms": 300,
             self.fetch_wait: 20,  # how long a broker waits for more; what is sought comes behind that
             **(config or {}),
         }
@@ -181,10 +183,11 @@ class Getmany(Reader):
 
     interrupt = asyncio.CancelledError
     batches = True
+    made: ClassVar[Any] = AiokafkaConsumer
 
     async def start(self) -> None:
         topics = [self.topic] if self.assigned is None else []
-        self.consumer = AiokafkaConsumer(self.config, *topics, **self.options)
+        self.consumer = self.made(self.config, *topics, **self.options)
         if self.assigned is not None:
             self.consumer.assign([self.place(number) for number in self.assigned])
         await self.consumer.start()
@@ -232,6 +235,12 @@ class Getone(Getmany):
             async with asyncio.timeout(wait_s):
                 return [_given(await self.consumer.getone())]
         return []
+
+
+class Assembling(Getone):
+    """`getone` of the consumer that knows chunks alone."""
+
+    made = AssemblingConsumer
 
 
 class Blocking(Reader):
@@ -374,5 +383,16 @@ def _message(message: Any) -> Given:
     return Given(message.partition(), message.offset(), message.key(), message.value(), headers, message.timestamp()[1])
 
 
+async def share(first: Reader, second: Reader) -> list[Given]:
+    """What two consumers give until each has one of two partitions."""
+    given: list[Given] = []
+    async with asyncio.timeout(LONG_S):
+        while len(first.assignment()) != 1 or len(second.assignment()) != 1:
+            for records in await asyncio.gather(first.poll(1.0), second.poll(1.0)):
+                given += records
+    return given
+
+
 READERS: list[type[Reader]] = [Getmany, Getone, Confluent, KafkaPython, KafkaPythonIteration]
 BATCHES = [each for each in READERS if each.batches]
+CHUNKS: list[type[Reader]] = [Getmany, Assembling, Confluent, KafkaPython, KafkaPythonIteration]

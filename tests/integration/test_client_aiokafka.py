@@ -1,140 +1,425 @@
-"""aiokafka's clients with serializers, against a real broker and a real S3 server."""
+"""What only aiokafka's consumers have: tasks, cancelled calls, downloads beside each other, ids of messages."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from functools import partial
+import gc
+import random
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError, ProducerClosed
+from aiokafka.structs import OffsetAndMetadata
 
-from app.chunks.allowance import Allowance
-from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from tests.integration.aiokafka_records import becomes, many, one, produce
-from tests.integration.client_config import (
-    LARGE,
-    ON_GATE,
-    consuming,
-    on_s3,
-    producing,
-    worker_both_ways,
-)
-from tests.integration.client_stores import GatedStore, delete_payloads, run_example
-from tests.integration.topics import committed
+from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
+from app.serializers import LargeMessageDeserializer, RecordDeserializationError, SerializationError
+from app.serializers.aiokafka import SerializingProducer
+from tests.forks import run
+from tests.integration.aiokafka_records import becomes, loop_turns, many, one, produce
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
+from tests.integration.client_config import LARGE, ON_GATE, Config, producing
+from tests.integration.client_readers import Assembling, Getmany, Getone, Reader
+from tests.integration.client_stores import GatedStore
+from tests.integration.topics import send
 from tests.integration.way import MakeTopic
-from tests.s3_server import S3Server
+from transforms.commit_metadata import Noted, noted
+from transforms.record import Record
 
+REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 _LONG_S = 30.0
+_ROOT = Path(__file__).parents[2]
 
-# --- round trip -------------------------------------------------------------------------------------------------------
+
+def place(reader: Reader, partition: int = 0) -> TopicPartition:
+    """A partition of its topic."""
+    return TopicPartition(reader.topic, partition)
 
 
-async def test_iteration_and_batches_give_the_same(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """`async for` and `getmany` give what `getone` gives, and commits end behind it."""
+# --- calls that are cancelled -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", [Getone, Getmany])
+async def test_a_cancelled_call_keeps_its_download(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """The position stays, the record comes with a later call, and its payload is downloaded once."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
+    async with client(broker, topic, REFERENCES) as reader:
+        gate.open.clear()
+        for _ in range(3):
+            reading = asyncio.create_task(reader.poll(20.0))
+            await becomes(lambda: gate.begun == 1, "the download is under way")
+            await loop_turns()  # a later call finds it so
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert await reader.position() == 0
+        gate.open.set()
+        assert await reader.values(2) == [LARGE, b"2"]
+    assert gate.begun == 1
+
+
+async def test_calls_that_are_cancelled_at_any_moment(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """Many times a message, also while one is read again or downloaded, they lose no record and repeat none."""
+    topic = make_topic()
+    messages = [*(pieces(f"u{n}", 3_000, n) for n in range(8)), [plain(b"%d" % n) for n in range(8)]]
+    await write(broker, topic, list(interleaved(messages, 3)))
+    await produce(broker, ON_GATE, topic, [LARGE + b"%d" % n for n in range(4)])
+    expected = {value_of(3_000, n) for n in range(8)} | {b"%d" % n for n in range(8)}
+    expected |= {LARGE + b"%d" % n for n in range(4)}
+    rng = random.Random(4)
+    got: list[bytes] = []
+    cancelled = 0
+    config: Config = {**REFERENCES, "max.pending.chunked.message": 1, "max.partition.fetch.bytes": 3_000}
+    async with Getone(broker, topic, config) as reader, asyncio.timeout(_LONG_S):
+        while len(got) < len(expected):
+            call = asyncio.create_task(reader.consumer.getone())
+            for _ in range(rng.randrange(20)):
+                await asyncio.sleep(0)
+            cancelled += call.cancel()
+            try:
+                got.append((await call).value)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.001)
+        assert reader.consumer.counts.set_aside > 2
+    assert set(got) == expected
+    assert len(got) == len(expected)
+    assert cancelled > 30
+
+
+# --- downloads --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_loop_goes_on_during_downloads(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """While they hang, the loop runs, and those of one call go on together; a call begins none that may be too late."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE + b"%d" % number for number in range(9)])  # one more than run at once
+    times = {"max.poll.interval.ms": 11_000, "large.message.store.timeout.ms": 10_000}
+    async with Getmany(broker, topic, {**REFERENCES, **times}) as reader:
+        gate.open.clear()
+        reading = asyncio.create_task(many(reader.consumer))
+        await becomes(lambda: gate.begun == 8, "eight downloads are under way")
+        begun_s = time.monotonic()
+        await becomes(lambda: time.monotonic() - begun_s > 1.1, "another would end behind the poll interval")
+        gate.open.set()
+        ((_, records),) = (await reading).items()
+        assert [record.value for record in records] == [LARGE + b"%d" % number for number in range(8)]
+        assert await reader.values() == [LARGE + b"8"]
+    assert gate.begun == 9
+
+
+async def test_a_position_does_not_pass_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A commit during a download, by the timer or by `commit`, is of what was delivered; so is that of `stop`."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3", LARGE])
+    config = {**REFERENCES, "enable.auto.commit": True, "auto.commit.interval.ms": 100}
+    async with Getone(broker, topic, config) as reader:
+        assert await reader.values() == [b"1"]
+        gate.open.clear()
+        reading = asyncio.create_task(reader.values())
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        await reader.commit()
+        assert await reader.committed() == {0: 1}
+        gate.open.set()
+        assert await reading == [LARGE]
+        await reader.commit()
+        assert await reader.committed() == {0: 2}
+        assert await reader.values() == [b"3"]
+        gate.open.clear()
+        reading = asyncio.create_task(one(reader.consumer))
+        await becomes(lambda: gate.begun == 2, "the download is under way")
+        stopping = asyncio.create_task(reader.consumer.stop())
+        await loop_turns()
+        gate.open.set()
+        await stopping
+        with pytest.raises(ConsumerStoppedError):
+            await reading
+    assert await reader.committed() == {0: 3}
+
+
+async def test_stop_ends_a_call_that_waits(broker: str, make_topic: MakeTopic) -> None:
+    """As with aiokafka's own consumer."""
+    async with Getone(broker, make_topic()) as reader:
+        call = asyncio.create_task(reader.consumer.getone())
+        await asyncio.sleep(0)
+    with pytest.raises(ConsumerStoppedError):
+        await asyncio.wait_for(call, _LONG_S)
+
+
+async def test_a_rebalance_during_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A record whose partition goes to another member while it is downloaded is that member's."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await produce(broker, ON_GATE, topic, [LARGE + b"%d" % partition], partition)
+    config = {**REFERENCES, "enable.auto.commit": True, "auto.commit.interval.ms": 100}
+    async with Getone(broker, topic, config) as first, Getone(broker, topic, config) as second:
+        gate.open.clear()
+        reading = asyncio.create_task(one(first.consumer))
+        await becomes(lambda: gate.begun >= 1, "the download is under way")
+        await becomes(lambda: len(first.assignment()) == len(second.assignment()) == 1, "each has a partition")
+        gate.open.set()
+        mine, others = await reading, await one(second.consumer)
+        assert {mine.partition} == first.assignment()
+        assert {mine.value, others.value} == {LARGE + b"0", LARGE + b"1"}
+    assert await first.committed() == {0: 1, 1: 1}
+
+
+# --- several tasks ----------------------------------------------------------------------------------------------------
+
+
+async def test_tasks_that_share_a_partition(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """Two tasks that read one consumer get each record once: while one downloads, and when a batch comes for both."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
+    async with Getone(broker, topic, REFERENCES) as reader:
+        gate.open.clear()
+        reading = [asyncio.create_task(one(reader.consumer)) for _ in range(2)]
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        gate.open.set()
+        assert {record.value for record in await asyncio.gather(*reading)} == {LARGE, b"2"}
+        reading = [asyncio.create_task(one(reader.consumer)) for _ in range(2)]
+        await loop_turns()
+        await asyncio.to_thread(send, broker, topic, [(0, b"k", value, [], 0) for value in (b"3", b"4")])
+        assert sorted(record.value for record in await asyncio.gather(*reading)) == [b"3", b"4"]
+    assert gate.begun == 1
+
+
+@pytest.mark.parametrize("moved", ["seek", "assign"])
+async def test_a_move_counts_for_every_task(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], moved: str
+) -> None:
+    """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
+    async with Getone(broker, topic, REFERENCES, assigned={0: None}) as reader:
+        gate.open.clear()
+        first = asyncio.create_task(reader.consumer.getmany(timeout_ms=1_000))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        if moved == "seek":
+            await reader.seek(2)
+            given = await reader.read()
+        else:
+            reader.consumer.assign([place(reader)])
+            second = asyncio.create_task(reader.read())
+            await loop_turns()
+            gate.open.set()
+            await produce(broker, ON_GATE, topic, [b"4"])  # for whichever of the two comes last
+            given = await second
+        gate.open.set()
+        offsets = [each.offset for each in given]
+        offsets += [record.offset for records in (await first).values() for record in records]
+        if moved == "assign":
+            offsets += [each.offset for each in await reader.read(4 - len(offsets))]
+        assert sorted(offsets) == ([2] if moved == "seek" else [0, 1, 2, 3])
+        assert await reader.position() == max(offsets) + 1
+
+
+async def test_each_task_reads_its_partition(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """Messages expire all the same, and the failure of a partition is raised only for those that read it."""
+    topic, found = make_topic(3), list[Discarded]()
+    for partition in range(2):
+        await write(broker, topic, pieces(f"u{partition}", 3_000)[:1], partition)
+    config = {**REFERENCES, "expire.time.of.incomplete.chunked.message.ms": 300}
+    async with Getone(broker, topic, config, found.append) as reader:
+        tasks = [asyncio.create_task(reader.consumer.getone(place(reader, partition))) for partition in range(2)]
+        await becomes(lambda: len(found) == 2, "both have expired")
+        for partition in range(2):
+            await write(broker, topic, [plain(b"%d" % partition)], partition)
+        assert [(await task).value for task in tasks] == [b"0", b"1"]
+        await produce(broker, ON_GATE, topic, [LARGE], 2)
+        gate.payloads.clear()
+        with pytest.raises(RecordDeserializationError):
+            await one(reader.consumer)
+        await produce(broker, ON_GATE, topic, [b"3"], 1)
+        async with asyncio.timeout(_LONG_S):
+            assert (await reader.consumer.getone(place(reader, 1))).value == b"3"
+    assert {each.uuid for each in found} == {"u0", "u1"}
+
+
+async def test_pauses_among_partitions(broker: str, make_topic: MakeTopic) -> None:
+    """`getone` may have fetched several records; those of a paused partition wait, and others go on."""
+    topic = make_topic(2)
+    for partition in range(2):
+        await write(broker, topic, [plain(b"%d-%d" % (partition, n)) for n in range(5)], partition)
+    async with Getone(broker, topic) as reader:
+        assert (await reader.consumer.getone(place(reader))).value == b"0-0"
+        await reader.pause(0)
+        assert await reader.values(2) == [b"1-0", b"1-1"]
+        assert await reader.position() == 1
+        await reader.resume(0)
+        await reader.pause(1)
+        assert await reader.values(2) == [b"0-1", b"0-2"]
+        await reader.seek(1)
+        assert await reader.values(4) == [b"0-1", b"0-2", b"0-3", b"0-4"]
+        safe = reader.consumer.safe_offsets()
+        assert safe == {place(reader): OffsetAndMetadata(5, ""), place(reader, 1): OffsetAndMetadata(2, "")}
+
+
+# --- positions and messages -------------------------------------------------------------------------------------------
+
+
+async def test_iteration(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """`async for` gives what `getone` gives, and commits end behind it."""
     topic = make_topic()
     values = [b"1", LARGE, b"3", None, LARGE * 2]
     await produce(broker, ON_GATE, topic, values)
     found = []
-    async with DeserializingConsumer(consuming(broker, ON_GATE, **{"group.id": f"{topic}-g"}), topic) as consumer:
-        async for record in consumer:
+    async with Getmany(broker, topic, REFERENCES) as reader:
+        async for record in reader.consumer:
             found.append(record.value)
             if len(found) == len(values):
                 break
-        await consumer.commit()
-        assert found == values
-        await consumer.seek_to_beginning()
-        ((_, records),) = (await many(consumer)).items()
-        assert [record.value for record in records] == values
-    assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 5}
+        await reader.commit()
+    assert found == values
+    assert await reader.committed() == {0: 5}
 
 
-# --- transactions, batches, order -------------------------------------------------------------------------------------
-
-
-async def test_the_loop_goes_on_during_store_calls(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """While a download hangs, the loop runs, and the downloads of one call go on together."""
+async def test_a_position_that_is_out_of_range(broker: str, make_topic: MakeTopic) -> None:
+    """What was fetched before the log was cut is delivered, and then what is left of the log; none is skipped."""
     topic = make_topic()
-    await produce(broker, ON_GATE, topic, [LARGE + b"%d" % number for number in range(4)])
-    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
-        gate.open.clear()
-        reading = asyncio.create_task(many(consumer))
-        await becomes(lambda: gate.begun == 4, "four downloads are under way")
-        gate.open.set()
-        ((_, records),) = (await reading).items()
-    assert [record.value for record in records] == [LARGE + b"%d" % number for number in range(4)]
+    ten: list[Any] = [(0, b"k", b"%d" % n, [], 0) for n in range(10)]
+    await asyncio.to_thread(send, broker, topic, ten)
+    async with Getone(broker, topic) as reader:
+        assert [each.offset for each in await reader.read(3)] == [0, 1, 2]
+        await reader.pause(0)
+        await asyncio.to_thread(send, broker, topic, ten)
+        await delete_up_to(broker, topic, 15)
+        await reader.resume(0)
+        async with asyncio.timeout(_LONG_S):
+            while await AIOKafkaConsumer.position(reader.consumer, place(reader)) != 15:  # it was reset
+                await loop_turns()
+        assert await reader.position() == 3
+        assert [each.offset for each in await reader.read(12)] == [*range(3, 10), *range(15, 20)]
+        await reader.consumer.seek_to_beginning(place(reader))
+        assert [each.offset for each in await reader.read()] == [15]
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_call_is_bounded_in_time(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No download is begun that might end after `max.poll.interval.ms`; the next call has it."""
+async def test_seek_to_committed(broker: str, make_topic: MakeTopic) -> None:
+    """Going back to the commit repeats nothing that was delivered before it; an ordinary `seek` does."""
     topic = make_topic()
-    now_s = 0.0
-    monkeypatch.setattr("app.chunks.whole_records.Allowance", partial(Allowance, clock=lambda: now_s))
-    await produce(broker, ON_GATE, topic, [LARGE] * 9)  # one more than run at once
-    times = {"max.poll.interval.ms": 10_100, "large.message.store.timeout.ms": 10_000}
-    async with DeserializingConsumer(consuming(broker, ON_GATE, **times), topic) as consumer:
-        gate.open.clear()
-        reading = asyncio.create_task(many(consumer))
-        await becomes(lambda: gate.begun == 8, "eight downloads are under way")
-        now_s = 0.2
-        gate.open.set()
-        ((_, records),) = (await reading).items()
-        assert len(records) == 8
-        assert (await one(consumer)).offset == 8
-    assert gate.begun == 9
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [slow[0], plain(b"a"), *slow[1:], plain(b"b")])
+    async with Assembling(broker, topic) as reader:
+        assert await reader.values() == [b"a"]
+        await reader.commit(2)
+        offset, metadata = (await reader.marks())[0]
+        assert (offset, noted(metadata)) == (0, Noted(2))
+        assert await reader.consumer.seek_to_committed(place(reader)) == {place(reader): 0}
+        assert await reader.values(2) == [value_of(3_000, 1), b"b"]
+        await reader.seek(0)
+        assert await reader.values() == [b"a"]
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
-# --- the example ------------------------------------------------------------------------------------------------------
-
-
-async def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
-    topic = make_topic()
-    await produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
-    await asyncio.to_thread(delete_payloads, versitygw, broker, topic, 0)
-    printed = await asyncio.to_thread(run_example, "aiokafka_client.py", broker, topic, versitygw)
-    gone, sent = printed.splitlines()
-    assert f"topic {topic} partition 0 offset 0 " in gone
-    assert "there is no payload at" in gone
-    assert re.fullmatch(r"offset 1: order \d+, 5,000,000 characters", sent)
-
-
-# --- workers, configuration -------------------------------------------------------------------------------------------
+async def test_what_is_fetched_ahead_is_bounded(broker: str, make_topic: MakeTopic) -> None:
+    """While a message is incomplete, too, `getone` makes no more than some hundred records of what was fetched."""
+    topic = make_topic(2)
+    for partition, size in ((0, 1_000), (1, 10)):
+        await write(broker, topic, pieces(f"u{partition}", 3_000, 1)[:1], partition)
+        await asyncio.to_thread(send, broker, topic, [(partition, b"k", bytes(size), [], 0)] * 3_000)
+    most = 0
+    async with Assembling(broker, topic) as reader:
+        for number in range(3_000):
+            await reader.consumer.getone()
+            if number % 100 == 0:
+                most = max(most, sum(isinstance(each, ConsumerRecord) for each in gc.get_objects()))
+    assert most <= 1_000
 
 
 @pytest.mark.matrix
-async def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
-) -> None:
-    """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
-    raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = on_s3(versitygw)
-    values = [b"small", LARGE, b"x" * 2_000_000, None]
-    headers = [("a", b"1"), ("a", None)]
-    plain = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 8_000_000}
-    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
-    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
-        await asyncio.to_thread(worker.wait_ready)
-        compressed = {"large.message.compression.type": "zstd"}
-        async with SerializingProducer(producing(broker, on_s3(versitygw), **compressed)) as producer:
-            for value in values:
-                await producer.send_and_wait(written, value, b"k", headers=headers)
-        async with SerializingProducer({"bootstrap.servers": broker, "max.request.size": 3_000_000}) as producer:
-            for value in values:
-                await producer.send_and_wait(raw, value, b"k", headers=headers)
-        async with DeserializingConsumer(plain, inflated) as consumer:
-            whole = [await one(consumer) for _ in values]
-        async with DeserializingConsumer(consuming(broker, on_s3(versitygw)), offloaded) as consumer:
-            restored = [await one(consumer) for _ in values]
-    for found in (whole, restored):
-        assert [(record.key, record.value, record.headers) for record in found] == [
-            (b"k", value, tuple(headers)) for value in values
+async def test_ids_of_messages(broker: str, make_topic: MakeTopic) -> None:
+    """A message has the id that its producer was given; a seek to it gives the message, and so does its last offset."""
+    topic, found = make_topic(**{"max.message.bytes": 20_000}), list[Discarded]()
+    sent = [
+        Record(b"k", value_of(100_000), [("a", b"1"), ("b", None), ("a", b"")], 1_700_000_000_000),
+        Record(b"k", b"small", (), 1_700_000_000_001),
+        Record(None, value_of(50_000, 1), (), 1_700_000_000_002),
+        Record(b"", b"", (), 1_700_000_000_003),
+        Record(b"k" * 15_000, value_of(30_000, 2), [("big", value_of(2_000))], 1_700_000_000_004),
+    ]
+    async with ChunkingProducer({"bootstrap.servers": broker}) as producer:
+        results = [await producer.send_and_wait(topic, r.value, r.key, 0, r.timestamp, r.headers) for r in sent]
+    async with Assembling(broker, topic, {}, found.append) as reader:
+        records = [await one(reader.consumer) for _ in sent]
+        assert [Record(r.key, r.value, r.headers, r.timestamp) for r in records] == [
+            Record(r.key, r.value, tuple(r.headers), r.timestamp) for r in sent
         ]
+        assert [isinstance(each, AssembledRecord) for each in records] == [True, False, True, False, True]
+        ids = [getattr(each, "chunk_message_id", None) for each in records]
+        assert ids == [getattr(each, "chunk_message_id", None) for each in results]
+        assert ids[2] is not None
+        for target in (ids[2], ids[2].last):
+            reader.consumer.seek(place(reader), target)
+            assert (await one(reader.consumer)).chunk_message_id == ids[2]
+        await reader.consumer.seek_to_beginning(place(reader))
+        assert (await one(reader.consumer)).chunk_message_id == ids[0]
+        assert reader.consumer.stats()["chunkedMessageRate"][topic] > 0
+    assert found == []
+    assert issubclass(AssembledRecord, ConsumerRecord)
+
+
+async def test_deserializers_of_aiokafka(broker: str, make_topic: MakeTopic) -> None:
+    """They see whole values; an error of one keeps the place of its record, and has the error as its cause."""
+    topic = make_topic()
+    await write(broker, topic, [*pieces("u", 2_000, 1), Record(b"key", b"3"), Record(b"key", b"four")])
+
+    def deserialized(value: bytes) -> int:
+        return len(value) if len(value) > 100 else int(value)
+
+    config = {"bootstrap.servers": broker, "auto.offset.reset": "earliest"}
+    options: Any = {"key_deserializer": bytes.decode, "value_deserializer": deserialized}
+    async with AssemblingConsumer(config, topic, **options) as consumer:
+        found = [await one(consumer) for _ in range(2)]
+        assert [(each.key, each.value) for each in found] == [("k", 2_000), ("key", 3)]
+        for _ in range(2):
+            with pytest.raises(RecordDeserializationError) as caught:
+                await one(consumer)
+            assert (caught.value.partition, caught.value.offset) == (0, 4)
+            assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_the_example_of_chunks(broker: str, make_topic: MakeTopic) -> None:
+    """The script sends, reads and goes back."""
+    environ = {"PYTHONPATH": str(_ROOT), "KAFKA_BOOTSTRAP_SERVERS": broker}
+    script = str(_ROOT / "docs" / "examples" / "chunks_client.py")
+    done = await asyncio.to_thread(run, [sys.executable, script, make_topic()], environ=environ, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sent as 0-4\nread as 0-4, 5,000,000 bytes, {'kind': b'x-ray'}\nand again\n"
+
+
+class HeldStore(GatedStore):
+    """One whose uploads wait."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        with self._counting:
+            GatedStore.begun += 1
+        assert self.open.wait(_LONG_S)
+        return super().publish(topic, data)
+
+
+async def test_sends_that_wait_when_the_producer_stops(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """None is cancelled, which a TaskGroup would take for the application's own doing; nor is a send afterwards."""
+    topic = make_topic()
+    gate.open.clear()
+    producer = SerializingProducer(producing(broker, {"large.message.payload.store.class": HeldStore}))
+    await producer.start()
+    sends = [asyncio.create_task(producer.send(topic, LARGE)) for _ in range(16)]
+    await becomes(lambda: gate.begun == 8, "every thread is taken")
+    stopping = asyncio.create_task(producer.stop())
+    await loop_turns()
+    gate.open.set()
+    await stopping
+    errors = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(error) for error in errors] == 8 * [ProducerClosed] + 8 * [SerializationError]
+    assert "the client was closed before the store was called" in str(errors[-1])
+    with pytest.raises(ProducerClosed):
+        await producer.send_and_wait(topic, b"small")

@@ -1,288 +1,228 @@
-"""confluent-kafka's own clients with our serializers, against a real broker and a real S3 server."""
+"""What only confluent-kafka's consumers have: errors, stored offsets, callbacks; and its own classes with ours."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import DeserializingConsumer, Message, SerializingProducer, TopicPartition
+from confluent_kafka import DeserializingConsumer as ConfluentsOwn
+from confluent_kafka import TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
-from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError, ValueSerializationError
-from confluent_kafka.serialization import StringDeserializer, StringSerializer
+from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError
+from confluent_kafka.serialization import StringDeserializer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.confluent import async_consumer_config, consumer_config, producer_config
-from tests.integration.client_config import LARGE, MIXED, Config, on_s3, to_json, worker_both_ways
-from tests.integration.client_stores import CuttableWay, delete_payload, delete_payloads, run_example
-from tests.integration.topics import committed, end_offsets, read_all
+from app.serializers.aiokafka import SerializingProducer
+from app.serializers.confluent import async_consumer_config, consumer_config
+from tests.integration.aiokafka_records import produce
+from tests.integration.chunk_records import pieces, plain, value_of, write
+from tests.integration.client_config import LARGE, MIXED, ON_GATE, Config, on_s3, producing, to_json
+from tests.integration.client_readers import Confluent
+from tests.integration.client_stores import GatedStore, delete_payload
+from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.errors import PayloadNotFoundError, PayloadStoreError, SerializationError
+from transforms.errors import (
+    PayloadNotFoundError,
+    PayloadStoreError,
+    RecordDeserializationError,
+    SerializationError,
+)
 
+REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 _LONG_S = 30.0
 
 
-@contextmanager
-def producing(broker: str, store: Config, **more: Any) -> Iterator[SerializingProducer[Any, Any]]:
-    """A producer, whose records are all delivered at the end."""
-    stages = {} if "value.serializers" in more else {"value.serializer": LargeMessageSerializer}
-    config = producer_config({"bootstrap.servers": broker, **stages, **store, **more})
-    try:
-        with SerializingProducer(config) as producer:
-            yield producer
-            assert producer.flush(_LONG_S) == 0
-    finally:
-        for side in ("key.serializer", "value.serializer"):
-            if side in config:
-                config[side].close()
+def reading(broker: str, topic: str, **more: Any) -> Config:
+    """The configuration of a consumer that reads from the beginning."""
+    return {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest", **more}
 
 
 @contextmanager
-def consuming(broker: str, store: Config, topic: str, **more: Any) -> Iterator[DeserializingConsumer[Any, Any]]:
-    """A consumer that reads one topic from the beginning."""
-    stages = {} if "value.deserializers" in more else {"value.deserializer": LargeMessageDeserializer}
-    base = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest"}
-    config = consumer_config({**base, **stages, **store, **more})
+def own(broker: str, topic: str, **more: Any) -> Iterator[ConfluentsOwn[Any, Any]]:
+    """confluent-kafka's own class, with our configuration."""
+    config = consumer_config(reading(broker, topic, **more))
     try:
-        with DeserializingConsumer(config) as consumer:
+        with ConfluentsOwn(config) as consumer:
             consumer.subscribe([topic])
             yield consumer
     finally:
-        for side in ("key.deserializer", "value.deserializer"):
-            if side in config:
-                config[side].close()
+        for side in {"key.deserializer", "value.deserializer"} & config.keys():
+            config[side].close()
 
 
-def one(consumer: DeserializingConsumer[Any, Any]) -> Message[Any, Any]:
-    """The next record, within bounded time."""
-    deadline = time.monotonic() + _LONG_S
-    while time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is not None:  # one with a null value has no length, and counts as false
-            return message
-    pytest.fail("waited in vain for a record")
-
-
-def failure(consumer: DeserializingConsumer[Any, Any]) -> ValueDeserializationError:
+def failure(consumer: Any, kind: type[Any] = ValueDeserializationError) -> Any:
     """The error of the next record."""
-    with pytest.raises(ValueDeserializationError) as caught:
-        one(consumer)
+    with pytest.raises(kind) as caught:
+        consumer.poll(_LONG_S)
     return caught.value
 
 
-def produce(broker: str, store: Config, topic: str, values: list[bytes | None], **more: Any) -> None:
-    """Writes values in order."""
-    with producing(broker, store, **more) as producer:
-        for value in values:
-            producer.produce(topic, value=value, key=b"k", headers=[])
+# --- our consumer -----------------------------------------------------------------------------------------------------
 
 
-# --- round trip -------------------------------------------------------------------------------------------------------
+async def test_errors_are_confluent_kafkas(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """`kafka_message` is the record as Kafka has it: a dead-letter topic gets references that can be restored."""
+    topic, key = make_topic(), b"k" * 3_000
+    config = {**producing(broker, on_s3(versitygw)), "key.serializer": LargeMessageSerializer}
+    async with SerializingProducer(config) as producer:
+        for name in (b"1", b"2"):
+            await producer.send_and_wait(topic, LARGE, key + name, headers=[("a", name)])
+    await asyncio.to_thread(lambda: delete_payload(versitygw, read_all(broker, topic)[0][1].key))
+    large = {"key.deserializer": LargeMessageDeserializer, **on_s3(versitygw)}
+    stages = {"value.deserializers": [LargeMessageDeserializer, json.loads]}
+    async with Confluent(broker, topic, {**large, **stages}) as reader:
+        for kind, offset, cause in (
+            (ValueDeserializationError, 0, json.JSONDecodeError),
+            (KeyDeserializationError, 1, PayloadNotFoundError),
+        ):
+            error = await reader.call(failure, reader.consumer, kind)
+            assert isinstance(error.exception, RecordDeserializationError)
+            assert (error.exception.topic, error.exception.partition, error.exception.offset) == (topic, 0, offset)
+            assert isinstance(error.exception.__cause__, cause)
+            message = error.kafka_message
+            assert message.offset() == offset
+            assert (message.value().startswith(b"s3://"), message.key().startswith(b"s3://")) == (True, True)
+            assert {"a", "large-message", "large-message-key"} <= dict(message.headers()).keys()
 
 
-def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """Small, large and null keys and values come back in order, with their headers; a dict of headers serves too."""
+async def test_callbacks_of_a_subscription(broker: str, make_topic: MakeTopic) -> None:
+    """They may be given by position, as with confluent-kafka's own class, and are called with the consumer."""
     topic = make_topic()
-    headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("b", None), ("a", b"2")]
+    await write(broker, topic, [plain(b"x")])
+    called: list[tuple[bool, list[int]]] = []
+    async with Confluent(broker, topic) as reader:
+
+        def assigned(consumer: object, found: list[TopicPartition]) -> None:
+            called.append((consumer is reader.consumer, [each.partition for each in found]))
+
+        await reader.call(reader.consumer.subscribe, [topic], assigned)
+        assert await reader.values() == [b"x"]
+    assert called == [(True, [0])]
+
+
+async def test_offsets_that_the_application_stores(broker: str, make_topic: MakeTopic) -> None:
+    """With `enable.auto.offset.store` = false, only they are committed; none passes a message that is not whole."""
+    topic = make_topic()
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [plain(b"a"), plain(b"b"), slow[0], plain(b"c"), plain(b"d")])
+    config: Config = {"enable.auto.commit": True, "enable.auto.offset.store": False}
+    for stores, offset in ((False, 0), (True, 1)):
+        async with Confluent(broker, topic, config) as reader:
+            message = await reader.call(reader.consumer.poll, _LONG_S)
+            assert message.value() == b"a"
+            if stores:
+                await reader.call(lambda: reader.consumer.store_offsets(message))  # noqa: B023  # of this turn
+            assert await reader.values(3) == [b"b", b"c", b"d"]
+        assert await reader.committed() == {0: offset}
+    async with Confluent(broker, topic) as reader:
+        assert await reader.values() == [b"b"]
+        for expected in (b"c", b"d"):
+            message = await reader.call(reader.consumer.poll, _LONG_S)
+            assert message.value() == expected
+            await reader.call(lambda: reader.consumer.commit(message=message, asynchronous=False))  # noqa: B023
+            assert await reader.committed() == {0: 2}
+    await write(broker, topic, slow[1:])
+    async with Confluent(broker, topic) as reader:
+        assert await reader.values() == [value_of(3_000, 1)]
+
+
+# --- confluent-kafka's own classes ------------------------------------------------------------------------------------
+
+
+async def test_its_own_consumer(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """With `consumer_config` it restores keys and values, in order, with their headers; stages of its own serve too."""
+    topic = make_topic()
+    headers = [("a", b"1"), ("b", None), ("a", b"2")]
     there: Config = {
+        "value.serializer": None,
         "value.serializers": [to_json, LargeMessageSerializer],
-        "key.serializers": [StringSerializer(), LargeMessageSerializer],
+        "key.serializers": [str.encode, LargeMessageSerializer],
     }
-    with producing(broker, on_s3(versitygw), **there) as producer:
+    async with SerializingProducer(producing(broker, on_s3(versitygw), **there)) as producer:
         for value, key in MIXED:
-            producer.produce(topic, key=key, value=value, headers=list(headers))
-        producer.produce(topic, value={"x": "x" * 5_000}, headers={"a": b"1"})
+            await producer.send_and_wait(topic, value, key, headers=headers)
     back: Config = {
         "value.deserializers": [LargeMessageDeserializer, json.loads],
         "key.deserializers": [LargeMessageDeserializer, StringDeserializer],
     }
-    with consuming(broker, on_s3(versitygw), topic, **back) as consumer:
-        found = [one(consumer) for _ in MIXED]
-        last = one(consumer)
-    assert [(message.deserialized_value(), message.deserialized_key()) for message in found] == MIXED
-    assert [message.headers() for message in found] == [headers] * len(MIXED)
-    assert [message.offset() for message in found] == list(range(len(MIXED)))
-    assert last.deserialized_value() == {"x": "x" * 5_000}
-    assert last.headers() == [("a", b"1")]
-    raw = read_all(broker, topic)[0]
-    paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
-    assert paths == [False, True, False, False, True, False, True]
-    assert raw[3].key == raw[4].key != b"k" * 5_000  # equal keys have equal references
+    with own(broker, topic, **on_s3(versitygw), **back) as consumer:
+        found = [await asyncio.to_thread(consumer.poll, _LONG_S) for _ in MIXED]
+    assert [(each.deserialized_value(), each.deserialized_key()) for each in found if each is not None] == MIXED
+    assert [each.headers() for each in found if each is not None] == [headers] * len(MIXED)
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_payload_is_passed_over(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """`exception.__cause__` says that it is gone, `kafka_message` which record it was; the next poll goes on."""
+async def test_its_own_consumer_and_failures(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A record that failed is passed over, or had again by a seek, which the error says; chunks are an error."""
     topic = make_topic()
-    produce(broker, on_s3(versitygw), topic, [b"1", LARGE, LARGE + b"3"])
-    delete_payloads(versitygw, broker, topic, 1)
-    with consuming(broker, on_s3(versitygw), topic) as consumer:
-        assert one(consumer).value() == b"1"
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3", LARGE + b"gone"])
+    await write(broker, topic, pieces("u", 1_000)[:1])
+    gate.payloads.popitem()
+    with own(broker, topic, **REFERENCES) as consumer:
+        message = consumer.poll(_LONG_S)
+        assert message is not None
+        assert message.value() == b"1"
+        gate.fails = PayloadStoreError("it is down", retriable=True)
         error = failure(consumer)
         assert isinstance(error.exception, SerializationError)
-        assert isinstance(error.exception.__cause__, PayloadNotFoundError)
-        assert not error.exception.retriable
-        assert error.kafka_message is not None
-        assert error.kafka_message.offset() == 1
-        assert (error.kafka_message.value() or b"").startswith(b"s3://")
-        assert ("large-message", b"true") in (error.kafka_message.headers() or [])
-        assert one(consumer).value() == LARGE + b"3"
-
-
-def test_a_missing_key_is_an_error_of_the_key(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """confluent-kafka's own class for keys has ours within too."""
-    topic = make_topic()
-    with producing(broker, on_s3(versitygw), **{"key.serializer": LargeMessageSerializer}) as producer:
-        producer.produce(topic, key=b"gone" * 1_000, value=b"v", headers=[])
-    (record,) = read_all(broker, topic)[0]
-    delete_payload(versitygw, record.key)
-    with (
-        consuming(broker, on_s3(versitygw), topic, **{"key.deserializer": LargeMessageDeserializer}) as consumer,
-        pytest.raises(KeyDeserializationError) as caught,
-    ):
-        one(consumer)
-    assert caught.value.exception is not None
-    assert isinstance(caught.value.exception.__cause__, PayloadNotFoundError)
-
-
-def test_a_store_that_is_down_and_up_again(broker: str, make_topic: MakeTopic, cuttable: CuttableWay) -> None:
-    """A record that failed is had again by a seek to its offset; the producer's record fails, and nothing is sent."""
-    topic = make_topic()
-    store = on_s3(cuttable.server)
-    produce(broker, store, topic, [b"1", LARGE, b"3"])
-    with consuming(broker, store, topic) as consumer:
-        assert one(consumer).value() == b"1"
-        cuttable.cut()
-        error = failure(consumer)
-        assert isinstance(error.exception, SerializationError)
-        assert isinstance(error.exception.__cause__, PayloadStoreError)
-        assert not isinstance(error.exception.__cause__, PayloadNotFoundError)
+        assert error.exception.__cause__ is gate.fails
         assert error.exception.retriable
-        with producing(broker, store) as producer, pytest.raises(ValueSerializationError) as caught:
-            producer.produce(topic, value=LARGE, headers=[])
-        assert isinstance(caught.value.exception, SerializationError)
-        assert caught.value.exception.retriable
-        assert end_offsets(broker, topic) == {0: 3}
-        cuttable.mend()
-        failed = error.kafka_message
-        assert failed is not None
-        consumer.seek(TopicPartition(failed.topic() or "", failed.partition() or 0, failed.offset() or 0))
-        assert [one(consumer).value() for _ in range(2)] == [LARGE, b"3"]
-    produce(broker, store, topic, [LARGE + b"4"])
-    assert end_offsets(broker, topic) == {0: 4}
+        gate.fails = None
+        assert error.kafka_message.value().startswith(b"gated://")
+        assert ("large-message", b"true") in error.kafka_message.headers()
+        consumer.seek(TopicPartition(topic, error.kafka_message.partition(), error.kafka_message.offset()))
+        for value in (LARGE, b"3"):
+            message = consumer.poll(_LONG_S)
+            assert message is not None
+            assert message.value() == value
+        error = failure(consumer)
+        assert isinstance(error.exception.__cause__, PayloadNotFoundError)
+        assert (error.kafka_message.offset(), error.exception.retriable) == (3, False)
+        assert "chunk" in str(failure(consumer))
 
 
-def test_commits_pass_a_failed_record_unless_offsets_are_stored_by_the_application(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server
-) -> None:
+async def test_its_own_commits_pass_a_failed_record(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
     """librdkafka stores an offset before the record is deserialized, and a seek does not take it back.
 
     With enable.auto.offset.store=false the failed record stays.
     """
     topic = make_topic()
-    produce(broker, on_s3(versitygw), topic, [b"1", LARGE, b"3"])
-    delete_payloads(versitygw, broker, topic, 1)
-
-    def committed_after(stored: bool, sought: bool) -> dict[int, int]:  # noqa: FBT001  # `map` gives them so
-        keys = {"enable.auto.offset.store": stored, "group.id": f"{topic}-{stored}-{sought}"}
-        with consuming(broker, on_s3(versitygw), topic, **keys) as consumer:
-            message = one(consumer)
-            if not stored:
-                consumer.store_offsets(message)
-            failure(consumer)
-            if sought:
-                consumer.seek(TopicPartition(topic, 0, 1))
-        return committed(broker, str(keys["group.id"]), topic)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(committed_after, (True, True, False, False), (False, True, False, True)))
-    assert found == [{0: 2}, {0: 2}, {0: 1}, {0: 1}]
-
-
-# --- asyncio ----------------------------------------------------------------------------------------------------------
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3"])
+    gate.payloads.clear()
+    for stores, expected in ((True, 2), (False, 1)):
+        for seeks in (True, False):
+            group = f"{topic}-{stores}-{seeks}"
+            with own(
+                broker, topic, **REFERENCES, **{"enable.auto.offset.store": stores, "group.id": group}
+            ) as consumer:
+                message = consumer.poll(_LONG_S)
+                assert message is not None
+                if not stores:
+                    consumer.store_offsets(message)
+                failure(consumer)
+                if seeks:
+                    consumer.seek(TopicPartition(topic, 0, 1))
+            assert committed(broker, group, topic) == {0: expected}
 
 
-async def test_the_asyncio_consumer(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+async def test_its_asyncio_consumer(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
     """`confluent_kafka.aio` awaits our deserializers; a missing payload is the same error there."""
     topic = make_topic()
-    await asyncio.to_thread(produce, broker, on_s3(versitygw), topic, [b"1", LARGE, LARGE + b"3", None])
-    await asyncio.to_thread(delete_payloads, versitygw, broker, topic, 2)
-    base = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest"}
-    config = async_consumer_config({**base, "value.deserializer": LargeMessageDeserializer, **on_s3(versitygw)})
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, None, LARGE + b"gone"])
+    gate.payloads.popitem()
+    config = async_consumer_config(reading(broker, topic, **REFERENCES))
     consumer = await AsyncDeserializingConsumer(config)
     try:
         await consumer.subscribe([topic])
-        found: list[object] = []
-        async with asyncio.timeout(_LONG_S):
-            while len(found) < 4:
-                try:
-                    message = await consumer.poll(0.5)
-                except ValueDeserializationError as error:
-                    found.append(type(getattr(error.exception, "__cause__", None)))
-                else:
-                    found += [] if message is None else [message.value()]
-        assert found == [b"1", LARGE, PayloadNotFoundError, None]
+        found = [await consumer.poll(_LONG_S) for _ in range(3)]
+        assert [each.value() for each in found if each is not None] == [b"1", LARGE, None]
+        with pytest.raises(ValueDeserializationError) as caught:
+            await consumer.poll(_LONG_S)
+        assert isinstance(getattr(caught.value.exception, "__cause__", None), PayloadNotFoundError)
     finally:
         await consumer.close()
         await config["value.deserializer"].aclose()
-
-
-# --- workers, example -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.matrix
-def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
-) -> None:
-    """A worker's `inflate` restores what serializers offloaded, keys too; deserializers, what `offload` did."""
-    raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = on_s3(versitygw)
-    values = [b"small", LARGE, b"x" * 2_000_000, None]
-    headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None)]
-    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
-    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
-        worker.wait_ready()
-        with producing(broker, store, **{"large.message.compression.type": "zstd"}) as producer:
-            for value in values:
-                producer.produce(written, value=value, key=b"k", headers=list(headers))
-        large_key = b"k" * 2_000
-        with producing(broker, store, **{"key.serializer": LargeMessageSerializer}) as producer:
-            for value in values:
-                producer.produce(written, value=value, key=large_key, headers=list(headers))
-        with SerializingProducer({"bootstrap.servers": broker, "message.max.bytes": 3_000_000}) as plain:
-            for value in values:
-                plain.produce(raw, value=value, key=b"k", headers=list(headers))
-            assert plain.flush(_LONG_S) == 0
-        whole = until(lambda: _all(broker, inflated, 2 * len(values)), "the worker has inflated all")
-        with consuming(broker, store, offloaded) as consumer:
-            restored = [one(consumer) for _ in values]
-    assert whole == [(key, value, tuple(headers)) for key in (b"k", large_key) for value in values]
-    assert [(each.key(), each.value(), each.headers()) for each in restored] == [
-        (b"k", value, headers) for value in values
-    ]
-
-
-def _all(broker: str, topic: str, count: int) -> list[tuple[object, object, object]]:
-    records = read_all(broker, topic).get(0, [])
-    return [(record.key, record.value, record.headers) for record in records] if len(records) == count else []
-
-
-def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """docs/examples/confluent_client.py sends and reads a large value, and passes over one that is gone."""
-    topic = make_topic()
-    produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [to_json({"id": 0, "scan": "y" * 5_000})])
-    delete_payloads(versitygw, broker, topic, 0)
-    out = run_example("confluent_client.py", broker, topic, versitygw)
-    assert "partition 0 offset 0 cannot be deserialized" in out
-    assert "there is no payload at" in out
-    assert "5,000,000 characters" in out

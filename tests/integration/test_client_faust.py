@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -10,94 +9,17 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
 
-import pytest
-from confluent_kafka import SerializingProducer
-
-from app.serializers import LargeMessageSerializer
-from app.serializers.confluent import producer_config
 from tests.forks import fork
-from tests.integration.client_config import LARGE, THRESHOLD, Config, on_s3, worker_both_ways
+from tests.integration.client_config import LARGE, THRESHOLD, on_s3
 from tests.integration.client_stores import CuttableWay, delete_payloads
-from tests.integration.topics import Found, committed, end_offsets, read_all, send
+from tests.integration.faust_process import STARTS_S, FaustProcess, arrived, digest, produce
+from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 
 _ROOT = Path(__file__).parents[2]
-_STARTS_S = 40.0
-
-
-class FaustProcess:
-    """`python faust_reader.py worker`, forked; killed when the block ends, whatever happened."""
-
-    def __init__(self, folder: Path, broker: str, topic: str, store: Config, **more: object) -> None:
-        folder.mkdir(exist_ok=True)
-        self.out = folder / "events.jsonl"
-        self.log = folder / "faust.log"
-        told = {"broker": broker, "topic": topic, "store": store, "out": str(self.out), **more}
-        self.environ = {**os.environ, "PYTHONPATH": str(_ROOT), "FAUST_READER": json.dumps(told)}
-
-    def __enter__(self) -> Self:
-        script = str(_ROOT / "tests" / "integration" / "faust_reader.py")
-        with self.log.open("ab") as log:
-            self.process = fork(
-                [sys.executable, script, "worker", "-l", "info", "--without-web"],
-                environ=self.environ,
-                stdout=log,
-                stderr=log,
-            )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        if kind is not None:
-            print(self.log.read_text())  # noqa: T201  # pytest shows it beside the failure
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What the agent has written down, without a line that is not yet whole."""
-        whole, _, _ = (self.out.read_text() if self.out.exists() else "").rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def events(self, count: int) -> list[dict[str, Any]]:
-        """The same, once there are so many."""
-        until(lambda: len(self.lines()) >= count or self.process.poll() is not None, f"{count} events", _STARTS_S)
-        return self.lines()
-
-    def says(self, text: str) -> None:
-        """Waits until the log has a text."""
-        until(lambda: text in self.log.read_text(), f"the log says {text!r}", _STARTS_S)
-
-    def ends(self) -> int:
-        """The exit status, once it has ended by itself."""
-        return self.process.wait(_STARTS_S)
-
-
-def digest(value: bytes | None) -> str | None:
-    """How the reader writes down a value."""
-    return None if value is None else hashlib.sha256(value).hexdigest()
-
-
-def produce(
-    broker: str, store: Config, topic: str, values: list[bytes | None], key: bytes = b"k", partition: int = -1
-) -> None:
-    """Writes values in order, with another client."""
-    large = {"value.serializer": LargeMessageSerializer, "key.serializer": LargeMessageSerializer}
-    config = producer_config({"bootstrap.servers": broker, **large, **store})
-    with SerializingProducer(config) as producer:
-        for value in values:
-            producer.produce(topic, value=value, key=key, partition=partition, headers=[("a", b"1"), ("b", b"2")])
-        assert producer.flush(_STARTS_S) == 0
-    config["key.serializer"].close()
-    config["value.serializer"].close()
-
-
-def arrived(broker: str, topic: str, count: int) -> list[Found]:
-    """The records of a topic, once there are so many."""
-    until(lambda: end_offsets(broker, topic)[0] >= count, f"{count} records arrive", _STARTS_S)
-    return read_all(broker, topic)[0]
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------
@@ -129,7 +51,7 @@ def check_round_trip(broker: str, worker: FaustProcess, topic: str, sent: str, v
     """What a worker has got of a topic, sent to another and counted is what was written."""
     events = worker.events(len(values))
     records = arrived(broker, sent, len(values))
-    until(lambda: committed(broker, f"{topic}-faust", topic) == {0: len(values)}, "all is committed", _STARTS_S)
+    until(lambda: committed(broker, f"{topic}-faust", topic) == {0: len(values)}, "all is committed", STARTS_S)
     assert [event["value"] for event in events] == [digest(value) for value in values]
     assert {event["key"] for event in events} == {"k" * 2_000}
     assert [event["headers"] for event in events] == [{"a": "1", "b": "2"}] * len(values)
@@ -153,26 +75,6 @@ def test_forward_keeps_the_reference(broker: str, make_topic: MakeTopic, versity
         forwarded = arrived(broker, sent, 2)
     assert [(each.value, each.headers) for each in forwarded] == [
         (each.value, each.headers) for each in read_all(broker, topic)[0]
-    ]
-
-
-@pytest.mark.matrix
-def test_through_two_workers_and_back(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
-    """A worker's `offload` is read by Faust, and what Faust sends is read by a worker's `inflate`: the same bytes."""
-    raw, offloaded, sent, inflated = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = on_s3(versitygw)
-    values = [b"small", LARGE, b"y" * 2_000_000, None]
-    send(broker, raw, [(0, b"k", value, [("a", b"1")], 1_700_000_000_000) for value in values])
-    with (
-        worker_both_ways(tmp_path, broker, store, offload=(raw, offloaded), inflate=(sent, inflated)) as worker,
-        FaustProcess(tmp_path, broker, offloaded, store, to=sent) as faust_worker,
-    ):
-        worker.wait_ready()
-        records = arrived(broker, inflated, len(values))
-        events = faust_worker.events(len(values))
-    assert [event["value"] for event in events] == [digest(value) for value in values]
-    assert [(record.key, record.value, record.headers) for record in records] == [
-        (b"k", value, (("a", b"1"),)) for value in values
     ]
 
 
@@ -229,7 +131,7 @@ def test_a_worker_ends_while_the_store_is_down(
     assert committed(broker, f"{topic}-faust", topic)[0] <= 1
     cuttable.mend()
     with FaustProcess(tmp_path, broker, topic, store) as worker:
-        until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", _STARTS_S)
+        until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", STARTS_S)
 
 
 def test_a_store_that_is_down_holds_the_record_until_it_is_up(
@@ -252,7 +154,7 @@ def test_a_store_that_is_down_holds_the_record_until_it_is_up(
         assert committed(broker, f"{topic}-faust", topic)[0] <= 1
         cuttable.mend()
         events = worker.events(3)
-        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed", _STARTS_S)
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed", STARTS_S)
     assert [event["value"] for event in events] == [digest(b"1"), digest(LARGE), digest(b"3")]
     assert "LeaveGroup" not in worker.log.read_text()
 
@@ -274,8 +176,8 @@ def test_a_rebalance_while_the_store_is_down_loses_nothing(
         two.says("it is tried again until it succeeds")
         cuttable.mend()
         expected = {digest(value) for value in (b"0", b"1", b"3", LARGE + b"0", LARGE + b"1")}
-        until(lambda: expected <= {event["value"] for event in one.lines() + two.lines()}, "all have come", _STARTS_S)
-        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3, 1: 3}, "all is committed", _STARTS_S)
+        until(lambda: expected <= {event["value"] for event in one.lines() + two.lines()}, "all have come", STARTS_S)
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3, 1: 3}, "all is committed", STARTS_S)
     assert {event["value"] for event in one.lines() + two.lines()} == expected
 
 
@@ -306,7 +208,7 @@ def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Serve
             stderr=file,
         )
     try:
-        until(lambda: "5,000,000 characters" in log.read_text(), "the large value is read", _STARTS_S)
+        until(lambda: "5,000,000 characters" in log.read_text(), "the large value is read", STARTS_S)
     finally:
         process.kill()
         process.wait()

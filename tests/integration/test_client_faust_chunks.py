@@ -15,7 +15,7 @@ from tests.integration.chunk_records import interleaved, pieces, value_of
 from tests.integration.chunk_records import write as write_records
 from tests.integration.client_config import LARGE, Config, on_s3
 from tests.integration.client_stores import CuttableWay
-from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce
+from tests.integration.faust_process import FaustProcess, arrived, digest, produce
 from tests.integration.topics import committed
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until

@@ -16,7 +16,7 @@ from app.serializers.faust import LargeMessageSchema
 from tests.integration.chunk_records import value_of
 from tests.integration.client_config import LARGE, Config, on_s3
 from tests.integration.client_writers import Faust, MakeLog
-from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce
+from tests.integration.faust_process import FaustProcess, arrived, digest, produce
 from tests.integration.topics import committed, read_all
 from tests.integration.topics import send as send_records
 from tests.integration.way import MakeTopic

@@ -1,101 +1,134 @@
-"""kafka-python's clients with serializers, against a real broker and a real S3 server."""
+"""What only kafka-python's consumer has: listeners, commits from within a call, polls between iterations."""
 
 from __future__ import annotations
 
-import re
-import time
-from pathlib import Path
+import asyncio
+from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
+from kafka import ConsumerRebalanceListener
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.errors import KafkaConfigurationError
 
-from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
-from tests.integration.client_config import (
-    LARGE,
-    Config,
-    consuming,
-    on_s3,
-    producing,
-    worker_both_ways,
-)
-from tests.integration.client_stores import delete_payloads, run_example
+from app.serializers.kafka_python import DeserializingConsumer
+from tests.integration.chunk_records import plain, write
+from tests.integration.client_config import ON_GATE, consuming
+from tests.integration.client_readers import Given, KafkaPython, KafkaPythonIteration, share
 from tests.integration.way import MakeTopic
-from tests.s3_server import S3Server
-
-_LONG_S = 30.0
 
 
-def produce(broker: str, store: Config, topic: str, values: list[bytes | None], partition: int = 0) -> None:
-    """Writes values in order."""
-    with SerializingProducer(producing(broker, store)) as producer:
-        for value in values:
-            producer.send(topic, value, b"k", partition=partition)
-
-
-def many(consumer: KafkaConsumer, count: int = 1) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """What the polls give, until it is `count` records at least."""
-    found: dict[TopicPartition, list[ConsumerRecord]] = {}
-    deadline = time.monotonic() + _LONG_S
-    while sum(map(len, found.values())) < count:
-        assert time.monotonic() < deadline, f"only {found} came"
-        for tp, records in consumer.poll(timeout_ms=500).items():
-            found.setdefault(tp, []).extend(records)
-    return found
-
-
-# --- round trip -------------------------------------------------------------------------------------------------------
-
-
-# --- bounds -----------------------------------------------------------------------------------------------------------
-
-
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
-# --- the example ------------------------------------------------------------------------------------------------------
-
-
-def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_listener_of_the_application(broker: str, make_topic: MakeTopic, asynchronous: bool) -> None:  # noqa: FBT001
+    """It is called with what comes and goes; what was given is committed before that."""
     topic = make_topic()
-    produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
-    delete_payloads(versitygw, broker, topic, 0)
-    printed = run_example("kafka_python_client.py", broker, topic, versitygw)
-    gone, sent = printed.splitlines()
-    assert f"topic {topic} partition 0 offset 0 " in gone
-    assert "there is no payload at" in gone
-    assert re.fullmatch(r"offset 1: order \d+, 5,000,000 characters", sent)
+    await write(broker, topic, [plain(b"x"), plain(b"y")])
+    called: list[tuple[str, list[int]]] = []
+
+    def note(name: str, partitions: Any) -> None:
+        called.append((name, [each.partition for each in partitions]))
+
+    class Plain(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            note("assigned", assigned)
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            note("revoked", revoked)
+
+    class Awaited(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        async def on_partitions_assigned(self, assigned: Any) -> None:
+            note("assigned", assigned)
+
+        async def on_partitions_revoked(self, revoked: Any) -> None:
+            note("revoked", revoked)
+
+    async with KafkaPythonIteration(broker, topic, {"enable.auto.commit": True}) as reader:
+        await reader.call(reader.consumer.subscribe, [topic], None, Awaited() if asynchronous else Plain())
+        assert await reader.values() == [b"x"]
+        async with KafkaPython(broker, topic) as other, asyncio.timeout(30):
+            while ("revoked", [0]) not in called:
+                await asyncio.gather(reader.poll(1.0), other.poll(1.0))
+            assert (await reader.committed())[0] >= 1
+    assert ("assigned", [0]) in called
 
 
-# --- workers, configuration -------------------------------------------------------------------------------------------
+async def test_a_listener_that_seeks(broker: str, make_topic: MakeTopic) -> None:
+    """A position that a listener sets holds, also for a partition that stays, and whatever its commit notes."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await write(broker, topic, [plain(b"%d" % n) for n in range(3)], partition)
+    seeks = False
+
+    class Back(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        def on_partitions_revoked(self, revoked: Any) -> None: ...
+
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            for each in assigned if seeks else ():
+                reader.consumer.seek(each, 1)
+
+    async with KafkaPython(broker, topic, {"enable.auto.commit": True}) as reader:
+        await reader.call(reader.consumer.subscribe, [topic], None, Back())
+        await reader.read(6)
+        await reader.commit()
+        seeks = True
+        found: list[Given] = []
+        async with KafkaPython(broker, topic) as other, asyncio.timeout(30):
+            while len(found) < 2 or not len(reader.assignment()) == len(other.assignment()) == 1:
+                mine, _ = await asyncio.gather(reader.poll(1.0), other.poll(1.0))
+                found += mine
+        (stays,) = reader.assignment()
+    assert [each.offset for each in found if each.partition == stays] == [1, 2]
 
 
-@pytest.mark.matrix
-def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
-) -> None:
-    """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
-    raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = on_s3(versitygw)
-    values = [b"small", LARGE, b"x" * 2_000_000, None]
-    headers = [("a", b"1"), ("a", b"2")]
-    plain = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 8_000_000}
-    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
-    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
-        worker.wait_ready()
-        compressed = {"large.message.compression.type": "gzip"}
-        with SerializingProducer(producing(broker, on_s3(versitygw), **compressed)) as producer:
-            for value in values:
-                producer.send(written, value, b"k", headers)
-        with SerializingProducer({"bootstrap.servers": broker, "max.request.size": 3_000_000}) as producer:
-            for value in values:
-                producer.send(raw, value, b"k", headers)
-        with DeserializingConsumer(plain, inflated) as consumer:
-            ((_, whole),) = many(consumer, len(values)).items()
-        with DeserializingConsumer(consuming(broker, on_s3(versitygw)), offloaded) as consumer:
-            ((_, restored),) = many(consumer, len(values)).items()
-    for found in (whole, restored):
-        assert [(record.key, record.value, record.headers) for record in found] == [
-            (b"k", value, headers) for value in values
-        ]
+async def test_what_is_not_given_yet_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
+    """Records that an iteration has fetched, and a pause holds, come once the partition that stayed is resumed."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await write(broker, topic, [plain(b"%d-%d" % (partition, n)) for n in range(4)], partition)
+    async with KafkaPythonIteration(broker, topic) as reader:
+        (first,) = await reader.read()
+        await reader.pause(0, 1)
+        async with KafkaPython(broker, topic, {"auto.offset.reset": "latest"}) as other:
+            assert await share(reader, other) == []
+            (stays,) = reader.assignment()
+            await reader.resume(stays)
+            given = [first.value] if first.partition == stays else []
+            given += await reader.values(4 - len(given))
+            assert given == [b"%d-%d" % (stays, n) for n in range(4)]
+            assert await reader.poll(0.5) == []
+
+
+async def test_a_commit_in_the_midst_of_a_call(broker: str, make_topic: MakeTopic) -> None:
+    """As a signal handler may make it: it commits what was given, and not what the call has fetched."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(4)])
+    commits: list[bytes] = []
+
+    def committing(value: bytes) -> bytes:
+        commits.append(value)
+        reader.consumer.commit()
+        return value
+
+    async with KafkaPython(broker, topic, {"value.deserializers": [committing]}) as reader:
+        assert await reader.values() == [b"0"]
+        assert await reader.committed() == {0: 0}
+        assert await reader.values(3) == [b"1", b"2", b"3"]
+        assert await reader.committed() == {0: 1}
+    assert len(commits) >= 4
+
+
+async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> None:
+    """What an iteration has fetched is given by later polls, no more than they ask for; commits end behind it."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(5)])
+    async with KafkaPythonIteration(broker, topic, {"enable.auto.commit": True}) as reader:
+        assert await reader.values() == [b"0"]
+        for wanted in ([b"1"], [b"2", b"3"]):
+            given = await KafkaPython.poll(reader, 30.0, len(wanted))
+            assert [each.value for each in given] == wanted
+    assert await reader.committed() == {0: 4}
+
+
+def test_what_kafka_python_refuses(broker: str) -> None:
+    """Its own error comes out, and nothing stays open."""
+    with pytest.raises(KafkaConfigurationError, match="must be larger"):
+        DeserializingConsumer(consuming(broker, ON_GATE, **{"request.timeout.ms": 1}))

@@ -13,14 +13,14 @@ import pytest
 from app.chunks import Discarded
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import Config
-from tests.integration.client_readers import READERS, Reader
+from tests.integration.client_readers import CHUNKS, Reader
 from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
 
 TIGHT: Config = {"max.pending.chunked.message": 1}
 EXPIRES = "expire.time.of.incomplete.chunked.message.ms"
 
-every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
+every = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
 
 
 def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
@@ -323,7 +323,7 @@ async def test_time_counts_while_a_partition_is_read(broker: str, make_topic: Ma
             assert await reader.values() == [value_of(2_000)]
         assert found == []
 
-    await asyncio.gather(*map(check, READERS))
+    await asyncio.gather(*map(check, CHUNKS))
 
 
 @every

@@ -16,22 +16,12 @@ from app.serializers import LargeMessageDeserializer
 from tests.integration.aiokafka_records import produce
 from tests.integration.chunk_records import interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import LARGE, ON_GATE, Config
-from tests.integration.client_readers import READERS, Reader
+from tests.integration.client_readers import READERS, Reader, share
 from tests.integration.client_stores import GatedStore
 from tests.integration.way import MakeTopic
 
 every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
 _REBALANCES = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, KafkaException)
-
-
-async def polled_until_shared(first: Reader, second: Reader) -> list[bytes]:
-    """What both give until each has one of two partitions."""
-    given: list[bytes] = []
-    async with asyncio.timeout(30):
-        while len(first.assignment()) != 1 or len(second.assignment()) != 1:
-            for records in await asyncio.gather(first.poll(1.0), second.poll(1.0)):
-                given += [each.value for each in records]
-    return given
 
 
 @every
@@ -47,8 +37,7 @@ async def test_incomplete_messages_outlast_a_rebalance(
     async with client(broker, topic, config, found.append) as first:
         assert set(await first.values(2)) == {b"0", b"1"}
         async with client(broker, topic, config, found.append) as second:
-            given = await polled_until_shared(first, second)
-            assert given == []
+            assert await share(first, second) == []
             await first.commit()
             assert await first.committed() == {0: 0, 1: 0}
             for number, each in chunks.items():
