@@ -30,6 +30,7 @@ from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
 from transforms.signing import Signing
 
+_HEADER_BYTES = 14  # the most of a header in a record, besides its name and its value
 # Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
 
@@ -215,11 +216,14 @@ class LargeMessageSerializer(LargeMessage):
         if not isinstance(data, bytes):
             return False
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
-        counted = encoded(headers) if headers and self._part is VALUE else ()
-        if not counted and len(data) <= self.small_bytes:
-            return False
+        counted, most = headers if self._part is VALUE else None, len(data)
+        if counted:  # a character takes up to four bytes
+            most += sum(_HEADER_BYTES + 4 * (len(name) + len(value or b"")) for name, value in counted)
+        if most <= self.small_bytes:
+            return False  # nearly every record ends here
         _ = self.store  # an error if there is none
-        return self._offload.wants(Record(None, data, counted)) and not self._fallback.holds(data)
+        large = self._offload.wants(Record(None, data, encoded(counted or ())))
+        return large and not self._fallback.holds(data)
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest, keyring=self._keyring)

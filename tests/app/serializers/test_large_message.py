@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import given
+from hypothesis import strategies as st
 
 from app.serializers import (
     ComposableDeserializer,
@@ -22,6 +23,7 @@ from app.serializers.strategy import strategy_of
 from stores.memory import MemoryStore
 from tests import strategies
 from tests.app.serializers.conftest import Config
+from transforms.batch_size import value_room_bytes
 from transforms.chunk import Chunking
 from transforms.compression import CODECS
 from transforms.errors import (
@@ -128,6 +130,18 @@ def test_what_the_client_would_refuse_is_offloaded(config_of: Config, key: str) 
     assert value is not None
     assert value.startswith(b"memory://")
     assert len(headers) == 4
+
+
+_TEXTS = st.text(max_size=30)
+
+
+@given(st.lists(st.tuples(_TEXTS, st.none() | _TEXTS | st.binary(max_size=90)), max_size=5), st.booleans())
+def test_headers_count_as_they_are_sent(own: list[Any], over: bool) -> None:  # noqa: FBT001
+    """Also where confluent-kafka was given texts: the very first record that its client would refuse is offloaded."""
+    given = {STORE: "memory", "memory.name": "counted", "max.request.size": 3_024}
+    sent_headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in own]
+    room = value_room_bytes(Record(None, None, sent_headers), 2_000)  # without what is left for a key
+    assert LargeMessageSerializer(given).wants(b"x" * (room + over), own) is over
 
 
 def test_a_value_has_the_references_headers(config_of: Config) -> None:
