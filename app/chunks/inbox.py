@@ -7,7 +7,7 @@ there: when they are delivered, not when they are fetched. So the head of a queu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -55,12 +55,15 @@ class Inbox(Generic[R]):
     Attributes:
         actions: what the client has to do, in order, before any record behind it is delivered: give a discarded message
             to the application (then call `done`), or read a range (then call `resolve`).
+        ready: what was popped, or need not be put here, and the application does not have yet: of a client that gives
+            several records at a time. They count like entries that stand before the others.
         torn: the partitions whose work was interrupted, each with the offset and the metadata of a commit: the client
             seeks there, and calls `begin`.
     """
 
     def __init__(self, limits: Limits, lookback: int) -> None:
         self.actions: deque[Action] = deque()
+        self.ready: dict[Place, deque[R]] = {}
         self.torn: dict[Place, tuple[int, str]] = {}
         self._lookback = lookback
         self._reassembly = Reassembly(limits, rereads=True, lookback=lookback)
@@ -166,6 +169,11 @@ class Inbox(Generic[R]):
         if queue:
             self._queues[place] = queue
 
+    def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
+        """Undoes these calls of `pop`, as the application has not got the records."""
+        for place, entry in reversed(popped):
+            self._queues.setdefault(place, deque()).appendleft(entry)
+
     def tick(self, seconds: float, places: Iterable[Place]) -> None:
         """Counts the time in which a call has waited for records of these partitions: messages expire by it."""
         self._act(self._reassembly.tick(seconds * 1000, places))
@@ -240,6 +248,8 @@ class Inbox(Generic[R]):
     # -----------------------------------------------------------------------------------------------------------------
 
     def _position(self, place: Place, offset: int, *, stated: bool) -> int:
+        if ready := self.ready.get(place):
+            offset = min(offset, self.offset(ready[0]))
         lasts = [each.last for each in self.actions if _place(each) == place]
         for entry in self._queues.get(place, ()):
             if entry.offset >= offset:
@@ -275,6 +285,7 @@ class Inbox(Generic[R]):
         self.actions.extend(each for each in events if not isinstance(each, Assembled))
 
     def _forget(self, place: Place) -> None:
+        self.ready.pop(place, None)
         self._queues.pop(place, None)
         self._begun.discard(place)
         self._noted.pop(place, None)

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import confluent_kafka
-from confluent_kafka.error import ConsumeError
 
+from app.chunks.blocking import OnDiscarded
 from app.chunks.destinations import ANY_TOPIC_BYTES, is_plain
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, limits
-from app.chunks.polled import OnDiscarded, Polled
+from app.chunks.keys import CONSUMER_KEYS
 from app.config.idempotence import idempotent
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
@@ -27,7 +26,6 @@ from app.serializers.confluent_writes import WritingProducer, bare_produce
 from app.serializers.librdkafka import KEYS
 from app.serializers.strategy import Oversized, byte_count, strategy_of
 from app.serializers.threads import Threads
-from transforms.errors import SerializationError
 
 __all__ = [
     "AwaitedDeserializer",
@@ -194,18 +192,28 @@ else:
     _DeserializingConsumer = confluent_kafka.DeserializingConsumer
 
 
-class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
+class _Fetched(confluent_kafka.Consumer):
+    """What confluent-kafka's `DeserializingConsumer` polls, and deserializes."""
+
+    _message: confluent_kafka.Message[Any, Any]
+
+    def poll(self, timeout: float = -1) -> confluent_kafka.Message[Any, Any]:  # noqa: ARG002  # as there
+        return self._message
+
+
+class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _Fetched):  # type: ignore[misc]
     """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
 
     A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
     automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
     the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
-    second consumer that does not join the group. All else is as there, errors too.
+    second consumer that does not join the group. Up to eight payloads are downloaded ahead. All else is as there,
+    errors too.
 
     Args:
         conf: as for `consumer_config`, and the keys of `app.chunks.keys.CONSUMER_KEYS`.
-        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
-            next call tries again, and no commit passes the message. By default a warning is logged.
+        on_discarded: called with each message of chunks that is not whole. If it raises, the call raises this error,
+            the next call tries again, and no commit passes the message. By default a warning is logged.
 
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is wrong.
@@ -214,30 +222,19 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
     def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
         self._split = taken.consumer(conf, _NAMES, CONSUMER_KEYS)
         with self._split.closed_on_error():
-            client, values = self._split.client, self._split.values
-            polled = Polled(limits(values), values["chunk.lookback"])
-            stores = str(client.get("enable.auto.offset.store", True)).lower() != "false"
-            own = self.begin(polled, on_discarded, client, stores=stores)
-            parts = {f"{part}.deserializer": composable for part, composable in self._split.parts.items()}
-            super().__init__({**own, **parts})
+            super().__init__(self._split, on_discarded)
 
-    def poll(self, timeout: float | None = -1) -> confluent_kafka.Message[Any, Any] | None:
-        """As there. An interrupt (Ctrl-C) while a payload is downloaded loses no record: the next call gives it.
-
-        If the `exception` of confluent-kafka's error is a `SerializationError`, it is a `RecordDeserializationError`.
-        """
+    def deserialize(self, message: confluent_kafka.Message[Any, Any], restored: Mapping[str, Any] | None) -> None:
+        headers: Any = message.headers()
+        own = {"key": message.key(), "value": message.value(), "headers": None if headers is None else [*headers]}
+        self._message = message
         try:
-            message = super().poll(-1 if timeout is None else timeout)
-        except Exception as error:
-            self.restore()
-            self.taken()  # the error has the record, as with confluent-kafka's own class
-            _locate(error)
-            raise
+            if restored is not None:
+                _set(message, **restored)
+            _DeserializingConsumer.poll(self)
         except BaseException:
-            self.give_back()
+            _set(message, **own)
             raise
-        self.taken()
-        return message
 
     def close(self) -> None:
         """As there; then closes the deserializers and their stores. May be called twice."""
@@ -247,14 +244,11 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
             self._split.close()
 
 
-def _locate(error: Exception) -> None:
-    """Gives the reason of a failed record its place: confluent-kafka hands a deserializer the topic alone."""
-    if not isinstance(error, ConsumeError) or error.kafka_message is None:
-        return
-    reason, partition, offset = error.exception, error.kafka_message.partition(), error.kafka_message.offset()
-    if isinstance(reason, SerializationError) and partition is not None and offset is not None:
-        error.exception = reason.at(partition, offset)
-        error.exception.__cause__ = reason.__cause__
+def _set(message: confluent_kafka.Message[Any, Any], key: Any, value: Any, headers: Any) -> None:
+    message.set_key(key)
+    message.set_value(value)
+    if headers is not None:
+        message.set_headers(headers)
 
 
 class AwaitedDeserializer:

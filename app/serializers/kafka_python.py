@@ -6,24 +6,22 @@ serializers and their store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.consumer.fetcher import ConsumerRecord
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from app.chunks.allowance import Allowance
+from app.chunks.blocking import OnDiscarded
 from app.chunks.destinations import ESTIMATE_BYTES
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, limits
-from app.chunks.polled import OnDiscarded, Polled
+from app.chunks.keys import CONSUMER_KEYS
 from app.kafka.arguments import Arguments
 from app.kafka.tokens import TokenProvider
 from app.kafka.topics import topic_of
 from app.serializers import config as taken
-from app.serializers.kafka_python_chunks import PollingConsumer
+from app.serializers.kafka_python_reads import ReadingConsumer
 from app.serializers.kafka_python_writes import WritingProducer
 from app.serializers.strategy import Oversized, byte_count
 
@@ -99,7 +97,7 @@ def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**found, "bootstrap.servers": servers if isinstance(servers, str) else ",".join(servers or ())}
 
 
-class DeserializingConsumer(PollingConsumer):
+class DeserializingConsumer(ReadingConsumer):
     """A `KafkaConsumer` that gives each record whole, plain, from a reference, or from chunks, and deserializes it.
 
     A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
@@ -131,28 +129,6 @@ class DeserializingConsumer(PollingConsumer):
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
-        with self._deserializers.closed_on_error():
-            values = self._deserializers.values
-            polled = Polled(limits(values), values["chunk.lookback"])
-            super().__init__(polled, on_discarded, *topics, **_CONSUMER.read(self._deserializers.client))
-
-    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
-        """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
-        try:
-            super().close(autocommit, timeout_ms)
-        finally:
-            self._deserializers.close()
-
-    def _allowance(self) -> Callable[[int], bool]:
-        store_ms = self._deserializers.store_timeout_ms
-        return Allowance(self.config["fetch_max_bytes"], store_ms, self.config["max_poll_interval_ms"]).takes
-
-    def _restored_bytes(self, record: ConsumerRecord) -> int | None:
-        return self._deserializers.restored_bytes(record)
-
-    def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        if not self._deserializers.parts:
-            return record
-        found, headers = taken.deserialized(self._deserializers, record)
-        return record._replace(**found, headers=headers)
+        deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
+        with deserializers.closed_on_error():
+            super().__init__(deserializers, on_discarded, *topics, **_CONSUMER.read(deserializers.client))

@@ -12,11 +12,12 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.error import ConsumeError
 
-from app.chunks.polled import Polled
+from app.serializers.config import ClientConfig
 from tests.simulation.chunk_ledger import Given, given_up
 from tests.simulation.polled_play import TOPIC, Member, PolledPlay
-from transforms.assembly import Discarded, Limits
+from transforms.chunked_message import Discarded
 
 __all__ = ["ConfluentPlay"]
 
@@ -37,8 +38,10 @@ class FakeConsumer:
 
     Attributes:
         member: to which it belongs; None for one that only reads.
-        positions: behind the last message that was polled; None until the commit is known.
+        positions: behind the last message that was read; None until the commit is known.
+        given: behind the last message that the application has, since the position was set.
         stored: what is committed next.
+        assigned: how many assignments there were.
     """
 
     play: ConfluentPlay
@@ -47,9 +50,10 @@ class FakeConsumer:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.positions: dict[int, int | None] = {}
-        self.given: set[int] = set()
+        self.given: dict[int, int] = {}
         self.stored: dict[int, tuple[int, str]] = {}
         self.held: set[int] = set()
+        self.assigned = 0
         self.callbacks: dict[str, Any] = {}
 
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
@@ -57,7 +61,8 @@ class FakeConsumer:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.positions = {each.partition: each.offset if each.offset >= 0 else None for each in partitions}
-        self.given, self.stored, self.held = set(), {}, set()
+        self.given, self.stored, self.held = {}, {}, set()
+        self.assigned += 1
 
     def unassign(self) -> None:
         self.assign([])
@@ -72,15 +77,14 @@ class FakeConsumer:
         if partition.partition not in self.positions:
             raise _failed(_STATE)
         self.positions[partition.partition] = partition.offset
+        self.given.pop(partition.partition, None)
+
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition(TOPIC, number) for number in self.positions]
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As librdkafka's: behind the last message that was given."""
-        return [
-            TopicPartition(TOPIC, each.partition, self.positions[each.partition] or _INVALID)
-            if each.partition in self.given and each.partition in self.positions
-            else TopicPartition(TOPIC, each.partition, _INVALID)
-            for each in partitions
-        ]
+        """As librdkafka's: while it calls back within `consume`, messages of this call do not count."""
+        return [TopicPartition(TOPIC, each.partition, self.given.get(each.partition, _INVALID)) for each in partitions]
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         if self.member is not None and self.play.fails(self.member.name, "committed", self.member.chance):
@@ -122,6 +126,10 @@ class FakeConsumer:
 
     def poll(self, timeout: float = -1) -> Message | None:
         """One message; waits for one."""
+        found = FakeConsumer.consume(self, 1, timeout)
+        return found[0] if found else None
+
+    def _read(self, timeout: float) -> Message | None:
         member, play = self.member, self.play
         play.pass_time(0.000_1 if member is None else member.chance.random() * 0.003)
         if member is not None:
@@ -136,13 +144,28 @@ class FakeConsumer:
                 assert position is not None
                 for offset, record in play.records(number, position, 1):
                     self.positions[number] = offset + 1
-                    self.given.add(number)
                     headers = list(record.headers) or None
                     return Message(TOPIC, number, offset, record.key, record.value, headers, timestamp=(1, 1))
                 if member is None:
                     return Message(TOPIC, number, position, error=KafkaError(_EOF))
         play.pass_time(max(0.0, min(timeout, 5.0)))
         return None
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """What there is, up to so many messages; waits for the first one alone."""
+        found: list[Message] = []
+        while len(found) < num_messages:
+            assigned = self.assigned
+            message = self._read(0.0 if found else timeout)
+            if self.assigned != assigned:  # librdkafka drops messages of an assignment that has ended
+                found = [each for each in found if each.error() is not None]
+            if message is None:
+                break
+            found.append(message)
+        for message in found:
+            if message.error() is None:
+                self.given[message.partition() or 0] = (message.offset() or 0) + 1
+        return found
 
     def _readable(self) -> list[int]:
         """The partitions that are read, in turn; where the commit is not known yet, it is asked for."""
@@ -179,14 +202,19 @@ class ConfluentMember(Member):
 
     def begin(self) -> None:
         keys = self.play.keys
-        limits = Limits(keys["pending"], keys["pending_bytes"], 5_000, keys["expire_ms"])
+        values = {
+            "max.pending.chunked.message": keys["pending"],
+            "max.pending.chunked.bytes": keys["pending_bytes"],
+            "chunk.max.message.bytes": 5_000,
+            "expire.time.of.incomplete.chunked.message.ms": keys["expire_ms"],
+            "auto.ack.oldest.chunked.message.on.queue.full": False,
+            "chunk.lookback": keys["lookback"],
+        }
+        client = {"group.id": "g", "enable.auto.commit": keys["commits"] == "auto"}
         made = self.play.client_class()
         self.client = made.__new__(made)
         self.client.member = self
-        config = {"group.id": "g"}
-        FakeConsumer.__init__(
-            self.client, self.client.begin(Polled(limits, keys["lookback"]), self._discarded, config, stores=True)
-        )
+        self.client.__init__(ClientConfig({}, values, client), self._discarded)
         self.client.subscribe([TOPIC])
 
     def _discarded(self, discarded: Discarded) -> None:
@@ -198,17 +226,19 @@ class ConfluentMember(Member):
         chance, calm, client = self.chance, self.play.weather.calm, self.client
         message = None
         for _ in range(chance.choice((1, 5))):
+            wait_s = 1.0 if calm else chance.choice((0.0, 0.1, 1.0))
             try:
-                message = client.poll(1.0 if calm else chance.choice((0.0, 0.1, 1.0)))
-            except _AppError as exc:
-                self.play.tell(f"{self.name}: poll raised {exc!r}")
-                client.restore()
-                client.taken()
+                if self.play.keys["iterates"]:
+                    found = client.consume(chance.choice((1, 3, 20)), wait_s)
+                else:
+                    found = [each] if (each := client.poll(wait_s)) is not None else []
+            except (_AppError, ConsumeError) as exc:
+                self.play.tell(f"{self.name}: the call raised {exc!r}")
                 continue
-            if message is not None and message.error() is None:
-                number, offset = message.partition(), message.offset()
-                self.reading.give(Given(number, offset, message.key(), message.value(), offset))
-            client.taken()
+            for message in found:
+                if message.error() is None:
+                    number, offset = message.partition(), message.offset()
+                    self.reading.give(Given(number, offset, message.key(), message.value(), offset))
         try:
             self._acts(message, calm=calm)
         except KafkaException as exc:

@@ -12,10 +12,11 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import CommitFailedError, IllegalStateError, KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
-from app.chunks.polled import Polled
+from app.serializers.composable import ComposableDeserializer
+from app.serializers.config import ClientConfig
 from tests.simulation.chunk_ledger import Given, given_up
 from tests.simulation.polled_play import TOPIC, Member, PolledPlay
-from transforms.assembly import Discarded, Limits
+from transforms.chunked_message import Discarded
 
 __all__ = ["KafkaPythonPlay"]
 
@@ -189,13 +190,21 @@ class KafkaPythonMember(Member):
 
     def begin(self) -> None:
         keys = self.play.keys
-        limits = Limits(keys["pending"], keys["pending_bytes"], 5_000, keys["expire_ms"])
+        values = {
+            "max.pending.chunked.message": keys["pending"],
+            "max.pending.chunked.bytes": keys["pending_bytes"],
+            "chunk.max.message.bytes": 5_000,
+            "expire.time.of.incomplete.chunked.message.ms": keys["expire_ms"],
+            "auto.ack.oldest.chunked.message.on.queue.full": False,
+            "chunk.lookback": keys["lookback"],
+        }
         made = self.play.client_class()
         self.client = made.__new__(made)
         self.client.member = self
         arguments = {"enable_auto_commit": keys["commits"] == "auto", "auto_commit_interval_ms": 300}
         arguments["consumer_timeout_ms"] = 500
-        made.__init__(self.client, Polled(limits, keys["lookback"]), self._discarded, TOPIC, group_id="g", **arguments)
+        deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
+        made.__init__(self.client, deserializers, self._discarded, TOPIC, group_id="g", **arguments)
 
     def _discarded(self, discarded: Discarded) -> None:
         if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
@@ -263,22 +272,9 @@ class KafkaPythonPlay(PolledPlay):
         """Our consumer, derived from the fake in this process."""
         if kafka.KafkaConsumer is not FakeConsumer:
             kafka.KafkaConsumer = FakeConsumer
-            importlib.reload(importlib.import_module("app.serializers.kafka_python_log"))
-            importlib.reload(importlib.import_module("app.serializers.kafka_python_chunks"))
+            importlib.reload(importlib.import_module("app.serializers.kafka_python_reads"))
         FakeConsumer.play = self
-        polling: Any = importlib.import_module("app.serializers.kafka_python_chunks").PollingConsumer
-
-        class Plain(polling):  # type: ignore[misc]
-            def _allowance(self) -> Any:
-                return lambda _: True
-
-            def _restored_bytes(self, record: Any) -> None:
-                return None
-
-            def _restored(self, record: Any) -> Any:
-                return record
-
-        return Plain
+        return importlib.import_module("app.serializers.kafka_python_reads").ReadingConsumer
 
     def member(self, number: int) -> KafkaPythonMember:
         return KafkaPythonMember(self, number)

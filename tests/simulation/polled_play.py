@@ -112,7 +112,7 @@ class PolledPlay(Play):
         for each in range(messages):
             key = b"p%d-%d" % (number, each)
             value = self.values[key] = key + b"." * chance.choice((0, 10, 700, 1_500, 4_000))
-            record = Record(key, value, [("n", key)], 1_800_000_000_000)
+            record = Record(key, value, [("n", key)] * min(1, each % 3), 1_800_000_000_000)
             chunking = Chunking(_LIMIT)
             pieces = [*chunking.split(record, f"u{number}-{each}")] if chunking.wants(record) else [record]
             if len(pieces) > 1 and chance.random() < 0.15:

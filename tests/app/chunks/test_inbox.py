@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -186,6 +187,27 @@ def test_work_that_was_interrupted() -> None:
     inbox.begin(PLACE, offset, metadata)
     inbox.put(PLACE, log)
     assert given(inbox, log) == [b"ab"]
+
+
+def test_records_that_are_ready() -> None:
+    """What was popped and not given yet holds position and commit, though the records behind it are put together."""
+    log = [letter(3, "u", "ab", 0), letter(4, "v", "a", 0), plain(5), letter(6, "u", "ab", 1), plain(7)]
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log)
+    inbox.ready[PLACE] = deque()
+    while (entry := inbox.head(PLACE)) is not None:
+        inbox.ready[PLACE].append(entry.record)
+        inbox.pop(PLACE)
+        assert (inbox.position(PLACE, 8), inbox.commit(PLACE, 8)[0]) == (4, 3)
+    seen = []
+    while inbox.ready[PLACE]:
+        inbox.ready[PLACE].popleft()
+        seen.append((inbox.position(PLACE, 8), inbox.commit(PLACE, 8)[0]))
+    assert seen == [(5, 3), (6, 3), (7, 7), (8, 8)]
+    inbox.ready[PLACE].append(log[-1])
+    inbox.clear(PLACE)
+    assert not inbox.ready
 
 
 def test_offset_that_the_application_states() -> None:

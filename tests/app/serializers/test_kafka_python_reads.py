@@ -1,8 +1,8 @@
-"""kafka-python's consumer with chunks, over polls that a test gives, without a broker."""
+"""kafka-python's consumer of whole records, over polls that a test gives, without a broker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -11,9 +11,11 @@ kafka = pytest.importorskip("kafka")
 from kafka import KafkaConsumer, TopicPartition  # noqa: E402
 from kafka.consumer.fetcher import ConsumerRecord  # noqa: E402
 
-from app.chunks.polled import Polled  # noqa: E402
-from app.serializers.kafka_python_chunks import PollingConsumer  # noqa: E402
-from transforms.assembly import Limits  # noqa: E402
+from app.chunks.keys import CONSUMER_KEYS  # noqa: E402
+from app.serializers.composable import ComposableDeserializer  # noqa: E402
+from app.serializers.config import ClientConfig  # noqa: E402
+from app.serializers.kafka_python_reads import ReadingConsumer  # noqa: E402
+from stores.keys import read  # noqa: E402
 
 P0 = TopicPartition("t", 0)
 
@@ -23,17 +25,10 @@ def polled(offsets: Iterable[int]) -> list[ConsumerRecord]:
     return [ConsumerRecord(*P0, -1, offset, 1, 0, b"k", b"v", [], None, 1, 1, 0) for offset in offsets]
 
 
-class Plain(PollingConsumer):
-    """Restores nothing."""
-
-    def _allowance(self) -> Callable[[int], bool]:
-        return lambda _: True
-
-    def _restored_bytes(self, _: Any) -> None:
-        return None
-
-    def _restored(self, record: Any) -> Any:
-        return record
+def called(call: Coroutine[Any, Any, None]) -> None:
+    """Runs what waits for nothing."""
+    with pytest.raises(StopIteration):
+        call.send(None)
 
 
 @pytest.fixture
@@ -42,6 +37,7 @@ def position(monkeypatch: pytest.MonkeyPatch) -> dict[TopicPartition, int]:
     positions: dict[TopicPartition, int] = {}
     config = {**KafkaConsumer.DEFAULT_CONFIG, "group_id": None}
     monkeypatch.setattr(KafkaConsumer, "__init__", lambda consumer, **_: setattr(consumer, "config", config))
+    monkeypatch.setattr(KafkaConsumer, "subscribe", lambda *_: None)
     monkeypatch.setattr(KafkaConsumer, "assignment", lambda _: {*positions})
     monkeypatch.setattr(KafkaConsumer, "paused", lambda _: set())
     monkeypatch.setattr(KafkaConsumer, "position", lambda _, tp, timeout_ms=None: positions[tp])
@@ -55,12 +51,16 @@ def test_rebalance_within_a_poll(
     """Records of a former assignment are not given in the next one, which reads them again from its commit."""
     position[P0] = 2
 
-    def poll(consumer: PollingConsumer, *_: object) -> dict[TopicPartition, list[ConsumerRecord]]:
-        consumer._rebalances.revoked([P0])  # as the listener does on kafka-python's thread
-        consumer._rebalances.assigned([])
+    def poll(consumer: ReadingConsumer, *_: object) -> dict[TopicPartition, list[ConsumerRecord]]:
+        listener: Any = consumer._listener
+        called(listener.on_partitions_revoked([P0]))
+        del position[P0]
+        called(listener.on_partitions_assigned([]))
         position[P0] = at  # it has come back, and begins at its commit; or was polled since, up to a mark at 5
         return {P0: polled([2, 3, 4])}
 
     monkeypatch.setattr(KafkaConsumer, "poll", poll)
-    consumer = Plain(Polled(Limits(), 100), lambda _: None)
+    values = read(CONSUMER_KEYS, {})
+    deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
+    consumer = ReadingConsumer(deserializers, lambda _: None, "t")
     assert [each.offset for each in consumer.poll(0).get(P0, [])] == given

@@ -1,0 +1,601 @@
+"""kafka-python's consumer with whole records: its polls, positions, commits and rebalances, over an inbox."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from app.chunks.allowance import Allowance
+from app.chunks.blocking import Actions, OnDiscarded
+from app.chunks.downloads import Downloads, Restoring
+from app.chunks.inbox import Inbox, Place
+from app.chunks.keys import limits
+from app.serializers.composable import ComposableDeserializer
+from app.serializers.config import ClientConfig, deserialized, restoring
+from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Counts
+from transforms.errors import SerializationError
+from transforms.logger_name import logger_name
+
+_logger = logging.getLogger(logger_name(__name__))
+
+_LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
+_LONG_LOOK_S = 60.0
+_REQUEST_MS = 30_000
+_STEP_MS = 200
+# These are of a member of a group, or would be called twice.
+_OF_MEMBERS = frozenset(
+    {
+        "group_id",
+        "group_instance_id",
+        "metric_reporters",
+        "partition_assignment_strategy",
+        "default_offset_commit_callback",
+    }
+)
+_GONE, _ANYWHERE = -1, -2  # in place of the offset that the application has sought
+_headers_of = attrgetter("headers")
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
+    """The `poll`, the positions and the commits of our `DeserializingConsumer`: records are whole.
+
+    It commits by itself where kafka-python would (`enable_auto_commit`): each `auto_commit_interval_ms` within `poll`,
+    before its partitions go, and when it is closed. For one thread, as kafka-python's.
+
+    A record goes from kafka-python to the inbox, where chunks become messages, from there restored to `_ready`, and to
+    the application. If it is plain, and nothing waits before it, kafka-python's own list is in `_ready`.
+
+    Args:
+        deserializers: of keys and values, with the values of `app.chunks.keys.CONSUMER_KEYS`.
+        on_discarded: called with each discarded message.
+        topics: the topics to subscribe to.
+        arguments: of kafka-python's own class.
+    """
+
+    def __init__(
+        self,
+        deserializers: ClientConfig[ComposableDeserializer],
+        on_discarded: OnDiscarded,
+        *topics: str,
+        **arguments: Any,
+    ) -> None:
+        self._deserializers = deserializers
+        self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
+        self._downloads = Downloads[ConsumerRecord](self._restored_bytes, self._restoring)
+        self._inbox = _Records(limits(deserializers.values), deserializers.values["chunk.lookback"])
+        own = {name: value for name, value in arguments.items() if name not in _OF_MEMBERS}
+        log_arguments = {**own, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
+        self._actions = Actions(self._inbox, on_discarded, lambda: _Log(log_arguments))
+        self._ready = self._inbox.ready  # restored
+        self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration gives them
+        # What kafka-python gives next; None if the application has sought the beginning or the end.
+        self._next: dict[TopicPartition, int | None] = {}
+        self._given: set[TopicPartition] = set()  # of which something was given since `_safe` has it
+        # kafka-python's own thread, which calls listeners within a poll, adds to the first, and commits the second.
+        self._changes: deque[tuple[TopicPartition, int]] = deque()
+        self._safe: Offsets = {}
+        self._polled_s = -math.inf
+        self._polls = False  # kafka-python's positions may be behind records that are not here yet
+        self._listener: _Listener | None = None
+        self._ended = False
+        wanted = arguments.get("enable_auto_commit", KafkaConsumer.DEFAULT_CONFIG["enable_auto_commit"])
+        self._commits = bool(wanted) and arguments.get("group_id") is not None
+        interval_ms = arguments.get("auto_commit_interval_ms", KafkaConsumer.DEFAULT_CONFIG["auto_commit_interval_ms"])
+        self._commit_every_s = interval_ms / 1000
+        self._commit_s = time.monotonic() + self._commit_every_s
+        super().__init__(**{**arguments, "enable_auto_commit": False})
+        if topics:
+            self.subscribe(topics)
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._inbox.counts
+
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages."""
+        return self._inbox.stats()
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
+        """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._actions.close()
+            if autocommit and self._commits:
+                self.commit(timeout_ms=self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
+        except KafkaError as exc:
+            _logger.warning("the offsets were not committed when the consumer was closed: %s", exc)
+        finally:
+            self._commits = False
+            self._iterated = deque()
+            self._ready.clear()
+            try:
+                super().close(autocommit, timeout_ms)
+            finally:
+                self._downloads.close()
+                self._deserializers.close()
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """As `KafkaConsumer.poll`; goes on waiting, up to the time-out, if it reads only chunks.
+
+        Raises:
+            SerializationError: a record cannot be restored; see `DeserializingConsumer`.
+        """
+        if timeout_ms < 0:
+            raise ValueError("Timeout must not be negative")
+        left = self.config["max_poll_records"] if max_records is None else max_records
+        self._fill(time.monotonic() + timeout_ms / 1000, left)
+        given: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for tp in self._fetchable(self._ready):
+            if left:
+                records = self._ready[tp]
+                given[tp] = list(itertools.islice(records, left))
+                left -= len(given[tp])
+                self._ready[tp] = deque(itertools.islice(records, len(given[tp]), None))
+        self._given.update(given)
+        return given
+
+    def __iter__(self) -> ReadingConsumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record; ends when none came for `consumer_timeout_ms`, or the consumer is closed.
+
+        Raises:
+            SerializationError: as `poll`.
+        """
+        if self._iterated and not self._changes:
+            return self._iterated.popleft()
+        wait_ms = self.config["consumer_timeout_ms"]
+        until_s = math.inf if wait_ms < 0 else time.monotonic() + wait_ms / 1000
+        while not self._ended:
+            self._fill(until_s, self.config["max_poll_records"], iterates=True)
+            for tp in self._fetchable(self._ready):
+                self._given.add(tp)
+                self._iterated = self._ready[tp]
+                return self._iterated.popleft()
+            if time.monotonic() >= until_s:
+                break
+        raise StopIteration
+
+    def _fetchable(self, partitions: Iterable[Place]) -> list[Any]:
+        wanted = self.assignment() - self.paused()
+        return [tp for tp in partitions if tp in wanted]
+
+    def _fill(self, until_s: float, most: int, *, iterates: bool = False) -> None:
+        """Sees to it that there are records to give, if any come until then.
+
+        Raises:
+            SerializationError: the next record of a partition cannot be restored, and no others are there to give.
+        """
+        self._settle()
+        self._iterated = deque()
+        for tp in [tp for tp, records in self._ready.items() if not records]:
+            del self._ready[tp]
+        self._raise_failure()
+        config, store_ms = self.config, self._deserializers.store_timeout_ms
+        takes = Allowance(config["fetch_max_bytes"], store_ms, config["max_poll_interval_ms"]).takes
+        if (self._ready or self._inbox.places) and time.monotonic() - self._polled_s > _LOOK_S:
+            self._poll(0.0, most)  # to stay in the group, and for the other partitions
+        waited = False
+        while True:
+            self._take(most, takes, iterates=iterates)
+            if self._fetchable(self._ready):
+                return
+            self._raise_failure()
+            if waited and time.monotonic() >= until_s:
+                return
+            waited = True
+            self._commit_in_time()
+            if self._inbox.actions:
+                self._actions.do_first(until_s)
+                self._given.update(self._next)
+            else:
+                self._poll(self._wait_s(until_s), most)
+            self._settle()  # the callback may have sought
+
+    def _raise_failure(self) -> None:
+        for tp in self._fetchable(self._inbox.places):
+            entry = next(iter(self._inbox.entries(tp)))
+            error, entry.error = entry.error, None  # the next call tries again
+            if error is not None:
+                raise error
+
+    def _take(self, most: int, takes: Callable[[int], bool], *, iterates: bool) -> None:
+        """Restores what is in the inbox, as far as the call may; an iteration waits for one download."""
+        places = self._fetchable(self._inbox.places)
+        left = most - sum(map(len, self._ready.values()))
+        taken = False
+        for at, tp in enumerate(places):
+            while left > 0 and (entry := self._inbox.head(tp)) is not None and entry.error is None:
+                downloads = self._restored_bytes(entry.record) is not None
+                if downloads and iterates and taken:
+                    return
+                try:
+                    if downloads:
+                        entries = itertools.chain.from_iterable(map(self._inbox.entries, places[at:]))
+                        restored = self._downloads.restore(entries, takes)
+                    else:
+                        restored = self._restored(entry.record)
+                except SerializationError as exc:
+                    entry.error = exc
+                    break
+                if restored is None:  # the call has downloaded enough
+                    break
+                self._ready.setdefault(tp, deque()).append(restored)
+                self._inbox.pop(tp)
+                left, taken = left - 1, True
+
+    def _restored_bytes(self, record: ConsumerRecord) -> int | None:
+        headers = record.headers
+        return None if not headers or is_chunk(headers) else self._deserializers.restored_bytes(record)
+
+    def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
+        if self._keeps_plain and not record.headers:
+            return record
+        found, headers = deserialized(self._deserializers, record)
+        return record._replace(**found, headers=headers)
+
+    def _restoring(self, record: ConsumerRecord) -> Restoring[ConsumerRecord]:
+        found, headers = yield from restoring(self._deserializers, record)
+        return record._replace(**found, headers=headers)
+
+    # --- polls --------------------------------------------------------------------------------------------------------
+
+    def _wait_s(self, until_s: float) -> float:
+        """How long a poll may wait: until then, or until there is something else to look after.
+
+        No shorter: a poll of kafka-python 3.0.12 whose time is over while it joins may leave it outside for minutes
+        (tried: one new group in fifty, with 100 ms).
+        """
+        now_s = time.monotonic()
+        waits_s = [until_s - now_s, _LOOK_S if self._inbox.waits else _LONG_LOOK_S]
+        if self._commits and self.assignment():
+            waits_s.append(self._commit_s - now_s)
+        return max(0.0, min(waits_s))
+
+    def _poll(self, wait_s: float, most: int) -> None:
+        """Reads on."""
+        if self._commits:
+            self._safe = {**self._safe, **self._offsets(self._given)}
+            self._given.clear()
+        self._polled_s, waits = time.monotonic(), self._inbox.waits
+        self._polls, found = True, dict[TopicPartition, list[ConsumerRecord]]()
+        try:
+            found = super().poll(wait_s * 1000, most)
+            self._put(found)
+        except KafkaError:
+            raise
+        except BaseException:  # an interrupt between the two
+            for tp in self.assignment():
+                offset = found[tp][0].offset if self._next.get(tp) is None and tp in found else self._next.get(tp)
+                if offset is not None:
+                    super().seek(tp, offset)
+            raise
+        finally:
+            self._polls = False
+        if waits:
+            self._inbox.tick(time.monotonic() - self._polled_s, self._next.keys() - self.paused())
+
+    def _put(self, found: dict[TopicPartition, list[ConsumerRecord]]) -> None:
+        """Puts what was polled where it waits, unless its partition has gone within the poll."""
+        for tp in self._settle() & found.keys():
+            if not self._is_behind(tp, found[tp]):
+                del found[tp]
+        for tp, records in found.items():
+            if records[0].offset < (self._next.get(tp) or 0):
+                self._forget(tp)  # it was elsewhere, and begins at its commit
+            if not self._inbox.has_begun(tp):
+                self._begin(tp, records[0].offset)
+        headers = map(_headers_of, itertools.chain.from_iterable(found.values()))
+        plain = self._keeps_plain and self._inbox.quiet and not any(headers)
+        for tp, records in found.items():
+            if tp in self._ready or self._inbox.entries(tp):
+                super().seek(tp, records[0].offset)  # that is enough: the poll was for the group, and for others
+                continue
+            if plain:
+                self._ready[tp] = deque(records)
+            else:
+                self._inbox.put(tp, records)
+            self._next[tp] = records[-1].offset + 1
+
+    def _is_behind(self, tp: TopicPartition, records: Sequence[ConsumerRecord]) -> bool:
+        """Whether these records were polled since a partition has come, or was sought: its position is behind them.
+
+        And behind the marks of transactions and what compaction has removed, if these follow.
+        """
+        with suppress(KafkaError, KeyError):
+            offset = super().position(tp, timeout_ms=0)
+            return offset is not None and bool(offset > records[-1].offset)
+        return False
+
+    def _begin(self, tp: TopicPartition, offset: int) -> None:
+        """Reading begins: at the commit, if the application has not sought. Without its note records may come again."""
+        committed = None
+        if tp not in self._next and self.config["group_id"] is not None:
+            try:
+                committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
+            except KafkaError as exc:
+                _logger.warning("topic %s partition %d: its commit is not known: %s", *tp, exc)
+        if committed is not None and not 0 <= committed.offset <= offset:  # reading did not begin there
+            committed = None
+        self._start(tp, offset, None if committed is None else committed.metadata)
+
+    def _start(self, tp: TopicPartition, offset: int, metadata: str | None) -> None:
+        self._inbox.begin(tp, offset, metadata)
+        self._next[tp] = offset
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        """The offset from which the next record is delivered.
+
+        If an incomplete message begins more than `chunk.lookback` before it, that is the offset of its first chunk.
+        """
+        if not self._polls:
+            self._settle()
+        found = super().position(partition, timeout_ms)
+        return None if found is None else self._inbox.position(partition, found)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole.
+
+        No commit passes one that began before the offset and has not ended before it.
+        """
+        super().seek(partition, offset)
+        self._changes.append((partition, offset))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """As kafka-python's."""
+        super().seek_to_beginning(*partitions)
+        self._changes.extend((tp, _ANYWHERE) for tp in partitions or self.assignment())
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """As kafka-python's."""
+        super().seek_to_end(*partitions)
+        self._changes.extend((tp, _ANYWHERE) for tp in partitions or self.assignment())
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """As kafka-python's."""
+        super().pause(*partitions)
+        self._iterated = deque()
+
+    def commit(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+        """As kafka-python's; no offset passes the first chunk of an incomplete message."""
+        super().commit(self._safe_offsets(offsets), timeout_ms)
+
+    def commit_async(self, offsets: Offsets | None = None, callback: Callable[..., object] | None = None) -> Any:
+        """As kafka-python's; no offset passes the first chunk of an incomplete message."""
+        return super().commit_async(self._safe_offsets(offsets), callback)
+
+    def _safe_offsets(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        if offsets is not None:
+            return {tp: self._safe_offset(tp, *each[:2], stated=True) for tp, each in offsets.items()}
+        if not self._polls:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
+            self._settle()
+            self._follow_positions()
+        return self._offsets(self.assignment())
+
+    def _offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        known = {tp: offset for tp in partitions if (offset := self._next.get(tp)) is not None}
+        return {tp: self._safe_offset(tp, offset) for tp, offset in known.items()}
+
+    def _safe_offset(
+        self, tp: TopicPartition, offset: int, metadata: str | None = "", *, stated: bool = False
+    ) -> OffsetAndMetadata:
+        safe = self._inbox.commit(tp, offset, metadata or "", stated=stated)
+        return OffsetAndMetadata(*safe, -1)
+
+    def _follow_positions(self) -> None:
+        """Positions are behind what is no record, such as the mark of a transaction."""
+        for tp in self.assignment():
+            # `poll` raises the first; the other comes where kafka-python's thread takes the partition away meanwhile.
+            with suppress(KafkaError, KeyError):
+                offset = super().position(tp, timeout_ms=0)
+                if offset is not None:
+                    if not self._inbox.has_begun(tp):
+                        self._begin(tp, offset)  # or this commit would erase what the last one notes
+                    self._next[tp] = offset
+
+    def _commit_in_time(self) -> None:
+        if time.monotonic() >= self._commit_s:
+            self._commit_now()
+            self._commit_s = time.monotonic() + self._commit_every_s
+
+    def _commit_now(self) -> None:
+        if self._commits and self.assignment():
+            offsets = self._safe_offsets(None)
+            self._safe = {**self._safe, **offsets}
+            super().commit_async(offsets, _warn_of_error)
+
+    # --- assignments --------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
+    ) -> None:
+        """As kafka-python's."""
+        self._listener = _Listener(self.assignment, self._changes, self._leave, listener)
+        super().subscribe(topics, pattern, self._listener)
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """As kafka-python's."""
+        self._commit_now()
+        gone = self.assignment() - set(partitions)
+        super().assign(partitions)
+        self._changes.extend((tp, _GONE) for tp in gone)
+
+    def unsubscribe(self) -> None:
+        """As kafka-python's."""
+        self._commit_now()
+        gone = self.assignment()
+        super().unsubscribe()
+        self._changes.extend((tp, _GONE) for tp in gone)
+
+    async def _leave(self, partitions: Collection[TopicPartition]) -> None:
+        """Commits before partitions go, on kafka-python's thread."""
+        gone = {tp for tp, _ in tuple(self._changes)}
+        safe = {tp: offset for tp, offset in self._safe.items() if tp in partitions and tp not in gone}
+        if self._commits and safe:
+            try:
+                await super().commit_async(safe)
+            except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
+                _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
+
+    def _settle(self) -> set[TopicPartition]:
+        """Follows the partitions that have gone, or were sought, and gives them. What was torn is read again."""
+        if self._listener is not None:
+            self._listener.settle()
+        changed = set()
+        while self._changes:
+            tp, offset = self._changes.popleft()
+            changed.add(tp)
+            if offset < 0:
+                self._forget(tp)
+                if offset == _ANYWHERE:
+                    self._next[tp] = None
+            else:
+                self._drop(tp)
+                self._inbox.move(tp, offset)
+                self._start(tp, offset, None)
+        for place, (offset, metadata) in [*self._inbox.torn.items()]:
+            tp = TopicPartition(*place)
+            with suppress(ValueError):  # it has gone
+                super().seek(tp, offset)
+            self._inbox.move(tp, offset)
+            self._start(tp, offset, metadata)
+        return changed
+
+    def _forget(self, tp: TopicPartition) -> None:
+        self._drop(tp)
+        self._inbox.clear(tp)
+        self._next.pop(tp, None)
+
+    def _drop(self, tp: TopicPartition) -> None:
+        self._iterated = deque()
+        self._given.discard(tp)
+        self._safe = {each: offset for each, offset in self._safe.items() if each != tp}
+
+
+class _Records(Inbox[ConsumerRecord]):
+    """Takes kafka-python's records."""
+
+    def whole(self, last: ConsumerRecord, message: Assembled) -> ConsumerRecord:
+        value, headers = message.record.value, list(message.record.headers)
+        return last._replace(value=value, headers=headers, serialized_value_size=len(value or b""))
+
+
+class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Commits before the application's own listener is called, and notes what goes.
+
+    kafka-python calls it on a thread of its own, within a poll. So the consumer acts on the notes afterwards.
+
+    Args:
+        owned: gives the partitions that are assigned now.
+        changes: gets those that have gone.
+        leave: commits what is safe of partitions that may go; raises no error.
+        own: the application's listener.
+    """
+
+    def __init__(
+        self,
+        owned: Callable[[], set[TopicPartition]],
+        changes: deque[tuple[TopicPartition, int]],
+        leave: Callable[[Collection[TopicPartition]], Awaitable[None]],
+        own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None,
+    ) -> None:
+        self._owned, self._changes, self._leave, self._own = owned, changes, leave, own
+        self._revoked: set[TopicPartition] = set()
+
+    def settle(self) -> None:
+        """Notes which revoked partitions are not assigned any more.
+
+        An eager assignor names all of them, and gives most back. kafka-python keeps the position of one that comes
+        back, so the consumer must forget nothing of it. Not each assignor says what is left.
+        """
+        if self._revoked:
+            gone = self._revoked - self._owned()
+            self._revoked -= gone
+            self._changes.extend((tp, _GONE) for tp in gone)
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """As kafka-python calls it: before they go, or behind that, as a cooperative assignor does."""
+        self._revoked |= set(revoked)
+        self.settle()
+        await self._leave(revoked)
+        await self._call("on_partitions_revoked", revoked)
+
+    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        """As kafka-python calls it."""
+        self._changes.extend((tp, _GONE) for tp in lost)
+        await self._call("on_partitions_lost", lost)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """As kafka-python calls it."""
+        self.settle()
+        self._revoked = set()
+        await self._call("on_partitions_assigned", assigned)
+
+    async def _call(self, name: str, partitions: Collection[TopicPartition]) -> None:
+        if self._own is not None:
+            result: Any = getattr(self._own, name)(partitions)
+            if inspect.isawaitable(result):
+                await result
+
+
+class _Log:
+    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.blocking.Log`."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._consumer = KafkaConsumer(**arguments)
+
+    def first(self, place: Place) -> int:
+        tp = TopicPartition(*place)
+        found: int = self._consumer.beginning_offsets([tp], timeout_ms=_REQUEST_MS)[tp]
+        return found
+
+    def records(self, place: Place, start: int, end: int) -> Iterator[ConsumerRecord | None]:
+        tp = TopicPartition(*place)
+        self._consumer.assign([tp])
+        self._consumer.seek(tp, start)
+        # What was read has been in the log. If it ends before `end` now, that was taken out of it.
+        end = min(end, self._consumer.end_offsets([tp], timeout_ms=_REQUEST_MS)[tp])
+        while (self._consumer.position(tp, timeout_ms=_REQUEST_MS) or 0) < end:
+            found = self._consumer.poll(_STEP_MS).get(tp, [])
+            if not found:
+                yield None
+            for record in found:
+                if record.offset >= end:
+                    return
+                yield record
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _warn_of_error(_: object, response: object) -> None:
+    if isinstance(response, Exception):
+        _logger.warning("an automatic commit failed, and is tried again: %s", response)
