@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 from transforms.batch_size import (
     BATCH_OVERHEAD_BYTES,
-    HEADERLESS_OVERHEAD_BYTES,
     batch_of_one_bytes,
     is_within,
     value_room_bytes,
@@ -32,8 +31,6 @@ from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.text import printable
-
-__all__ = ["Chunk", "Chunking", "checksum", "is_chunk", "may_hold_chunks", "piece_text"]
 
 _UUID = "large-message.chunk.uuid"
 _ID = "large-message.chunk.id"
@@ -163,12 +160,7 @@ class Chunking:
 
     def wants(self, record: RecordLike) -> bool:
         """Whether the record is over the limit, uncompressed. A tombstone or an empty value is never split."""
-        value = record.value
-        if not value:
-            return False
-        if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= self.limit_bytes:
-            return False
-        return not is_within(record, self.limit_bytes)
+        return bool(record.value) and not is_within(record, self.limit_bytes)
 
     def uuid(self, record: RecordLike, digest: str, origin: Sequence[str | int]) -> str:
         """A uuid of 32 characters that is the same whenever the same record of a log is split into the same chunks.

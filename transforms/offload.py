@@ -9,17 +9,16 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, is_within
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.claims import Claim, OnReference, claim, may_hold_claims
 from transforms.compression import Codec
 from transforms.errors import ReferenceClaimedError, ValueTooLargeError
 from transforms.formats import WIDELOAD, Format
+from transforms.outgoing import OFFLOAD, plan
 from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import Reference
 from transforms.signing import Signing
-
-__all__ = ["DEFAULT_THRESHOLD_BYTES", "Offload", "Payload"]
 
 DEFAULT_THRESHOLD_BYTES = 1_048_576  # seed 000: "1MB (Default of max.message.bytes)"
 
@@ -91,19 +90,14 @@ class Offload:
 
     def wants(self, record: RecordLike) -> bool:
         """Whether to offload the record, or to refuse it. A tombstone and an empty value stay, unless they claim."""
-        value = record.value
         if record.headers and self.claims(record):
             return True
-        if not value or len(value) > self.threshold_bytes:
-            return bool(value)
-        limit = self.sink_limit_bytes
-        if limit is None:
-            return False
-        if self.measure is not None or self.format.marks:
-            return (self.measure or batch_of_one_bytes)(self.keep(record)) > limit
-        if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
-            return False  # nearly every record ends here, at a tenth of the cost of the exact size
-        return not is_within(record, limit)
+        measure = self.sent_bytes if self.format.marks or self.measure is not None else None
+        return plan(record, self.sink_limit_bytes, self.threshold_bytes, measure=measure) is OFFLOAD
+
+    def sent_bytes(self, record: RecordLike) -> int:
+        """The size of a record that keeps its value, alone in a batch, as it is sent."""
+        return (self.measure or batch_of_one_bytes)(self.keep(record))
 
     def claims(self, record: RecordLike) -> Claim | None:
         """What the record claims to be, if it must not go on as it is: a reference or a chunk. None if it may."""
@@ -119,15 +113,6 @@ class Offload:
         claimed = self.claims(record)
         if claimed and (self.on_reference == "fail" or claimed != "value" or self.measure is not None):
             raise ReferenceClaimedError(claimed)
-
-    def limit_for(self, record: RecordLike) -> int | None:
-        """The limit that `wants` finds the record over if it is sent uncompressed; None if `wants` has another reason.
-
-        If compression brings the record within this limit, it need not be offloaded.
-        """
-        if self.claims(record):
-            return None
-        return self.sink_limit_bytes if len(record.value or b"") <= self.threshold_bytes else None
 
     def payload(self, value: bytes, *, hashed: bool = True) -> Payload:
         """The payload of `value`, compressed if that makes it shorter.
@@ -159,4 +144,4 @@ class Offload:
 
     def keep(self, record: RecordLike) -> RecordLike:
         """The record with its value, and the mark if the format has one."""
-        return self.format.write_inline(record) if self.format.marks else record
+        return self.format.write_inline(record) if self.format.marks and record.value is not None else record

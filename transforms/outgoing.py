@@ -9,15 +9,14 @@ The first row that holds is the plan. A record's size is that of an uncompressed
     values are split, and this one is not empty, nor too long       CHUNKS
     anything else                                                   REFUSED
 
-A record that compression did not bring within the limit is planned again with `compresses=False`; one that the store
-did not take, or whose reference is over the limit, with `threshold_bytes=None`. Nulls and empty values are neither
-stored nor split: there is nothing to take out of them.
+A record that compression did not bring within the limit is planned again without `compresses`; one that the store did
+not take, or whose reference is over the limit, without a threshold. Nulls and empty values are neither stored nor
+split: there is nothing to take out of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from transforms.batch_size import is_within
@@ -34,41 +33,37 @@ class Plan(Enum):
     REFUSED = "its topic would refuse it, and nothing helps"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a writer can do with large records.
-
-    Attributes:
-        threshold_bytes: a longer value goes to the store, whatever the limit is; `math.inf` if the limit alone decides,
-            None if there is no store.
-        message_bytes: the longest value that is split; None if none is.
-        compresses: whether the record will be compressed, and is over the limit only if that does not help.
-        measure: the size of a record as it is sent, alone in a batch; None if it is sent as it is planned.
-    """
-
-    threshold_bytes: float | None = None
-    message_bytes: int | None = None
-    compresses: bool = False
-    measure: Callable[[RecordLike], int] | None = None
+WHOLE, COMPRESSED, OFFLOAD, CHUNKS, REFUSED = Plan
 
 
-def plan(record: RecordLike, limit_bytes: int | None, policy: Policy) -> Plan:
+def plan(
+    record: RecordLike,
+    limit_bytes: int | None,
+    threshold_bytes: float | None = None,
+    message_bytes: int | None = None,
+    compresses: bool = False,  # noqa: FBT001, FBT002  # by position, as the worker asks for many a record
+    measure: Callable[[RecordLike], int] | None = None,
+) -> Plan:
     """What is done with a record; see the table of this module.
 
     Args:
-        record: as it would be sent.
+        record: to be written.
         limit_bytes: the most bytes of an uncompressed batch with it alone; None if there is no limit.
-        policy: of its writer.
+        threshold_bytes: a longer value goes to the store, whatever the limit is; `math.inf` if the limit alone decides,
+            None if there is no store.
+        message_bytes: the longest value that is split; None if none is.
+        compresses: whether the record will be compressed, and is too large only if that does not help.
+        measure: the size of a record, alone in a batch, as it is sent; None if it is sent as it is.
     """
-    size, threshold = len(record.value or b""), policy.threshold_bytes
-    if threshold is not None and size > threshold:
-        return Plan.OFFLOAD
+    size = len(record.value or b"")
+    if threshold_bytes is not None and size > threshold_bytes:
+        return OFFLOAD
     if limit_bytes is None:
-        return Plan.WHOLE
-    if is_within(record, limit_bytes) if policy.measure is None else policy.measure(record) <= limit_bytes:
-        return Plan.WHOLE
-    if policy.compresses:
-        return Plan.COMPRESSED
-    if size and threshold is not None:
-        return Plan.OFFLOAD
-    return Plan.CHUNKS if size and size <= (policy.message_bytes or 0) else Plan.REFUSED
+        return WHOLE
+    if is_within(record, limit_bytes) if measure is None else measure(record) <= limit_bytes:
+        return WHOLE
+    if compresses:
+        return COMPRESSED
+    if size and threshold_bytes is not None:
+        return OFFLOAD
+    return CHUNKS if size and size <= (message_bytes or 0) else REFUSED

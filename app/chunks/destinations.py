@@ -27,7 +27,7 @@ from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import Chunking
 from transforms.errors import ChunkError, ConfigurationError
 from transforms.logger_name import logger_name
-from transforms.outgoing import Plan, Policy, plan
+from transforms.outgoing import Plan, plan
 from transforms.record import Record
 from transforms.reference import VALUE, is_reference
 
@@ -50,15 +50,17 @@ class Destination:
         name: of the topic.
         topic: as the cluster describes it; None if it does not.
         limit_bytes: the most bytes of a record, alone in a batch.
-        policy: what may be done with larger ones.
+        threshold_bytes: as `transforms.outgoing.plan` has it.
+        message_bytes: the longest value that is split; None if none is.
         batch_bytes: the most bytes of a batch that the client never sends again in parts; 0 if it does.
     """
 
     name: str
     topic: Topic | None
     limit_bytes: int
-    policy: Policy
-    batch_bytes: int = 0
+    threshold_bytes: float | None
+    message_bytes: int | None
+    batch_bytes: int
 
     @property
     def plain_bytes(self) -> int:
@@ -67,35 +69,33 @@ class Destination:
 
     def stores(self, record: Record) -> bool:
         """Whether the value of a record goes to the store."""
-        return plan(record, self.limit_bytes, self.policy) is Plan.OFFLOAD and not is_reference(record.headers, VALUE)
+        planned = plan(record, self.limit_bytes, threshold_bytes=self.threshold_bytes)
+        return planned is Plan.OFFLOAD and not is_reference(record.headers, VALUE)
 
     def pieces(self, record: Record) -> Iterator[Record] | None:
-        """The chunks of a record that has been to the store, if there is one; None if it goes as it is.
+        """The chunks of a record that does not go to the store; None if it goes as it is.
 
-        So does a record that nothing makes smaller: its client may still compress it.
+        What is too large, and cannot be made smaller here, does so too: its client may still compress it.
 
         Raises:
             ChunkError: it would be split, and cannot be, or its topic is compacted.
             ConfigurationError: its chunks would be refused in one batch.
         """
-        name, limit, most = self.name, self.limit_bytes, self.policy.message_bytes
-        if (
-            most is None
-            or not record.value
-            or (planned := plan(record, limit, Policy(message_bytes=most))) is Plan.WHOLE
-        ):
+        limit, size = self.limit_bytes, len(record.value or b"")
+        planned = plan(record, limit, message_bytes=self.message_bytes)
+        if planned is Plan.WHOLE or self.message_bytes is None or not size:
             return None
-        size = len(record.value)
         if planned is Plan.REFUSED:
-            raise ChunkError(size, limit, f"chunk.max.message.bytes is {most:,}")
+            raise ChunkError(size, limit, f"chunk.max.message.bytes is {self.message_bytes:,}")
         if self.topic is not None and "compact" in self.topic.cleanup_policy:
-            what = f"topic {name} has cleanup.policy={self.topic.cleanup_policy}"
+            what = f"topic {self.name} has cleanup.policy={self.topic.cleanup_policy}"
             raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
         if self.topic is not None and self.batch_bytes > self.topic.max_message_bytes:
             raise ConfigurationError(
                 "batch.size",
-                f"found {self.batch_bytes:,}, and topic {name} takes batches of {self.topic.max_message_bytes:,} "
-                "bytes: it would refuse several chunks in one batch; allowed is that or less",
+                f"found {self.batch_bytes:,}, and topic {self.name} takes batches of "
+                f"{self.topic.max_message_bytes:,} bytes: it would refuse several chunks in one batch; allowed is that "
+                "or less",
             )
         return Chunking(limit).split(record, str(uuid.uuid4()))
 
@@ -166,8 +166,8 @@ class Destinations:
             until_s = time.monotonic() + _ASK_AGAIN_S
         splits = self._strategy == "chunk" or (self._strategy == "auto" and topic is not None)
         limit = self._largest_bytes if topic is None else min(self._largest_bytes, topic.max_message_bytes)
-        policy = Policy(self._threshold_bytes, self._message_bytes if splits else None)
-        found = Destination(name, topic, limit, policy, self._batch_bytes)
+        message_bytes = self._message_bytes if splits else None
+        found = Destination(name, topic, limit, self._threshold_bytes, message_bytes, self._batch_bytes)
         self._found[name] = found, until_s
         return found
 

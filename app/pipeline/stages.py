@@ -34,6 +34,7 @@ from transforms.errors import (
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate, Referring, has_large_key
 from transforms.offload import Offload
+from transforms.outgoing import OFFLOAD, WHOLE, plan
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
 from transforms.reference import KEY, Reference
@@ -137,7 +138,9 @@ class OffloadStage:
         small = -1 if offload.format.marks or wrap is not None else settings.threshold_bytes
         self.small_bytes: float = min(small, sink.max_message_bytes - HEADERLESS_OVERHEAD_BYTES)
         self.wants_any = offload.wants_any
-        self._changes: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
+        self._threshold_bytes, self._limit_bytes = settings.threshold_bytes, sink.max_message_bytes
+        self._marks = offload.format.marks
+        self._measure = offload.sent_bytes if offload.format.marks or wrap is not None else None
         self._store = store
         self._topic = sink.name
         self._stats = stats
@@ -150,16 +153,17 @@ class OffloadStage:
         self._falls_back = falls_back
 
     def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:  # noqa: ARG002
-        if not self._changes(record):
-            return None
-        offload, reserve_bytes = self._offload, self._copies * len(record.value or b"")
-        if not offload.wants(record):
-            return Now(lambda: (offload.keep(record),), reserve_bytes)
+        offload, limit = self._offload, self._limit_bytes
+        claims = record.headers and offload.claims(record)
+        planned = OFFLOAD if claims else plan(record, limit, self._threshold_bytes, None, codec > 0, self._measure)
+        if planned is WHOLE or not (claims or record.value):
+            if not self._marks or record.value is None:
+                return None
+            return Now(lambda: (offload.keep(record),), self._copies * len(record.value))
         offload.check(record)
-        kept = record if self._falls_back and not offload.claims(record) else None
-        storing = Store(partial(self._publish, record), reserve_bytes, "offload", kept)
-        limit = offload.limit_for(record)
-        if not codec or limit is None:
+        kept = record if self._falls_back and not claims else None
+        storing = Store(partial(self._publish, record), self._copies * len(record.value or b""), "offload", kept)
+        if planned is OFFLOAD:
             return storing
         # Before the store is asked for anything.
         return _compressed(

@@ -135,7 +135,7 @@ class Oversized:
     def fits(self, topic: str, record: Record) -> bool:
         """Whether it is known already that the topic takes the record; asks nobody."""
         known = self.destinations.known(topic)
-        return known is not None and plan(record, known.limit_bytes, known.policy) is Plan.WHOLE
+        return known is not None and plan(record, known.limit_bytes) is Plan.WHOLE
 
     def written(self, topic: str, record: Record) -> tuple[Record, Iterator[Record] | None]:
         """What is sent in place of a record for which `asks` is true, or the chunks of that.
