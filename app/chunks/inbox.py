@@ -265,7 +265,6 @@ class Inbox(Generic[R]):
             if delivered and entry.ready:
                 del self._noted[place]
             return
-        begins = self.commit(place, entry.offset)[0]
         try:
             for event in self._reassembly.receive(place, self.logged(entry.record)):
                 if isinstance(event, Assembled):
@@ -273,9 +272,9 @@ class Inbox(Generic[R]):
                 else:
                     self.actions.append(event)
         except BaseException:
-            metadata = self.commit(place, entry.offset)[1]
+            commit = self.commit(place, entry.offset)  # not before: what was popped may be given back
             self.clear(place)
-            self.torn[place] = begins, metadata
+            self.torn[place] = commit
             raise
 
     def _complete(self, entry: Entry[R], message: Assembled) -> None:

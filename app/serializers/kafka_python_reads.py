@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -38,15 +39,8 @@ _LONG_LOOK_S = 60.0
 _REQUEST_MS = 30_000
 _STEP_MS = 200
 # These are of a member of a group, or would be called twice.
-_OF_MEMBERS = frozenset(
-    {
-        "group_id",
-        "group_instance_id",
-        "metric_reporters",
-        "partition_assignment_strategy",
-        "default_offset_commit_callback",
-    }
-)
+_OF_MEMBERS = {"group_id", "group_instance_id", "metric_reporters", "partition_assignment_strategy"}
+_OF_MEMBERS |= {"default_offset_commit_callback"}
 _GONE, _ANYWHERE = -1, -2  # in place of the offset that the application has sought
 _headers_of = attrgetter("headers")
 
@@ -87,20 +81,17 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration gives them
         # What kafka-python gives next; None if the application has sought the beginning or the end.
         self._next: dict[TopicPartition, int | None] = {}
-        self._given: set[TopicPartition] = set()  # of which something was given since `_safe` has it
-        # kafka-python's own thread, which calls listeners within a poll, adds to the first, and commits the second.
+        # Partitions that have gone, or were sought; kafka-python's own thread, which calls listeners, adds to it too.
         self._changes: deque[tuple[TopicPartition, int]] = deque()
-        self._safe: Offsets = {}
         self._polled_s = -math.inf
         self._polls = False  # kafka-python's positions may be behind records that are not here yet
-        self._listener: _Listener | None = None
         self._ended = False
-        wanted = arguments.get("enable_auto_commit", KafkaConsumer.DEFAULT_CONFIG["enable_auto_commit"])
-        self._commits = bool(wanted) and arguments.get("group_id") is not None
-        interval_ms = arguments.get("auto_commit_interval_ms", KafkaConsumer.DEFAULT_CONFIG["auto_commit_interval_ms"])
-        self._commit_every_s = interval_ms / 1000
-        self._commit_s = time.monotonic() + self._commit_every_s
+        self._commits = arguments.get("enable_auto_commit", True) and arguments.get("group_id") is not None
         super().__init__(**{**arguments, "enable_auto_commit": False})
+        config, store_ms = self.config, deserializers.store_timeout_ms
+        self._allowance = partial(Allowance, config["fetch_max_bytes"], store_ms, config["max_poll_interval_ms"])
+        self._commit_every_s = config["auto_commit_interval_ms"] / 1000
+        self._commit_s = time.monotonic() + self._commit_every_s
         if topics:
             self.subscribe(topics)
 
@@ -153,11 +144,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 given[tp] = list(itertools.islice(records, left))
                 left -= len(given[tp])
                 self._ready[tp] = deque(itertools.islice(records, len(given[tp]), None))
-        self._given.update(given)
         return given
-
-    def __iter__(self) -> ReadingConsumer:
-        return self
 
     def __next__(self) -> ConsumerRecord:
         """The next record; ends when none came for `consumer_timeout_ms`, or the consumer is closed.
@@ -172,7 +159,6 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         while not self._ended:
             self._fill(until_s, self.config["max_poll_records"], iterates=True)
             for tp in self._fetchable(self._ready):
-                self._given.add(tp)
                 self._iterated = self._ready[tp]
                 return self._iterated.popleft()
             if time.monotonic() >= until_s:
@@ -194,23 +180,22 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         for tp in [tp for tp, records in self._ready.items() if not records]:
             del self._ready[tp]
         self._raise_failure()
-        config, store_ms = self.config, self._deserializers.store_timeout_ms
-        takes = Allowance(config["fetch_max_bytes"], store_ms, config["max_poll_interval_ms"]).takes
         if (self._ready or self._inbox.places) and time.monotonic() - self._polled_s > _LOOK_S:
             self._poll(0.0, most)  # to stay in the group, and for the other partitions
-        waited = False
+        allowance, waited = self._allowance(), False
         while True:
-            self._take(most, takes, iterates=iterates)
+            self._take(most, allowance.takes, iterates=iterates)
             if self._fetchable(self._ready):
                 return
             self._raise_failure()
             if waited and time.monotonic() >= until_s:
                 return
             waited = True
-            self._commit_in_time()
+            if time.monotonic() >= self._commit_s:
+                self._commit_now()
+                self._commit_s = time.monotonic() + self._commit_every_s
             if self._inbox.actions:
                 self._actions.do_first(until_s)
-                self._given.update(self._next)
             else:
                 self._poll(self._wait_s(until_s), most)
             self._settle()  # the callback may have sought
@@ -277,9 +262,6 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _poll(self, wait_s: float, most: int) -> None:
         """Reads on."""
-        if self._commits:
-            self._safe = {**self._safe, **self._offsets(self._given)}
-            self._given.clear()
         self._polled_s, waits = time.monotonic(), self._inbox.waits
         self._polls, found = True, dict[TopicPartition, list[ConsumerRecord]]()
         try:
@@ -299,10 +281,8 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             self._inbox.tick(time.monotonic() - self._polled_s, self._next.keys() - self.paused())
 
     def _put(self, found: dict[TopicPartition, list[ConsumerRecord]]) -> None:
-        """Puts what was polled where it waits, unless its partition has gone within the poll."""
-        for tp in self._settle() & found.keys():
-            if not self._is_behind(tp, found[tp]):
-                del found[tp]
+        """Puts what was polled where it waits. Partitions have come and gone before: a poll ends with its records."""
+        self._settle()
         for tp, records in found.items():
             if records[0].offset < (self._next.get(tp) or 0):
                 self._forget(tp)  # it was elsewhere, and begins at its commit
@@ -320,16 +300,6 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 self._inbox.put(tp, records)
             self._next[tp] = records[-1].offset + 1
 
-    def _is_behind(self, tp: TopicPartition, records: Sequence[ConsumerRecord]) -> bool:
-        """Whether these records were polled since a partition has come, or was sought: its position is behind them.
-
-        And behind the marks of transactions and what compaction has removed, if these follow.
-        """
-        with suppress(KafkaError, KeyError):
-            offset = super().position(tp, timeout_ms=0)
-            return offset is not None and bool(offset > records[-1].offset)
-        return False
-
     def _begin(self, tp: TopicPartition, offset: int) -> None:
         """Reading begins: at the commit, if the application has not sought. Without its note records may come again."""
         committed = None
@@ -340,10 +310,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *tp, exc)
         if committed is not None and not 0 <= committed.offset <= offset:  # reading did not begin there
             committed = None
-        self._start(tp, offset, None if committed is None else committed.metadata)
-
-    def _start(self, tp: TopicPartition, offset: int, metadata: str | None) -> None:
-        self._inbox.begin(tp, offset, metadata)
+        self._inbox.begin(tp, offset, None if committed is None else committed.metadata)
         self._next[tp] = offset
 
     # --- positions ----------------------------------------------------------------------------------------------------
@@ -391,10 +358,18 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _safe_offsets(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is not None:
-            return {tp: self._safe_offset(tp, *each[:2], stated=True) for tp, each in offsets.items()}
+            return {tp: self._safe_offset(tp, at.offset, at.metadata, stated=True) for tp, at in offsets.items()}
         if not self._polls:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
             self._settle()
-            self._follow_positions()
+            for tp in self.assignment():
+                # `poll` raises the first; the other comes where kafka-python's thread takes the partition away.
+                with suppress(KafkaError, KeyError):
+                    # It may be behind what is no record, such as the mark of a transaction.
+                    offset = super().position(tp, timeout_ms=0)
+                    if offset is not None:
+                        if not self._inbox.has_begun(tp):
+                            self._begin(tp, offset)  # or this commit would erase what the last one notes
+                        self._next[tp] = offset
         return self._offsets(self.assignment())
 
     def _offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -407,27 +382,9 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         safe = self._inbox.commit(tp, offset, metadata or "", stated=stated)
         return OffsetAndMetadata(*safe, -1)
 
-    def _follow_positions(self) -> None:
-        """Positions are behind what is no record, such as the mark of a transaction."""
-        for tp in self.assignment():
-            # `poll` raises the first; the other comes where kafka-python's thread takes the partition away meanwhile.
-            with suppress(KafkaError, KeyError):
-                offset = super().position(tp, timeout_ms=0)
-                if offset is not None:
-                    if not self._inbox.has_begun(tp):
-                        self._begin(tp, offset)  # or this commit would erase what the last one notes
-                    self._next[tp] = offset
-
-    def _commit_in_time(self) -> None:
-        if time.monotonic() >= self._commit_s:
-            self._commit_now()
-            self._commit_s = time.monotonic() + self._commit_every_s
-
     def _commit_now(self) -> None:
         if self._commits and self.assignment():
-            offsets = self._safe_offsets(None)
-            self._safe = {**self._safe, **offsets}
-            super().commit_async(offsets, _warn_of_error)
+            super().commit_async(self._safe_offsets(None), _warn_of_error)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
@@ -438,66 +395,58 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
     ) -> None:
         """As kafka-python's."""
-        self._listener = _Listener(self.assignment, self._changes, self._leave, listener)
-        super().subscribe(topics, pattern, self._listener)
+        super().subscribe(topics, pattern, _Listener(self._note_gone, self._leave, listener))
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """As kafka-python's."""
         self._commit_now()
-        gone = self.assignment() - set(partitions)
         super().assign(partitions)
-        self._changes.extend((tp, _GONE) for tp in gone)
+        self._settle()
 
     def unsubscribe(self) -> None:
         """As kafka-python's."""
         self._commit_now()
-        gone = self.assignment()
         super().unsubscribe()
-        self._changes.extend((tp, _GONE) for tp in gone)
+        self._settle()
 
     async def _leave(self, partitions: Collection[TopicPartition]) -> None:
-        """Commits before partitions go, on kafka-python's thread."""
-        gone = {tp for tp, _ in tuple(self._changes)}
-        safe = {tp: offset for tp, offset in self._safe.items() if tp in partitions and tp not in gone}
-        if self._commits and safe:
+        """Commits before partitions go, on kafka-python's thread: within a poll, so what was given is done."""
+        changed = {tp for tp, _ in self._changes}
+        if self._commits and (safe := self._offsets(tp for tp in partitions if tp not in changed)):
             try:
                 await super().commit_async(safe)
             except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
-    def _settle(self) -> set[TopicPartition]:
-        """Follows the partitions that have gone, or were sought, and gives them. What was torn is read again."""
-        if self._listener is not None:
-            self._listener.settle()
-        changed = set()
+    def _note_gone(self, lost: Iterable[TopicPartition] = ()) -> None:
+        self._changes.extend((tp, _GONE) for tp in [*lost, *{*self._next} - self.assignment()])
+
+    def _settle(self) -> None:
+        """Follows the partitions that have gone, or were sought; those whose work was interrupted are read again."""
+        self._note_gone()
         while self._changes:
             tp, offset = self._changes.popleft()
-            changed.add(tp)
-            if offset < 0:
-                self._forget(tp)
-                if offset == _ANYWHERE:
-                    self._next[tp] = None
-            else:
-                self._drop(tp)
-                self._inbox.move(tp, offset)
-                self._start(tp, offset, None)
-        for place, (offset, metadata) in [*self._inbox.torn.items()]:
+            self._iterated = deque()
+            if offset >= 0:
+                self._restart(tp, offset, None)
+                continue
+            self._forget(tp)
+            if offset == _ANYWHERE:
+                self._next[tp] = None
+        for place, torn in [*self._inbox.torn.items()]:
             tp = TopicPartition(*place)
             with suppress(ValueError):  # it has gone
-                super().seek(tp, offset)
-            self._inbox.move(tp, offset)
-            self._start(tp, offset, metadata)
-        return changed
+                super().seek(tp, torn[0])
+            self._restart(tp, *torn)
+
+    def _restart(self, tp: TopicPartition, offset: int, metadata: str | None) -> None:
+        self._inbox.move(tp, offset)
+        self._inbox.begin(tp, offset, metadata)
+        self._next[tp] = offset
 
     def _forget(self, tp: TopicPartition) -> None:
-        self._drop(tp)
         self._inbox.clear(tp)
         self._next.pop(tp, None)
-
-    def _drop(self, tp: TopicPartition) -> None:
-        self._iterated = deque()
-        self._given.discard(tp)
-        self._safe = {each: offset for each, offset in self._safe.items() if each != tp}
 
 
 class _Records(Inbox[ConsumerRecord]):
@@ -509,54 +458,36 @@ class _Records(Inbox[ConsumerRecord]):
 
 
 class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Commits before the application's own listener is called, and notes what goes.
+    """Notes what goes, and commits before the application's own listener is called, on a thread of kafka-python's own.
 
-    kafka-python calls it on a thread of its own, within a poll. So the consumer acts on the notes afterwards.
+    An eager assignor names all partitions, and gives most back. kafka-python keeps the position of one that comes back,
+    so nothing of it is forgotten. Not each assignor says what is left: what counts is the assignment.
 
     Args:
-        owned: gives the partitions that are assigned now.
-        changes: gets those that have gone.
+        note: notes those that are not assigned, or have been lost.
         leave: commits what is safe of partitions that may go; raises no error.
         own: the application's listener.
     """
 
     def __init__(
         self,
-        owned: Callable[[], set[TopicPartition]],
-        changes: deque[tuple[TopicPartition, int]],
+        note: Callable[[Collection[TopicPartition]], None],
         leave: Callable[[Collection[TopicPartition]], Awaitable[None]],
         own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None,
     ) -> None:
-        self._owned, self._changes, self._leave, self._own = owned, changes, leave, own
-        self._revoked: set[TopicPartition] = set()
-
-    def settle(self) -> None:
-        """Notes which revoked partitions are not assigned any more.
-
-        An eager assignor names all of them, and gives most back. kafka-python keeps the position of one that comes
-        back, so the consumer must forget nothing of it. Not each assignor says what is left.
-        """
-        if self._revoked:
-            gone = self._revoked - self._owned()
-            self._revoked -= gone
-            self._changes.extend((tp, _GONE) for tp in gone)
+        self._note, self._leave, self._own = note, leave, own
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """As kafka-python calls it: before they go, or behind that, as a cooperative assignor does."""
-        self._revoked |= set(revoked)
-        self.settle()
+        self._note(())
         await self._leave(revoked)
         await self._call("on_partitions_revoked", revoked)
 
     async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        """As kafka-python calls it."""
-        self._changes.extend((tp, _GONE) for tp in lost)
+        self._note(lost)
         await self._call("on_partitions_lost", lost)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """As kafka-python calls it."""
-        self.settle()
-        self._revoked = set()
+        self._note(())
         await self._call("on_partitions_assigned", assigned)
 
     async def _call(self, name: str, partitions: Collection[TopicPartition]) -> None:

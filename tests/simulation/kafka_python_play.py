@@ -102,11 +102,9 @@ class FakeConsumer:
             self.positions[tp] = self.play.commits.get(tp.partition, (0, ""))[0]
 
     def committed(self, tp: TopicPartition, **_: object) -> Any:
-        if self.member is not None:
-            self.play.rebalance_now_and_then()
-            if self.play.fails(self.member.name, "committed", self.member.chance):
-                self.member.reading.distrust(tp.partition)
-                raise KafkaTimeoutError("simulated: committed")
+        if self.member is not None and self.play.fails(self.member.name, "committed", self.member.chance):
+            self.member.reading.distrust(tp.partition)
+            raise KafkaTimeoutError("simulated: committed")
         found = self.play.commits.get(tp.partition)
         return None if found is None else OffsetAndMetadata(found[0], found[1], -1)
 
@@ -118,7 +116,7 @@ class FakeConsumer:
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[Any]]:
         self._fail("poll")
-        if self.member is not None:  # the thread of kafka-python rebalances at any time
+        if self.member is not None:  # `ensure_active_group` of 3.0.12 is called here alone, and waits for its listeners
             self.play.rebalance_now_and_then()
         chance = self.play.chance if self.member is None else self.member.chance
         left = min(max_records or 500, chance.choice((1, 3, 500)))
@@ -137,8 +135,6 @@ class FakeConsumer:
                 left -= 1
         if not found:
             self.play.pass_time(min(timeout_ms / 1000, 5.0))
-        if self.member is not None:
-            self.play.rebalance_now_and_then()
         return found
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_ms: Any = None) -> None:

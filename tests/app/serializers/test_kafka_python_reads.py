@@ -16,13 +16,15 @@ from app.serializers.composable import ComposableDeserializer  # noqa: E402
 from app.serializers.config import ClientConfig  # noqa: E402
 from app.serializers.kafka_python_reads import ReadingConsumer  # noqa: E402
 from stores.keys import read  # noqa: E402
+from transforms.chunk import Chunk  # noqa: E402
+from transforms.record import Header  # noqa: E402
 
 P0 = TopicPartition("t", 0)
 
 
-def polled(offsets: Iterable[int]) -> list[ConsumerRecord]:
+def polled(offsets: Iterable[int], headers: Iterable[Header] = ()) -> list[ConsumerRecord]:
     """Records as kafka-python gives them."""
-    return [ConsumerRecord(*P0, -1, offset, 1, 0, b"k", b"v", [], None, 1, 1, 0) for offset in offsets]
+    return [ConsumerRecord(*P0, -1, offset, 1, 0, b"k", b"v", [*headers], None, 1, 1, 0) for offset in offsets]
 
 
 def called(call: Coroutine[Any, Any, None]) -> None:
@@ -31,36 +33,113 @@ def called(call: Coroutine[Any, Any, None]) -> None:
         call.send(None)
 
 
+class Client:
+    """What kafka-python's class does: its positions, which say too what is assigned, and what its polls give."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.positions = {P0: 0}
+        self.commits: list[dict[TopicPartition, Any]] = []
+        self.listener: Any = None
+        self.given: list[ConsumerRecord] = []
+        config = {**KafkaConsumer.DEFAULT_CONFIG, "group_id": None}
+        for name, method in {
+            "__init__": lambda consumer, **_: setattr(consumer, "config", config),
+            "subscribe": lambda _, topics, pattern, listener: setattr(self, "listener", listener),
+            "assignment": lambda _: {*self.positions},
+            "paused": lambda _: set(),
+            "position": lambda _, tp, timeout_ms=None: self.positions[tp],
+            "poll": lambda *_: self.poll(),
+            "seek": lambda _, tp, offset: self.positions.update({tp: offset}),
+            "commit": lambda _, offsets, timeout_ms: self.commits.append(offsets),
+        }.items():
+            monkeypatch.setattr(KafkaConsumer, name, method)
+        values = read(CONSUMER_KEYS, {})
+        deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
+        self.consumer = ReadingConsumer(deserializers, lambda _: None, "t")
+
+    def poll(self) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Gives what comes next."""
+        given, self.given = self.given, []
+        if given:
+            self.positions[P0] = given[-1].offset + 1
+        return {P0: given} if given else {}
+
+
 @pytest.fixture
-def position(monkeypatch: pytest.MonkeyPatch) -> dict[TopicPartition, int]:
-    """The positions of the client, which says that it owns these partitions."""
-    positions: dict[TopicPartition, int] = {}
-    config = {**KafkaConsumer.DEFAULT_CONFIG, "group_id": None}
-    monkeypatch.setattr(KafkaConsumer, "__init__", lambda consumer, **_: setattr(consumer, "config", config))
-    monkeypatch.setattr(KafkaConsumer, "subscribe", lambda *_: None)
-    monkeypatch.setattr(KafkaConsumer, "assignment", lambda _: {*positions})
-    monkeypatch.setattr(KafkaConsumer, "paused", lambda _: set())
-    monkeypatch.setattr(KafkaConsumer, "position", lambda _, tp, timeout_ms=None: positions[tp])
-    return positions
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A consumer with its client."""
+    return Client(monkeypatch)
 
 
-@pytest.mark.parametrize(("at", "given"), [(2, []), (5, [2, 3, 4]), (6, [2, 3, 4])])
-def test_rebalance_within_a_poll(
-    at: int, given: list[int], position: dict[TopicPartition, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records of a former assignment are not given in the next one, which reads them again from its commit."""
-    position[P0] = 2
+def test_partition_that_goes_and_comes_back_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins at its commit, and what was known of it is forgotten: no commit goes back to a chunk of before."""
+    client.given = polled([2], Chunk("u", 0, 2, 2).headers())
+    assert client.consumer.poll(0) == {}
+    client.consumer.commit()
+    poll = client.poll
 
-    def poll(consumer: ReadingConsumer, *_: object) -> dict[TopicPartition, list[ConsumerRecord]]:
-        listener: Any = consumer._listener
-        called(listener.on_partitions_revoked([P0]))
-        del position[P0]
-        called(listener.on_partitions_assigned([]))
-        position[P0] = at  # it has come back, and begins at its commit; or was polled since, up to a mark at 5
-        return {P0: polled([2, 3, 4])}
+    def rebalanced() -> dict[TopicPartition, list[ConsumerRecord]]:
+        called(client.listener.on_partitions_revoked([P0]))
+        del client.positions[P0]
+        called(client.listener.on_partitions_assigned([]))
+        client.positions[P0] = 10
+        called(client.listener.on_partitions_assigned([P0]))
+        return poll()
 
-    monkeypatch.setattr(KafkaConsumer, "poll", poll)
-    values = read(CONSUMER_KEYS, {})
-    deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
-    consumer = ReadingConsumer(deserializers, lambda _: None, "t")
-    assert [each.offset for each in consumer.poll(0).get(P0, [])] == given
+    monkeypatch.setattr(client, "poll", rebalanced)
+    client.given = polled([10, 11])
+    assert client.consumer.poll(0) == {P0: polled([10, 11])}
+    client.consumer.commit()
+    assert [each[P0].offset for each in client.commits] == [2, 12]
+
+
+def test_partition_that_an_eager_assignor_gives_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kafka-python keeps its position, so nothing of it is forgotten: the commit waits for its message."""
+    headers = [Chunk("u", number, 2, 2).headers() for number in (0, 1)]
+    client.given = polled([2], headers[0])
+    assert client.consumer.poll(0) == {}
+    poll = client.poll
+
+    def rebalanced() -> dict[TopicPartition, list[ConsumerRecord]]:
+        called(client.listener.on_partitions_revoked([P0]))
+        called(client.listener.on_partitions_assigned([P0]))
+        return poll()
+
+    monkeypatch.setattr(client, "poll", rebalanced)
+    client.given = polled([3, 4])
+    assert client.consumer.poll(0) == {P0: polled([3, 4])}
+    client.consumer.commit()
+    client.given = polled([5], headers[1])
+    ((record,),) = client.consumer.poll(0).values()
+    assert (record.offset, record.value) == (5, b"vv")
+    client.consumer.commit()
+    assert [each[P0].offset for each in client.commits] == [2, 6]
+
+
+def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call begins behind what was given, as kafka-python's position may be behind records that are lost."""
+    client.given = polled([0, 1])
+    assert client.consumer.poll(0) == {P0: polled([0, 1])}
+    poll = client.poll
+
+    def interrupted() -> dict[TopicPartition, list[ConsumerRecord]]:
+        monkeypatch.setattr(client, "poll", poll)
+        poll()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "poll", interrupted)
+    client.given = polled([2, 3])
+    with pytest.raises(KeyboardInterrupt):
+        client.consumer.poll(0)
+    assert client.positions == {P0: 2}
+
+
+def test_poll_gives_what_the_client_gave(client: Client) -> None:
+    """Plain records are kafka-python's own; a poll gives no more than it may, and the rest comes next, in order."""
+    records = client.given = polled(range(5))
+    assert client.consumer.poll(0, 3) == {P0: records[:3]}
+    assert client.consumer.position(P0) == 3
+    assert next(client.consumer) is records[3]
+    assert client.consumer.position(P0) == 4
+    assert client.consumer.poll(0) == {P0: records[4:]}
+    assert client.consumer.position(P0) == 5
