@@ -4,9 +4,9 @@ Imports `kafka` and `config`.
 """
 
 from app.chunks.consumer import AssemblingConsumer
-from app.chunks.pending import AssembledRecord
 from app.chunks.producer import ChunkedRecordMetadata, ChunkingProducer
-from transforms.assembly import ChunkMessageId, Counts, Discarded
+from app.chunks.whole_records import AssembledRecord
+from transforms.chunked_message import ChunkMessageId, Counts, Discarded
 from transforms.errors import ChunkError
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
@@ -13,8 +13,6 @@ from app.chunks.keys import CONSUMER_KEYS, apart
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.kafka.arguments import Arguments
 from transforms.errors import SerializationError
-
-__all__ = ["AssemblingConsumer"]
 
 _ARGUMENTS = Arguments.of(AIOKafkaConsumer)
 
@@ -28,7 +26,7 @@ class AssemblingConsumer(WholeRecordConsumer):
 
     `on_discarded` gets each discarded message, before any record behind it is delivered. If it raises, `getone` or
     `getmany` raises this error, the next call tries again, and no commit passes the message. By default a warning is
-    logged. `transforms.assembly` explains the reasons.
+    logged. `transforms.reassembly` explains the reasons.
 
     No limit drops a message. What does not fit into `max.pending.chunked.message` and `max.pending.chunked.bytes` is
     kept as offsets, and its chunks are read again when the last one has come, by a consumer of its own without a group.
@@ -62,44 +60,23 @@ class AssemblingConsumer(WholeRecordConsumer):
     ) -> None:
         values, client = apart(CONSUMER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
         arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client)}
-        restoring = _Deserializers(arguments.pop("key_deserializer"), arguments.pop("value_deserializer"))
-        super().__init__(values, restoring, on_discarded, topics, arguments)
+        # Functions of bytes, which need no download.
+        self._deserializers: dict[str, Callable[[bytes | None], Any]] = {
+            field: own for field in ("key", "value") if (own := arguments.pop(f"{field}_deserializer")) is not None
+        }
+        self._keeps_plain = not self._deserializers
+        super().__init__(values, on_discarded, topics, arguments)
 
-
-@dataclass(frozen=True, slots=True)
-class _Deserializers:
-    """The deserializers of aiokafka: functions of bytes, which need no download."""
-
-    key: Callable[[bytes | None], Any] | None
-    value: Callable[[bytes | None], Any] | None
-    timeout_ms: int = 0
-
-    def size(self, _: ConsumerRecord) -> None:
+    def _size(self, _: ConsumerRecord) -> int | None:
         return None
 
-    async def restore(self, record: ConsumerRecord) -> ConsumerRecord:
-        return self.restore_now(record)
-
-    def restore_now(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self.key is None and self.value is None:
-            return record
-        return replace(
-            record,
-            key=_deserialized("key", self.key, record.key, record),
-            value=_deserialized("value", self.value, record.value, record),
-        )
-
-    async def close(self) -> None: ...
-
-
-def _deserialized(
-    field: str, deserializer: Callable[[bytes | None], Any] | None, data: bytes | None, record: ConsumerRecord
-) -> Any:
-    if deserializer is None:
-        return data
-    try:
-        return deserializer(data)
-    except Exception as exc:
-        reason = f"{type(exc).__name__}: {exc}"
-        error = SerializationError(record.topic, field, reason, deserializing=True)
-        raise error.at(record.partition, record.offset) from exc
+    def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
+        found: dict[str, Any] = {}
+        for field, deserializer in self._deserializers.items():
+            try:
+                found[field] = deserializer(getattr(record, field))
+            except Exception as exc:
+                reason = f"{type(exc).__name__}: {exc}"
+                error = SerializationError(record.topic, field, reason, deserializing=True)
+                raise error.at(record.partition, record.offset) from exc
+        return replace(record, **found) if found else record

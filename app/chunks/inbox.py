@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from transforms.chunk import is_chunk
 from transforms.chunked_message import Assembled, Counts, Discarded, Limits, LoggedRecord
 from transforms.read_range import ReadRange
-from transforms.reassembly import Event, Reassembly
+from transforms.reassembly import Reassembly
 from transforms.record import Header
 
 Place = tuple[str, int]
@@ -70,6 +70,8 @@ class Inbox(Generic[R]):
         self._queues: dict[Place, deque[Entry[R]]] = {}
         self._begun: set[Place] = set()
         self._noted: dict[Place, int] = {}  # below which all was delivered before the restart
+        self._resets: dict[Place, tuple[Entry[R], int, str | None]] = {}  # what `begin` is called with behind an entry
+        self._waited: dict[Place, float] = {}  # the seconds that do not count before the queue is empty
 
     # --- what a client's record has: for other clients than aiokafka and kafka-python, to be overridden --------------
 
@@ -129,12 +131,15 @@ class Inbox(Generic[R]):
         return place in self._begun
 
     def begin(self, place: Place, offset: int, metadata: str | None = None) -> None:
-        """Says where the reading of a partition begins: at a commit with this metadata, or at a position."""
-        self._begun.add(place)
-        self._reassembly.begin(place, offset)
-        delivered = self._reassembly.resume(place, metadata)
-        if delivered > offset:
-            self._noted[place] = delivered
+        """Says where the reading of a partition begins: at a commit with this metadata, or at a position.
+
+        If it has begun before, the client itself has reset its position. What was fetched is delivered first, as it is
+        not read again, and then incomplete messages are forgotten.
+        """
+        if place in self._begun and (queue := self._queues.get(place)):
+            self._resets[place] = queue[-1], offset, metadata
+        else:
+            self._begin(place, offset, metadata)
 
     def put(self, place: Place, records: Iterable[R]) -> None:
         """Adds records that were read behind those that are here."""
@@ -145,6 +150,14 @@ class Inbox(Generic[R]):
     def entries(self, place: Place) -> Iterable[Entry[R]]:
         """The entries of a partition, in the order of offsets."""
         return self._queues.get(place, ())
+
+    def first(self, place: Place) -> Entry[R]:
+        """The next entry of a partition that has entries; it may be a piece of a message."""
+        return self._queues[place][0]
+
+    def is_piece(self, entry: Entry[R]) -> bool:
+        """Whether a record is a chunk, and not the whole message."""
+        return entry.first is None and _is_chunk(self.headers(entry.record))
 
     def head(self, place: Place) -> Entry[R] | None:
         """The next entry of a partition that is ready; None if there is none, or an action comes first.
@@ -164,10 +177,18 @@ class Inbox(Generic[R]):
 
     def pop(self, place: Place) -> None:
         """Drops the head of a partition, which the application has, and lets the other partitions go first."""
+        entry = self._queues[place].popleft()
+        self.put_last(place)
+        if self._resets and place in self._resets and self._resets[place][0] is entry:
+            self._begin(place, *self._resets.pop(place)[1:])
+
+    def put_last(self, place: Place) -> None:
+        """Lets the other partitions go first."""
         queue = self._queues.pop(place)
-        queue.popleft()
         if queue:
             self._queues[place] = queue
+        elif self._waited:
+            self._expire(place)
 
     def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
         """Undoes these calls of `pop`, as the application has not got the records."""
@@ -175,8 +196,13 @@ class Inbox(Generic[R]):
             self._queues.setdefault(place, deque()).appendleft(entry)
 
     def tick(self, seconds: float, places: Iterable[Place]) -> None:
-        """Counts the time in which a call has waited for records of these partitions: messages expire by it."""
-        self._act(self._reassembly.tick(seconds * 1000, places))
+        """Counts the time in which a call has waited for records of these partitions: messages expire by it.
+
+        Not before the records that have come were put together: the last chunk may be one of them.
+        """
+        for place in places:
+            self._waited[place] = self._waited.get(place, 0.0) + seconds
+            self._expire(place)
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
@@ -247,6 +273,16 @@ class Inbox(Generic[R]):
 
     # -----------------------------------------------------------------------------------------------------------------
 
+    def _begin(self, place: Place, offset: int, metadata: str | None) -> None:
+        if place in self._begun:
+            self._reassembly.clear(place)
+            self._noted.pop(place, None)
+        self._begun.add(place)
+        self._reassembly.begin(place, offset)
+        delivered = self._reassembly.resume(place, metadata)
+        if delivered > offset:
+            self._noted[place] = delivered
+
     def _position(self, place: Place, offset: int, *, stated: bool) -> int:
         if ready := self.ready.get(place):
             offset = min(offset, self.offset(ready[0]))
@@ -254,7 +290,7 @@ class Inbox(Generic[R]):
         for entry in self._queues.get(place, ()):
             if entry.offset >= offset:
                 break
-            if not stated or entry.first is not None or _is_chunk(self.headers(entry.record)):
+            if not stated or entry.first is not None or self.is_piece(entry):
                 return min([entry.offset, *lasts])
         return min([offset, *lasts])
 
@@ -266,7 +302,8 @@ class Inbox(Generic[R]):
                 del self._noted[place]
             return
         try:
-            for event in self._reassembly.receive(place, self.logged(entry.record)):
+            ahead_ms = self._waited.get(place, 0.0) * 1000
+            for event in self._reassembly.receive(place, self.logged(entry.record), ahead_ms):
                 if isinstance(event, Assembled):
                     self._complete(entry, event)
                 else:
@@ -280,15 +317,16 @@ class Inbox(Generic[R]):
     def _complete(self, entry: Entry[R], message: Assembled) -> None:
         entry.record, entry.first, entry.ready = self.whole(entry.record, message), message.id.first, True
 
-    def _act(self, events: Iterable[Event]) -> None:
-        self.actions.extend(each for each in events if not isinstance(each, Assembled))
+    def _expire(self, place: Place) -> None:
+        if place not in self._queues and (seconds := self._waited.pop(place, 0.0)):
+            events = self._reassembly.tick(seconds * 1000, [place])
+            self.actions.extend(each for each in events if not isinstance(each, Assembled))
 
     def _forget(self, place: Place) -> None:
-        self.ready.pop(place, None)
-        self._queues.pop(place, None)
         self._begun.discard(place)
-        self._noted.pop(place, None)
-        self.torn.pop(place, None)
+        by_place: dict[Place, Any]
+        for by_place in (self.ready, self._queues, self._noted, self._resets, self._waited, self.torn):
+            by_place.pop(place, None)
         self.actions = deque(each for each in self.actions if _place(each) != place)
 
 

@@ -7,123 +7,216 @@ import inspect
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
-from app.chunks.allowance import PARALLEL, Allowance
-from app.chunks.backlog import Entry
-from app.chunks.delivering import DeliveringConsumer
+from app.chunks.inbox import Inbox
 from app.chunks.keys import limits
-from app.chunks.pending import AssembledRecord, Pending, ReadingClock, TornError
-from app.chunks.rereader import Again, Rereader
+from app.chunks.prefetch import Prefetch
+from app.chunks.range_reader import RangeReader
+from app.config.naming import check_topics
 from app.kafka.average import Average
-from app.kafka.consumer_controls import count_as_poll
-from transforms.assembly import ChunkMessageId, Counts, Discarded
-from transforms.errors import SerializationError
-
-__all__ = ["OnDiscarded", "Restoring", "WholeRecordConsumer"]
+from app.kafka.consumer_controls import ConsumerControls, count_as_poll
+from app.kafka.fetch_errors import follow_leaders
+from app.kafka.shielded import heard
+from app.kafka.subscriptions import Subscriptions, Woken
+from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded
 
 OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
+Records = dict[TopicPartition, list[ConsumerRecord]]
 
-_LOOK_S = 1.0  # how often a call that waits looks for expired messages, and for what a cancelled call has left
-_AHEAD = 100  # records that `getone` takes at once: to take each alone takes three times as long
-
-
-class Restoring(Protocol):
-    """What is done with each whole record before it is delivered."""
-
-    @property
-    def timeout_ms(self) -> int:
-        """The longest time of one `restore`."""
-
-    def size(self, record: ConsumerRecord) -> int | None:
-        """How many bytes `restore` downloads; None if `restore_now` is enough."""
-
-    async def restore(self, record: ConsumerRecord) -> ConsumerRecord:
-        """The record for the application, with a download."""
-
-    def restore_now(self, record: ConsumerRecord) -> ConsumerRecord:
-        """The record for the application."""
-
-    async def close(self) -> None:
-        """Waits for the last download."""
+_LOOK_S = 1.0  # how often a call that waits looks for expired messages, and says that it is alive
+_AHEAD = 100  # records that `getone` fetches together: to fetch each alone takes three times as long
 
 
-class WholeRecordConsumer(DeliveringConsumer):
+@dataclass
+class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no types
+    """A whole message, with the offset of its last chunk; everything else is as in the record that was split.
+
+    Attributes:
+        chunk_message_id: the offsets of its first and its last chunk.
+    """
+
+    chunk_message_id: ChunkMessageId
+
+
+class _Inbox(Inbox[ConsumerRecord]):
+    """Gives aiokafka the offsets to commit; see `app.kafka.subscriptions.Undelivered`."""
+
+    _assigned: Collection[TopicPartition] = ()
+
+    def whole(self, last: ConsumerRecord, message: Assembled) -> AssembledRecord:
+        record = message.record
+        return AssembledRecord(
+            topic=last.topic,
+            partition=last.partition,
+            offset=last.offset,
+            timestamp=record.timestamp,
+            timestamp_type=last.timestamp_type,
+            key=record.key,
+            value=record.value,
+            checksum=None,
+            serialized_key_size=len(record.key) if record.key is not None else -1,
+            serialized_value_size=len(record.value or b""),
+            headers=tuple(record.headers),
+            chunk_message_id=message.id,
+        )
+
+    def safe(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, stated: bool = False
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {tp: OffsetAndMetadata(*self.commit(tp, *given, stated=stated)) for tp, given in offsets.items()}
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self.move(place, offset)
+        self.begin(place, offset)
+
+    def assigned(self, places: Collection[TopicPartition]) -> None:
+        for place in self._assigned:
+            self.clear(place)
+        self._assigned = places
+
+
+class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
     """The base of consumers whose records come whole; see `AssemblingConsumer` for what it promises about chunks.
+
+    Its commits, automatic ones too, are of delivered records only.
 
     Args:
         values: of `app.chunks.keys.CONSUMER_KEYS`.
-        restoring: what is done with each record.
         on_discarded: called with each discarded message.
         topics: the topics to subscribe to.
         arguments: all arguments of `AIOKafkaConsumer`, without deserializers.
+
+    Raises:
+        ConfigurationError: the name of a topic is over its limit.
     """
 
+    # Each call takes what is whole at the heads of the queues of the inbox, and fetches if there is nothing. Nothing is
+    # awaited between that a record leaves its queue and that the application has it, so a cancelled call loses none.
+
+    _keeps_plain = False
+    """Whether `_restore` does nothing with records without headers."""
+
+    _download_ms = 0
+    """The longest time of one download."""
+
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        restoring: Restoring,
-        on_discarded: OnDiscarded,
-        topics: Iterable[str],
-        arguments: Mapping[str, Any],
+        self, values: Mapping[str, Any], on_discarded: OnDiscarded, topics: Iterable[str], arguments: Mapping[str, Any]
     ) -> None:
+        check_topics(topics)
         within = limits(values)
-        self._pending = Pending(within, restoring.size)
-        self._restoring = restoring
+        super().__init__(**arguments)
         self._on_discarded = on_discarded
-        self._lookback: int = values["chunk.lookback"]
-        self._rereader = Rereader(arguments, within, self._lookback)
-        self._settling = asyncio.Lock()
-        self._clock = ReadingClock(time.monotonic)
-        self._rates = defaultdict[str, Average](Average)
-        self._max_bytes: int = arguments["fetch_max_bytes"]
-        self._interval_ms: int = arguments["max_poll_interval_ms"]
+        self._expire_s = within.expire_ms / 1000
+        self._inbox = _Inbox(within, values["chunk.lookback"])
+        self._prefetch = Prefetch(self._inbox, self._size, self._begun_download, arguments["fetch_max_bytes"])
+        self._reader = RangeReader(arguments)
+        self._acting = asyncio.Lock()
+        self._stopped = False
+        self._stop_s = arguments["request_timeout_ms"] / 1000
+        self._spare_s = (arguments["max_poll_interval_ms"] - self._download_ms) / 1000
         self._most: int | None = arguments["max_poll_records"]
-        self._waiting = 0  # calls that wait for records to come
-        super().__init__(self._pending, topics, **arguments)
+        self._waiting = 0  # calls that wait for records
+        self._counted_s: dict[TopicPartition, float] = {}  # until when the time of a partition has been counted
+        self._rates = defaultdict[str, Average](Average)
+        self._controls = ConsumerControls(self)
+        self._subscriptions = Subscriptions.adopt_for(self._controls.subscription, self._inbox)
+        follow_leaders(self)
+        if topics:
+            self.subscribe(set(topics))
+
+    # --- what is done with a whole record -----------------------------------------------------------------------------
+
+    def _size(self, record: ConsumerRecord) -> int | None:
+        """The most bytes that `_restore_large` downloads; None if `_restore` is enough."""
+        raise NotImplementedError
+
+    async def _restore_large(self, record: ConsumerRecord) -> ConsumerRecord:
+        """The record for the application, with a download."""
+        raise NotImplementedError
+
+    def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
+        """The record for the application."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True once `stop` has been called."""
+        return self._stopped
 
     @property
     def counts(self) -> Counts:
         """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
-        return self._pending.assembler.counts
+        return self._inbox.counts
 
     def stats(self) -> dict[str, object]:
         """`chunkedMessageRate` by topic (messages a second over the last minute), and the incomplete messages."""
-        assembler = self._pending.assembler
-        return {
-            "chunkedMessageRate": {topic: rate.per_second() for topic, rate in self._rates.items()},
-            "pendingChunkedMessages": assembler.pending,
-            "pendingChunkedBytes": assembler.pending_bytes,
-            "setAside": assembler.counts.set_aside,
-            "expired": assembler.counts.discarded.get("expired", 0),
-        }
+        rates = {topic: rate.per_second() for topic, rate in self._rates.items()}
+        return {"chunkedMessageRate": rates, **self._inbox.stats()}
+
+    async def start(self) -> None:
+        """As `AIOKafkaConsumer.start`."""
+        await super().start()
+        self._controls.coordinator()  # its rebalances go on from now
 
     async def stop(self) -> None:
-        """As `AIOKafkaConsumer.stop`; then ends what is read again, and waits for the last download."""
+        """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""
+        if self._stopped:
+            return
+        self._stopped = True
         try:
-            await super().stop()
+            await self._controls.stop(super().stop, self._stop_s)
         finally:
-            self._pending.backlog.cancel()
-            await self._rereader.stop()
-            await self._restoring.close()
+            for place in self._inbox.places:
+                for entry in self._inbox.entries(place):
+                    if entry.work is not None:
+                        entry.work.future.cancel()
+            await self._reader.stop()
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
+    ) -> None:
+        """As `AIOKafkaConsumer.subscribe`.
+
+        Raises:
+            ConfigurationError: the name of a topic is over its limit.
+        """
+        check_topics(topics)
+        super().subscribe(topics, pattern, listener)
+
+    # --- records ------------------------------------------------------------------------------------------------------
 
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
         """As `AIOKafkaConsumer.getone`: the next record, whole."""
         while True:
-            at_hand = self._at_hand(partitions)
-            delivered = self._taken(at_hand, 1) if at_hand else await self._delivered(partitions, _LOOK_S, 1)
+            if self._passes():
+                self._waiting += 1
+                try:
+                    record = await super().getone(*partitions)
+                except Woken:
+                    continue
+                finally:
+                    self._waiting -= 1
+                if self._passes([record]):
+                    return record
+                self._put({TopicPartition(record.topic, record.partition): [record]})
+            delivered = self._taken(partitions, 1) or await self._whole(partitions, time.monotonic() + _LOOK_S, 1)
             for records in delivered.values():
                 return records[0]
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+    ) -> Records:
         """As `AIOKafkaConsumer.getmany`; goes on waiting, up to the time-out, if it reads only chunks.
 
         Discarded messages come first: `on_discarded` gets one at least, and more until the time-out.
@@ -131,12 +224,190 @@ class WholeRecordConsumer(DeliveringConsumer):
         One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
         that may end after `max.poll.interval.ms`. The next call delivers the rest.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            delivered = await self._delivered(partitions, left_s, self._most if max_records is None else max_records)
-            if delivered or not left_s:
-                return delivered
+        until_s = time.monotonic() + timeout_ms / 1000
+        if self._passes():
+            found = await self._fetched(partitions, timeout_ms, max_records)
+            if self._passes(chain.from_iterable(found.values())):
+                return found
+            self._put(found)
+        return await self._whole(partitions, until_s, self._most if max_records is None else max_records)
+
+    def _passes(self, records: Iterable[ConsumerRecord] = ()) -> bool:
+        """Whether records may go to the application as they are."""
+        if not self._keeps_plain or not self._inbox.quiet:
+            return False
+        for record in records:  # noqa: SIM110  # a generator for one record costs more than all the rest
+            if record.headers:
+                return False
+        return True
+
+    async def _fetched(self, partitions: Iterable[TopicPartition], timeout_ms: int, most: int | None) -> Records:
+        self._waiting += 1
+        try:
+            return await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=most)  # type: ignore[no-any-return]
+        except Woken:
+            return {}
+        finally:
+            self._waiting -= 1
+
+    async def _whole(self, partitions: tuple[TopicPartition, ...], until_s: float, most: int | None) -> Records:
+        """The next whole records; none if the time is over."""
+        acted = False
+        try:
+            while True:
+                if self._stopped:
+                    raise ConsumerStoppedError
+                over = time.monotonic() >= until_s
+                if self._inbox.actions:
+                    if (acted and over) or not await self._act(until_s):
+                        return {}
+                    acted = True
+                    continue
+                await self._fetch(partitions, until_s, most)
+                await self._download(partitions, most)
+                delivered = self._taken(partitions, most)
+                if delivered or (over and not self._inbox.actions and not self._heads(partitions)):
+                    return delivered
+        finally:
+            if self._waiting and not self._inbox.quiet:  # others may deliver what is left here, or have to count time
+                self._subscriptions.wake()
+
+    async def _act(self, until_s: float) -> bool:
+        """Does what comes before all records: gives a message to `on_discarded`, or reads a range. Whether it is done.
+
+        What is read goes on when the time of the call is over.
+        """
+        async with self._acting:
+            if not self._inbox.actions:
+                return True
+            action = self._inbox.actions[0]
+            if isinstance(action, Discarded):
+                done = self._on_discarded(action)
+                if inspect.isawaitable(done):
+                    await done
+                self._inbox.done(action)
+                count_as_poll(self)
+                return True
+            task = self._reader.begin(action)
+            while not task.done():
+                left_s = until_s - time.monotonic()
+                await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, left_s)))
+                count_as_poll(self)
+                if self._stopped:
+                    raise ConsumerStoppedError
+                if left_s <= 0 and not task.done():
+                    return False
+            task.result()
+            self._inbox.resolve(action)
+            return True
+
+    def _heads(self, partitions: tuple[TopicPartition, ...]) -> list[TopicPartition]:
+        """The partitions of a call that have records here, and may deliver them now; those first that wait longest."""
+        if self._controls.rebalancing or (assignment := self._controls.assignment) is None:
+            return []  # they may go to another member of the group
+        found: list[Any] = [place for place in self._inbox.places if not partitions or place in partitions]
+        return [tp for tp in found if (state := assignment.state_value(tp)) is not None and not state.paused]
+
+    async def _fetch(self, partitions: tuple[TopicPartition, ...], until_s: float, most: int | None) -> None:
+        """Fetches for the partitions without records here; waits for some only if no partition of the call has any."""
+        most = min(self._most or _AHEAD, _AHEAD) if most == 1 else most
+        if self._heads(partitions):
+            if others := set(partitions or self.assignment()) - set(self._inbox.places):
+                self._put(await self._fetched(others, 0, most))
+            count_as_poll(self)
+            return
+        since_s = time.monotonic()
+        wait_s = max(0.0, until_s - since_s)
+        waits = self._inbox.waits
+        if waits:
+            wait_s = min(wait_s, _LOOK_S, self._expire_s / 4)
+        found: Records = {}
+        try:
+            # Rounded up: with the last fraction of a millisecond as 0, the calls would spin until it is over.
+            found = await self._fetched(partitions, math.ceil(wait_s * 1000), most)
+        finally:  # `wait_for` may end each call of an application: its time counts, too
+            # From here on no other task can run, so records are put here in the order in which they were read.
+            self._put(found)
+            if waits:
+                self._count(set(partitions or self.assignment()) - self.paused(), since_s)
+
+    def _count(self, partitions: Iterable[TopicPartition], since_s: float) -> None:
+        """Counts the time in which a call has read these partitions, once however many calls did."""
+        now_s = time.monotonic()
+        for tp in partitions:
+            since = max(since_s, self._counted_s.get(tp, since_s))
+            self._counted_s[tp] = now_s
+            self._inbox.tick(now_s - since, [tp])
+
+    def _put(self, found: Records) -> None:
+        try:
+            for tp, records in found.items():
+                self._inbox.put(tp, records)
+        except BaseException:  # no memory, or an interrupt: the client is already behind them
+            for tp, records in found.items():
+                self._read_on(tp, *self._inbox.commit(tp, records[0].offset))
+            raise
+
+    def _read_on(self, partition: TopicPartition, offset: int, metadata: str | None) -> None:
+        """Reads on at a commit, as after a restart."""
+        AIOKafkaConsumer.seek(self, partition, offset)
+        self._inbox.clear(partition)
+        self._inbox.begin(partition, offset, metadata)
+
+    def _begun_download(self, record: ConsumerRecord) -> asyncio.Task[ConsumerRecord]:
+        task = asyncio.ensure_future(self._restore_large(record))  # it goes on when the call is cancelled
+        task.add_done_callback(heard)
+        return task
+
+    async def _download(self, partitions: tuple[TopicPartition, ...], most: int | None) -> None:
+        """Waits for all downloads of the next records; `getone` for one record that is ready."""
+        begin_until_s = time.monotonic() + self._spare_s
+        running: set[asyncio.Task[ConsumerRecord]] = set()
+        while not self._stopped:
+            heads = self._heads(partitions)
+            if not running or time.monotonic() <= begin_until_s:
+                running = self._prefetch.begin(heads, None if most == 1 else most)
+            running = {each for each in running if not each.done()}
+            if not running or (most == 1 and any(self._prefetch.ready(self._inbox.first(tp)) for tp in heads)):
+                return
+            await asyncio.wait(running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            count_as_poll(self)
+
+    def _taken(self, partitions: tuple[TopicPartition, ...], most: int | None) -> Records:
+        """Takes up to `most` records that are ready, in order; raises an error of the first one."""
+        if self._stopped:
+            raise ConsumerStoppedError
+        delivered: Records = {}
+        back: dict[TopicPartition, tuple[int, str]] = {}
+        try:
+            for tp in [] if self._inbox.actions else self._heads(partitions):
+                back[tp] = self._inbox.commit(tp, self._inbox.first(tp).offset)
+                self._take(tp, delivered, most)
+        except BaseException:  # no memory, or an interrupt: the application has none of them
+            for tp, commit in back.items():
+                if tp in delivered or tp in self._inbox.torn:
+                    self._read_on(tp, *commit)
+            raise
+        return delivered
+
+    def _take(self, tp: TopicPartition, delivered: Records, most: int | None) -> None:
+        left = math.inf if most is None else most - sum(map(len, delivered.values()))
+        while left and (entry := self._inbox.head(tp)) is not None and self._prefetch.ready(entry):
+            try:
+                record = self._restore(entry.record) if entry.work is None else entry.work.future.result()
+            except Exception:
+                if delivered:
+                    return  # the next call raises it
+                entry.work = None
+                self._inbox.put_last(tp)
+                raise
+            self._inbox.pop(tp)
+            delivered.setdefault(tp, []).append(record)
+            left -= 1
+            if entry.first is not None:
+                self._rates[tp.topic].add()
+            if entry.work is not None:  # the next downloads go on while the application works
+                self._prefetch.begin([tp])
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -146,9 +417,7 @@ class WholeRecordConsumer(DeliveringConsumer):
         If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk: a
         `seek` to it may give records again, and loses none.
         """
-        position = self._pending.position(partition, await super().position(partition))
-        begins = self._pending.assembler.safe_offset(partition, position)
-        return position if position - begins <= self._lookback else begins
+        return self._inbox.position(partition, await super().position(partition))
 
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
@@ -158,6 +427,37 @@ class WholeRecordConsumer(DeliveringConsumer):
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
+        """As `AIOKafkaConsumer.seek_to_beginning`."""
+        self._forget(partitions)
+        done: bool = await super().seek_to_beginning(*partitions)
+        return done
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
+        """As `AIOKafkaConsumer.seek_to_end`."""
+        self._forget(partitions)
+        done: bool = await super().seek_to_end(*partitions)
+        return done
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets what was read of partitions whose positions are about to be set; of none, if one is not assigned."""
+        chosen = list(partitions or self.assignment())
+        if all(each in self.assignment() for each in chosen):
+            for each in chosen:
+                self._inbox.clear(each)
+                self._subscriptions.forget_commit(each)
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
+        """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""
+        offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
+        commits = await self._controls.commits(list(offsets))
+        for partition, commit in commits.items():
+            if partition in self.assignment():
+                # Without a turn of the loop between: nothing is delivered that the note does not know of.
+                self._read_on(partition, commit.offset, commit.metadata)
+                offsets[partition] = commit.offset
+        return offsets
+
     def safe_offsets(
         self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -165,10 +465,16 @@ class WholeRecordConsumer(DeliveringConsumer):
 
         Args:
             offsets: the next offset of each partition, as for `commit`; by default those behind all delivered records.
+
+        Raises:
+            IllegalStateError: no partitions are assigned.
         """
         if offsets is not None:
-            return self._pending.safe(commit_structure_validate(dict(offsets)), told=True)
-        return self.delivered_offsets()
+            return self._inbox.safe(commit_structure_validate(dict(offsets)), stated=True)
+        if (assignment := self._controls.assignment) is None:
+            raise IllegalStateError("No partitions assigned")
+        found: dict[TopicPartition, OffsetAndMetadata] = assignment.all_consumed_offsets()
+        return found
 
     async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
         """As `AIOKafkaConsumer.commit`, with `safe_offsets`.
@@ -176,247 +482,3 @@ class WholeRecordConsumer(DeliveringConsumer):
         Metadata of the application's own replaces the note; then a restart may deliver some messages again.
         """
         await super().commit(None if offsets is None else self.safe_offsets(offsets))
-
-    # --- one call -----------------------------------------------------------------------------------------------------
-
-    def _at_hand(self, partitions: tuple[TopicPartition, ...]) -> dict[TopicPartition, list[Entry]]:
-        """The next record, if it was fetched with others, and nothing has to be done before it is delivered."""
-        pending = self._pending
-        if not self.closed and not pending.discarded and not pending.assembler.pending:
-            for tp in pending.backlog.partitions:
-                entry = next(iter(pending.backlog.entries(tp)))
-                if entry.size is None and entry.error is None and (not partitions or tp in partitions):
-                    if self.may_deliver(tp):
-                        count_as_poll(self)
-                        return {tp: [entry]}
-                    break
-        return {}
-
-    async def _delivered(
-        self, partitions: tuple[TopicPartition, ...], timeout_s: float, most: int | None
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to `most` records that are ready, once `on_discarded` has taken the discarded messages."""
-        if self.closed:
-            raise ConsumerStoppedError
-        until_s = time.monotonic() + timeout_s
-        if not await self._settle(until_s):
-            return {}
-        left = self._deliverable(partitions)
-        self._raise_failure(left)
-        await self._fetch(partitions, left, max(0.0, until_s - time.monotonic()), most)
-        if not await self._settle(until_s):
-            return {}
-        taken = self._pending.backlog.next(self._deliverable(partitions), most)
-        downloads = await self._begun(taken)
-        if downloads:
-            if not (most == 1 and any(entries[0].ready for entries in taken.values())):
-                await self._wait(downloads, all_of_them=most != 1)
-            if self.closed:
-                raise ConsumerStoppedError
-        deliverable = self._deliverable(partitions)
-        return self._taken({tp: taken[tp] for tp in taken if tp in deliverable}, most)
-
-    async def _wait(self, downloads: set[asyncio.Task[ConsumerRecord]], *, all_of_them: bool) -> None:
-        """Waits for downloads, and counts that as a poll: what is read again has no time of its own."""
-        when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
-        while not self.closed:
-            done, left = await asyncio.wait(downloads, return_when=when, timeout=_LOOK_S)
-            if not left or (done and not all_of_them):
-                return
-            count_as_poll(self)
-
-    def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
-        """The partitions of a call that have a backlog, and may deliver it now."""
-        known = self._pending.backlog.partitions
-        return set(filter(self.may_deliver, known & set(partitions) if partitions else known))
-
-    def _raise_failure(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in partitions:
-            entry = next(iter(self._pending.backlog.entries(tp)), None)
-            if entry is not None and entry.error is not None:
-                error, entry.error = entry.error, None
-                self._pending.backlog.drop(tp, 0)
-                raise error
-
-    async def _fetch(
-        self, partitions: tuple[TopicPartition, ...], left: set[TopicPartition], timeout_s: float, most: int | None
-    ) -> None:
-        """Fetches for the partitions without a backlog; waits for records only if no partition of the call has one."""
-        assembler = self._pending.assembler
-        expire_s = assembler.limits.expire_ms / 1000
-        waiting = bool(expire_s and (assembler.pending or assembler.repeating))
-        wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if waiting else timeout_s
-        since_s = time.monotonic()
-        found: dict[TopicPartition, list[ConsumerRecord]] = {}
-        others = set(partitions or self.assignment()) - left if left or waiting else set()
-        try:
-            if not left:
-                self._waiting += 1
-                try:
-                    # Rounded up: with the last fraction of a millisecond as 0, the calls would spin until it is over.
-                    wait_ms = math.ceil(wait_s * 1000)
-                    found = await super().getmany(*partitions, timeout_ms=wait_ms, max_records=most)
-                finally:
-                    self._waiting -= 1
-            elif others:
-                found = await super().getmany(*others, timeout_ms=0, max_records=most)
-            else:
-                count_as_poll(self)
-        except asyncio.CancelledError:  # `wait_for` may end each call of an application
-            if waiting:
-                self._let_pass(others, since_s, {})
-            raise
-        # From here on no other task can run, so the records are sorted in the order in which they were read.
-        self._let_pass(others if waiting else set(), since_s, found)
-        ahead = min(self._most or _AHEAD, _AHEAD)
-        if found and most == 1 and ahead > 1 and not self._waiting:
-            # The next calls take the others at hand. If another call waits, they are for that one.
-            # Not those with a backlog, which would grow.
-            self._take(await super().getmany(*(others if left else partitions), timeout_ms=0, max_records=ahead - 1))
-
-    def _let_pass(
-        self, partitions: set[TopicPartition], since_s: float, found: Mapping[TopicPartition, list[ConsumerRecord]]
-    ) -> None:
-        """Counts the time in which a call has read these partitions, takes what it found, and lets messages expire."""
-        read = partitions - self.paused() if partitions else partitions
-        self._clock.count(read, since_s)
-        self._take(found)
-        for tp in read:
-            self._pending.expire(tp, self._clock.now_ms(tp))
-
-    def _take(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
-        """Takes what was fetched; if that fails, the rest is read again, as the client is already behind all of it."""
-        torn: TornError | None = None
-        for tp, records in found.items():
-            if torn is None:
-                try:
-                    self._pending.take(tp, records, self._clock.now_ms(tp))
-                    continue
-                except TornError as exc:
-                    torn, back = exc, exc.back
-            else:
-                back = self._pending.safe({tp: OffsetAndMetadata(records[0].offset, "")})[tp]
-            AIOKafkaConsumer.seek(self, tp, back.offset)
-            self._pending.moved(tp, back.metadata)
-        if torn is not None:
-            assert torn.__cause__ is not None
-            raise torn.__cause__
-
-    async def _settle(self, until_s: float) -> bool:
-        """Gives the discarded messages to `on_discarded`: one at least, and more until the time is over.
-
-        Returns:
-            Whether all have been given.
-        """
-        waiting = self._pending.discarded
-        if not waiting:
-            return True
-        async with self._settling:
-            while waiting:
-                discarded = waiting.head
-                if isinstance(discarded, Again) and not await self._read_again(discarded, until_s):
-                    return False
-                if not isinstance(discarded, Again):
-                    done = self._on_discarded(discarded)
-                    if inspect.isawaitable(done):
-                        await done
-                    # A rebalance meanwhile may have dropped it.
-                    if waiting and waiting.head is discarded:
-                        waiting.drop_head()
-                    if time.monotonic() >= until_s:
-                        break
-        count_as_poll(self)
-        return not waiting
-
-    async def _read_again(self, again: Again, until_s: float) -> bool:
-        """Reads the chunks of a message that is discarded; that goes on when the call is over. Whether it is done."""
-        task = self._rereader.begin(again)
-        while not task.done():
-            count_as_poll(self)
-            await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, until_s - time.monotonic())))
-            if self.closed:
-                raise ConsumerStoppedError
-            if time.monotonic() >= until_s and not task.done():
-                return False
-        again.task = None  # if it has failed, the next call tries again
-        self._pending.given_up(again, task.result())
-        return True
-
-    # --- records that need something before they are delivered --------------------------------------------------------
-
-    async def _begun(self, taken: Mapping[TopicPartition, list[Entry]]) -> set[asyncio.Task[ConsumerRecord]]:
-        """The downloads that the call has to wait for."""
-        kept_bytes = self._pending.backlog.downloaded_bytes(without=taken)
-        allowance = Allowance(self._max_bytes - kept_bytes, self._restoring.timeout_ms, self._interval_ms)
-        downloads: set[asyncio.Task[ConsumerRecord]] = set()
-        running: set[asyncio.Task[ConsumerRecord]] = set()
-        for entries in taken.values():
-            for entry in entries:
-                if entry.size is None:
-                    continue
-                while entry.download is None and len(running) >= PARALLEL:
-                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                fits = allowance.takes(entry.size)
-                if entry.download is None and (not fits or any(each.failed for each in entries)):
-                    break
-                task = entry.begin(self._restored)
-                downloads.add(task)
-                running.add(task)
-        return downloads
-
-    async def _restored(self, entry: Entry) -> ConsumerRecord:
-        if isinstance(entry.record, Again):
-            self._pending.whole(entry, await self._rereader.read(entry.record))
-        return entry.record if entry.gone or entry.size is None else await self._restoring.restore(entry.record)
-
-    def _taken(
-        self, taken: Mapping[TopicPartition, list[Entry]], most: int | None
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """The records that are ready, in order; raises the first failure if there are none."""
-        delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        passed: dict[TopicPartition, int] = {}
-        count = 0
-        for tp, entries in taken.items():
-            records, passed[tp] = self._ready(tp, entries, None if most is None else most - count, first=not count)
-            count += len(records)
-            if records:
-                delivered[tp] = records
-        # Entries are dropped when all stages of the application have run: an interrupt in one must lose nothing.
-        for tp, number in passed.items():
-            if number:
-                self._pending.backlog.drop(tp, number)
-            for record in delivered.get(tp, ()):
-                if isinstance(record, AssembledRecord):
-                    self._rates[tp.topic].add()
-        if not delivered:
-            self._raise_failure(taken)
-        return delivered
-
-    def _ready(
-        self, tp: TopicPartition, entries: Iterable[Entry], most: int | None, *, first: bool
-    ) -> tuple[list[ConsumerRecord], int]:
-        """The records of a partition that are ready, and how many entries they and the messages that are gone were.
-
-        An error that is not the record's is raised if this is the `first` record of the call; else the next call does.
-        """
-        records: list[ConsumerRecord] = []
-        passed = 0
-        for entry, own in zip(entries, self._pending.backlog.entries(tp), strict=False):
-            # Another call may have delivered the entries, and a seek or a rebalance may have dropped them.
-            if entry is not own or not entry.ready or len(records) == most:
-                break
-            if entry.gone:
-                passed += 1
-                break  # `on_discarded` comes before the records behind it
-            try:
-                records.append(self._restoring.restore_now(entry.record) if entry.size is None else entry.result())
-            except SerializationError as exc:
-                entry.download, entry.error = None, exc
-                break
-            except BaseException as exc:
-                entry.download = None
-                if isinstance(exc, Exception) and (records or not first):
-                    break
-                raise
-            passed += 1
-        return records, passed

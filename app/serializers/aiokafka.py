@@ -21,7 +21,6 @@ from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.idempotence import idempotent
 from app.kafka.arguments import Arguments
 from app.serializers import config as taken
-from app.serializers.composable import ComposableDeserializer
 from app.serializers.strategy import Oversized, byte_count, check_wrapper, strategy_of
 from app.serializers.threads import Threads
 from transforms.errors import SerializationError
@@ -131,28 +130,26 @@ class DeserializingConsumer(WholeRecordConsumer):
         self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
         whole = _CONSUMER.merged(config, options)
-        deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
-        with deserializers.closed_on_error():
-            arguments = {**_CONSUMER.defaults, **_CONSUMER.read(deserializers.client)}
-            super().__init__(deserializers.values, _Restoring(deserializers), on_discarded, topics, arguments)
-
-
-class _Restoring:
-    """Restores and deserializes records; see `app.chunks.whole_records.Restoring`."""
-
-    def __init__(self, deserializers: taken.ClientConfig[ComposableDeserializer]) -> None:
-        self._deserializers = deserializers
+        self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         self._threads = Threads()
-        self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
+        self._keeps_plain = all(composable.keeps_plain for composable in self._deserializers.parts.values())
+        self._download_ms = self._deserializers.store_timeout_ms
+        with self._deserializers.closed_on_error():
+            arguments = {**_CONSUMER.defaults, **_CONSUMER.read(self._deserializers.client)}
+            super().__init__(self._deserializers.values, on_discarded, topics, arguments)
 
-    @property
-    def timeout_ms(self) -> int:
-        return self._deserializers.store_timeout_ms
+    async def stop(self) -> None:
+        """As `AIOKafkaConsumer.stop`; then waits for the last download, and closes the deserializers."""
+        try:
+            await super().stop()
+        finally:
+            await self._threads.close()
+            self._deserializers.close()
 
-    def size(self, record: ConsumerRecord) -> int | None:
+    def _size(self, record: ConsumerRecord) -> int | None:
         return self._deserializers.restored_bytes(record)
 
-    async def restore(self, record: ConsumerRecord) -> ConsumerRecord:
+    async def _restore_large(self, record: ConsumerRecord) -> ConsumerRecord:
         found, headers = {"key": record.key, "value": record.value}, list(record.headers)
         try:
             for part, composable in self._deserializers.parts.items():
@@ -161,14 +158,10 @@ class _Restoring:
             raise exc.at(record.partition, record.offset) from exc.__cause__
         return replace(record, **found, headers=tuple(headers))
 
-    def restore_now(self, record: ConsumerRecord) -> ConsumerRecord:
+    def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
         if self._keeps_plain and not record.headers:
             return record
         found, headers = taken.deserialized(self._deserializers, record)
         if found["value"] is record.value and found["key"] is record.key and tuple(headers) == record.headers:
             return record  # nothing was done with it, and a copy costs more than all the rest
         return replace(record, **found, headers=tuple(headers))
-
-    async def close(self) -> None:
-        await self._threads.close()
-        self._deserializers.close()

@@ -11,10 +11,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from app.chunks.consumer import AssemblingConsumer
-from app.chunks.rereader import Again, ReadAgain, Rereader
-from transforms.assembly import Discarded
+from app.chunks.range_reader import RangeReader
 from transforms.chunk import Chunk
+from transforms.chunked_message import Discarded
 from transforms.errors import SerializationError
+from transforms.read_range import ReadRange
 from transforms.record import Header
 
 P3 = TopicPartition("t", 3)
@@ -26,9 +27,14 @@ class Fetches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[Sequence[ConsumerRecord]] = []
         monkeypatch.setattr(AIOKafkaConsumer, "getmany", self._getmany)
+        monkeypatch.setattr(AIOKafkaConsumer, "getone", self._getone)
 
     async def _getmany(self, *_: TopicPartition, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
         return {P3: self.batches.pop(0)} if self.batches else {}
+
+    async def _getone(self, *_: TopicPartition) -> ConsumerRecord:
+        (record,) = self.batches.pop(0)
+        return record
 
 
 def fetched(offset: int, value: bytes, headers: Sequence[Header] = ()) -> ConsumerRecord:
@@ -94,11 +100,11 @@ async def test_call_does_not_wait_for_what_is_read_again(monkeypatch: pytest.Mon
     """A message that has expired is read again beside the calls, and the next calls tell of it when that is done."""
     fetches, told, may_end = Fetches(monkeypatch), list[Discarded](), asyncio.Event()
 
-    async def read(_: Rereader, again: Again) -> ReadAgain:
+    async def read(_: RangeReader, range_: ReadRange, __: object) -> None:
         await may_end.wait()
-        return ReadAgain(Discarded("out-of-order", again.reread.uuid, (), "", gone=again.reread), None, 0)
+        range_.begin()
 
-    monkeypatch.setattr(Rereader, "read", read)
+    monkeypatch.setattr(RangeReader, "_read", read)
     # The second message is set aside, and its second chunk is missing.
     fetches.batches = [[letter(0, "u", 0), letter(1, "v", 0), letter(2, "v", 2), fetched(3, b"behind")]]
     consumer = consuming(**{"max.pending.chunked.message": 1}, on_discarded=told.append)

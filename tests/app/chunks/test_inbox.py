@@ -264,3 +264,46 @@ def test_restart_at_any_point(seed: int) -> None:
     assert sorted(map(str, seen)) == sorted(
         map(str, [*(text.encode() for text in texts), *(b"%d" % n for n in range(8))])
     )
+
+
+@pytest.mark.parametrize("chunk", ["last", "first"])
+def test_time_counts_behind_what_has_come(chunk: str) -> None:
+    """A message does not expire while its last chunk waits to be put together, nor by the time before its first one."""
+    inbox = Records(Limits(expire_ms=1_000), 10)
+    inbox.begin(PLACE, 3)
+    if chunk == "last":
+        inbox.put(PLACE, [letter(3, "u", "ab", 0)])
+        assert inbox.head(PLACE) is None
+        inbox.put(PLACE, [letter(4, "u", "ab", 1)])
+        inbox.tick(1.0, [PLACE])
+        assert given(inbox, []) == [b"ab"]
+    else:
+        inbox.put(PLACE, [letter(3, "u", "ab", 0)])
+        inbox.tick(0.9, [PLACE])
+        assert inbox.head(PLACE) is None
+        inbox.tick(0.9, [PLACE])
+        assert not inbox.actions
+        inbox.tick(0.1, [PLACE])
+        assert len(inbox.actions) == 1
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_client_that_resets_its_position(*, fetched: bool) -> None:
+    """What was fetched is delivered, as it is not read again; then incomplete messages are forgotten."""
+    log = [letter(3, "u", "ab", 0), letter(4, "v", "ab", 0), letter(5, "v", "ab", 1)]
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, log[:1])
+    assert inbox.head(PLACE) is None
+    inbox.put(PLACE, log[1:] if fetched else [])
+    inbox.begin(PLACE, 500)
+    assert inbox.position(PLACE, 500) == (4 if fetched else 500)
+    inbox.put(PLACE, [plain(500)])
+    entry = inbox.head(PLACE)
+    assert entry is not None
+    if fetched:
+        assert (entry.record.value, inbox.commit(PLACE, 501)[0]) == (b"ab", 3)
+        inbox.pop(PLACE)
+    assert inbox.commit(PLACE, 501) == (500, "")
+    assert given(inbox, log) == [b"v"]
+    assert inbox.commit(PLACE, 501) == (501, "")

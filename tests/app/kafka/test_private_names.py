@@ -82,7 +82,9 @@ NAMES = (
         "app.kafka.producer", AIOKafkaProducer, "_txn_manager", "begin a transaction without a turn of the loop"
     ),
     PrivateName("app.kafka.subscriptions", SubscriptionState, "_assignment_waiters", "log no error that was given"),
-    PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_waiters", "log no error that was given"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_count", "count a poll that is cancelled"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_fetch_waiters", "log no error, wake calls that wait"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_last_fetch_ended", "count a poll that is cancelled"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
     PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),

@@ -1,0 +1,96 @@
+"""The downloads of the records that come next in the inbox of a client that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import Any, Generic, TypeVar
+
+from app.chunks.allowance import PARALLEL
+from app.chunks.inbox import Entry, Inbox, Place
+
+R = TypeVar("R")
+
+_LOOK = 100  # so many records of a partition are looked at
+
+
+@dataclass(slots=True)
+class Download:
+    """The `work` of an entry.
+
+    Attributes:
+        future: gives the restored record.
+        size: the most bytes that it downloads.
+        ahead: whether it was begun when other records came first.
+    """
+
+    future: Any
+    size: int
+    ahead: bool
+
+
+class Prefetch(Generic[R]):
+    """Begins downloads of an inbox, a few at a time, in the order in which the records are delivered.
+
+    Args:
+        inbox: has the records.
+        size: the most bytes that a record downloads; None if it needs no download.
+        begin: begins one, and gives a future of the restored record.
+        max_bytes: how much may be downloaded, and not delivered yet, unless one alone is larger.
+    """
+
+    def __init__(
+        self, inbox: Inbox[R], size: Callable[[R], int | None], begin: Callable[[R], Any], max_bytes: int
+    ) -> None:
+        self._inbox, self._size, self._begin, self._max_bytes = inbox, size, begin, max_bytes
+
+    def ready(self, entry: Entry[R]) -> bool:
+        """Whether nothing has to be awaited before a record can be delivered, or refused.
+
+        At the head of its queue, a download that has failed ahead is forgotten, so that it begins again.
+        """
+        download: Download | None = entry.work
+        if download is None:
+            return self._wanted(entry) is None
+        if not download.future.done():
+            return False
+        if download.ahead and (download.future.cancelled() or download.future.exception() is not None):
+            entry.work = None
+            return False
+        return True
+
+    def begin(self, places: Collection[Place], most: int | None = None) -> set[Any]:
+        """Begins downloads of the next records of these partitions.
+
+        Args:
+            places: the partitions.
+            most: of how many records of each; of those that are near by default.
+
+        Returns:
+            Those that are under way in these partitions.
+        """
+        held, running, free = 0, set(), True
+        for place in self._inbox.places:
+            for number, entry in enumerate(islice(self._inbox.entries(place), _LOOK)):
+                if entry.work is not None:
+                    held += entry.work.size
+                    if place in places:
+                        free = free and number > 0
+                        if not entry.work.future.done():
+                            running.add(entry.work.future)
+        queues = [list(islice(self._inbox.entries(place), min(most or _LOOK, _LOOK))) for place in places]
+        heads = {queue[0] for queue in queues if queue}
+        for entry in chain.from_iterable(zip_longest(*queues)):
+            if entry is None or entry.work is not None or (size := self._wanted(entry)) is None:
+                continue
+            # One must begin, whatever others hold: else nothing would ever be delivered.
+            if not (free and entry in heads) and (len(running) >= PARALLEL or (held and held + size > self._max_bytes)):
+                break
+            entry.work = Download(self._begin(entry.record), size, entry not in heads)
+            running.add(entry.work.future)
+            held, free = held + size, False
+        return running
+
+    def _wanted(self, entry: Entry[R]) -> int | None:
+        return None if self._inbox.is_piece(entry) else self._size(entry.record)
