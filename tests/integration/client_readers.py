@@ -64,6 +64,8 @@ class Reader(ABC):
         batches: whether a call gives several records.
         passes: whether the position is behind a record that could not be deserialized.
         repeats: whether an interrupt may give records again.
+        fetch_wait: the key of how long a broker waits for more.
+        bounds: the keys of how many bytes a call may download.
         consumer: the client itself.
     """
 
@@ -72,6 +74,7 @@ class Reader(ABC):
     passes: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
     fetch_wait: ClassVar[str] = "fetch.max.wait.ms"
+    bounds: ClassVar[tuple[str, ...]] = ("fetch.max.bytes",)
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Reader(ABC):
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "heartbeat.interval.ms": 300,
-            self.fetch_wait: 20,  # how long a broker waits for more; what is sought comes behind that
+            self.fetch_wait: 20,  # what is sought comes behind that
             **(config or {}),
         }
         self.options: dict[str, Any] = {} if on_discarded is None else {"on_discarded": on_discarded}
@@ -303,7 +306,7 @@ class Confluent(Blocking):
         except (KeyDeserializationError, ValueDeserializationError) as error:
             raise error.exception or error from getattr(error.exception, "__cause__", None)
 
-    def messages(self, wait_s: float, _: int | None) -> list[Any]:
+    def messages(self, wait_s: float, most: int | None) -> list[Any]:  # of a batch
         message = self.consumer.poll(wait_s)
         return [] if message is None else [message]
 
@@ -327,6 +330,18 @@ class Confluent(Blocking):
 
     async def resume(self, *partitions: int) -> None:
         await self.call(self.consumer.resume, [*map(self.place, partitions)])
+
+
+class ConfluentBatches(Confluent):
+    """confluent-kafka's `consume`, which waits until there are as many as it is asked for."""
+
+    batches = True
+    bounds = ("fetch.max.bytes", "message.max.bytes")
+
+    def messages(self, wait_s: float, most: int | None) -> list[Any]:
+        messages: list[Any] = self.consumer.consume(500 if most is None else most, wait_s)
+        assert [error for each in messages if (error := each.error())] == []
+        return messages
 
 
 class KafkaPython(Blocking):
@@ -393,6 +408,6 @@ async def share(first: Reader, second: Reader) -> list[Given]:
     return given
 
 
-READERS: list[type[Reader]] = [Getmany, Getone, Confluent, KafkaPython, KafkaPythonIteration]
+READERS: list[type[Reader]] = [Getmany, Getone, Confluent, ConfluentBatches, KafkaPython, KafkaPythonIteration]
 BATCHES = [each for each in READERS if each.batches]
-CHUNKS: list[type[Reader]] = [Getmany, Assembling, Confluent, KafkaPython, KafkaPythonIteration]
+CHUNKS = [Assembling if each is Getone else each for each in READERS]

@@ -151,7 +151,7 @@ async def test_a_call_is_bounded_in_bytes(
     for partition in (0, 1):
         await produce(broker, ON_GATE, topic, [b"%d" % number + LARGE for number in range(6)], partition)
     found: list[Given] = []
-    async with client(broker, topic, {**REFERENCES, "fetch.max.bytes": "11000"}) as reader:
+    async with client(broker, topic, {**REFERENCES, **dict.fromkeys(client.bounds, "11000")}) as reader:
         while len(found) < 12:
             batch = await reader.poll(1.0)
             assert len(batch) <= 2
@@ -168,7 +168,7 @@ async def test_a_payload_over_the_bound_comes_alone(
     """The first payload of a call is downloaded however large it is."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [b"first", LARGE, b"small", LARGE])
-    async with client(broker, topic, {**REFERENCES, "fetch.max.bytes": 4_000}) as reader:
+    async with client(broker, topic, {**REFERENCES, **dict.fromkeys(client.bounds, 4_000)}) as reader:
         batches = [[each.value for each in await reader.poll(5.0)] for _ in range(2)]
     assert batches == [[b"first", LARGE, b"small"], [LARGE]]
 
@@ -227,7 +227,14 @@ async def test_a_store_that_is_down_comes_back(
                 await reader.commit()
                 assert await reader.committed() == {0: 0}
         gate.fails = None
-        assert await reader.values(3) == [LARGE, b"2", LARGE]
+        found: list[Given] = []
+        while len(found) < 3:
+            try:
+                found += await reader.read()
+            except RecordDeserializationError as again:  # of a download that was begun ahead
+                if reader.passes:
+                    await reader.seek(again.offset)
+        assert [each.value for each in found] == [LARGE, b"2", LARGE]
 
 
 @every

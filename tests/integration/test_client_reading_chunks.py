@@ -88,52 +88,62 @@ async def test_a_message_that_begins_before_what_is_read(
 # --- commits and positions --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["commit", "offsets", "auto"])
 @every
 async def test_commit_holds_and_restart_repeats_nothing(
-    broker: str, make_topic: MakeTopic, client: type[Reader], way: str
+    broker: str, make_topic: MakeTopic, client: type[Reader]
 ) -> None:
     """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
     topic = make_topic()
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
     log = [plain(b"a"), slow[0], quick[0], plain(b"b"), slow[1], quick[1], quick[2], plain(b"c")]
     await write(broker, topic, log)
-    async with client(broker, topic, {"enable.auto.commit": way == "auto"}) as reader:
-        assert await reader.values(4) == [b"a", b"b", value_of(2_000, 2), b"c"]
-        if way != "auto":
-            await reader.commit(8 if way == "offsets" else None)
-    offset, metadata = (await reader.marks())[0]
-    assert (offset, noted(metadata)) == (1, Noted(8))
+
+    async def before(way: str) -> None:
+        config = {"group.id": f"{topic}-{way}", "enable.auto.commit": way == "auto"}
+        async with client(broker, topic, config) as reader:
+            assert await reader.values(4) == [b"a", b"b", value_of(2_000, 2), b"c"]
+            if way != "auto":
+                await reader.commit(8 if way == "offsets" else None)
+        offset, metadata = (await reader.marks())[0]
+        assert (offset, noted(metadata)) == (1, Noted(8))
+
+    async def behind(way: str) -> None:
+        async with client(broker, topic, {"group.id": f"{topic}-{way}"}) as reader:
+            assert await reader.values(2) == [value_of(3_000, 1), b"d"]
+            await reader.commit()
+        assert await reader.marks() == {0: (12, "")}
+
+    ways = ("commit", "offsets", "auto")
+    await asyncio.gather(*map(before, ways))
     await write(broker, topic, [*slow[2:], plain(b"d")])
-    async with client(broker, topic) as reader:
-        assert await reader.values(2) == [value_of(3_000, 1), b"d"]
-        await reader.commit()
-    assert await reader.marks() == {0: (12, "")}
+    await asyncio.gather(*map(behind, ways))
 
 
-@pytest.mark.parametrize("kept", ["commit", "auto", "record", "offset", "position"])
 @every
-async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: type[Reader], kept: str) -> None:
+async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
     """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
-    topic, got, found, at = make_topic(), list[Any](), list[Discarded](), 0
-    await write(
-        broker,
-        topic,
-        list(interleaved([*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))], 5)),
-    )
-    while len(got) < 8:
-        assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
-        more: Config = {**TIGHT, "enable.auto.commit": kept == "auto"}
-        async with client(broker, topic, more, found.append, assigned=assigned) as reader:
-            for each in await reader.read(min(3, 8 - len(got))):
-                got.append(each.value)
-                at = each.offset + 1
-            if kept == "position":
-                at = await reader.position()
-            if kept in {"commit", "record"}:
-                await reader.commit(at if kept == "record" else None)
-    assert set(got) == {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
-    assert len(got) == 8
+    topic, found = make_topic(), list[Discarded]()
+    messages = [*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))]
+    await write(broker, topic, list(interleaved(messages, 5)))
+
+    async def check(kept: str) -> None:
+        got: list[Any] = []
+        at = 0
+        config: Config = {**TIGHT, "group.id": f"{topic}-{kept}", "enable.auto.commit": kept == "auto"}
+        while len(got) < 8:
+            assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
+            async with client(broker, topic, config, found.append, assigned=assigned) as reader:
+                for each in await reader.read(min(3, 8 - len(got))):
+                    got.append(each.value)
+                    at = each.offset + 1
+                if kept == "position":
+                    at = await reader.position()
+                if kept in {"commit", "record"}:
+                    await reader.commit(at if kept == "record" else None)
+        assert set(got) == {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
+        assert len(got) == 8
+
+    await asyncio.gather(*map(check, ("commit", "auto", "record", "offset", "position")))
     assert found == []
 
 
