@@ -94,13 +94,22 @@ def sent(config: Mapping[str, object], data: bytes, *, is_key: bool = False) -> 
 # --- what is offloaded ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("length", "large"), [(0, False), (1, False), (99, False), (100, False), (101, True)])
-def test_what_is_over_the_threshold_is_offloaded(config_of: Config, length: int, large: bool) -> None:  # noqa: FBT001
-    """A value is large when it is longer than the threshold, and passes untouched when it is not."""
-    value, headers = sent(config_of(), b"x" * length)
-    assert ((value or b"").startswith(b"memory://"), len(headers) > 1) == (large, large)
-    if not large:
-        assert value == b"x" * length
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [
+        ({}, 100),
+        ({"large.message.threshold.bytes": None}, 1_048_576),  # seed 000: 1 MB, the default of max.message.bytes
+        ({"large.message.threshold.bytes": 10_000, "max.request.size": 3_000}, 1_900),  # headers and room for a key
+        ({"large.message.threshold.bytes": 10_000, "message.max.bytes": 3_000}, 1_900),
+    ],
+)
+def test_what_is_too_long_is_offloaded(config_of: Config, given: dict[str, object], longest: int) -> None:
+    """That is what is over the threshold, or would make a record that the client refuses; else a value passes."""
+    for length in (0, 1, longest - 1, longest):
+        assert sent(config_of(**given), b"x" * length) == (b"x" * length, [("own", b"1")])
+    value, headers = sent(config_of(**given), b"x" * (longest + 1))
+    assert (value or b"").startswith(b"memory://")
+    assert len(headers) == 4
 
 
 def test_what_readers_would_refuse_is_not_stored(config_of: Config) -> None:
@@ -111,25 +120,6 @@ def test_what_readers_would_refuse_is_not_stored(config_of: Config) -> None:
     with pytest.raises(SerializationError, match=r"201 bytes, and large\.message\.max\.bytes is 200") as caught:
         sent(given, b"x" * 201)
     assert isinstance(caught.value.__cause__, ValueTooLargeError)
-
-
-def test_the_default_threshold_is_one_mebibyte(config_of: Config) -> None:
-    """Seed 000: 1 MB, the default of max.message.bytes."""
-    given = config_of()
-    del given["large.message.threshold.bytes"]
-    assert sent(given, b"x" * 1_048_576)[0] == b"x" * 1_048_576
-    assert sent(given, b"x" * 1_048_577)[0] != b"x" * 1_048_577
-
-
-@pytest.mark.parametrize("key", ["max.request.size", "message.max.bytes"])
-def test_what_the_client_would_refuse_is_offloaded(config_of: Config, key: str) -> None:
-    """A value below the threshold leaves the record where the record would be over the client's own limit."""
-    given = config_of(**{key: 3000, "large.message.threshold.bytes": 10_000})
-    assert sent(given, b"x" * 1800)[0] == b"x" * 1800
-    value, headers = sent(given, b"x" * 2000)
-    assert value is not None
-    assert value.startswith(b"memory://")
-    assert len(headers) == 4
 
 
 _TEXTS = st.text(max_size=30)
@@ -226,7 +216,7 @@ def test_the_seeds_bare_reference_is_read(config_of: Config) -> None:
 
 
 def test_a_store_call_is_foretold(config_of: Config) -> None:
-    """`wants` says whether the store is going to be called, and `restored_bytes` how much is going to come back."""
+    """`wants` says whether the store is going to be called."""
     serializer, deserializer = LargeMessageSerializer(config_of()), LargeMessageDeserializer(config_of())
     assert [serializer.wants(data, []) for data in (b"x" * 100, b"x" * 101, None, "x" * 101)] == [
         False,
@@ -236,12 +226,9 @@ def test_a_store_call_is_foretold(config_of: Config) -> None:
     ]
     headers: list[Any] = [("own", b"1")]
     assert not deserializer.wants(b"v", headers)
-    serializer.serialize("orders", headers, b"x" * 101)
+    serializer.serialize("orders", headers, LARGE)
     assert deserializer.wants(b"v", headers)
-    assert deserializer.restored_bytes(headers) == 101
-    assert deserializer.restored_bytes([("large-message", b"true")]) == 268_435_456
-    assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"no")]) == 0
-    assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"268435457")]) == 0
+    assert not deserializer.wants(None, headers)
     assert not LargeMessageDeserializer(config_of(), is_key=True).wants(b"k", headers)
 
 
@@ -315,6 +302,25 @@ def test_it_must_be_configured_and_not_closed(config_of: Config) -> None:
     for unusable in (serializer, LargeMessageSerializer()):
         with pytest.raises(ConfigurationError, match="configure was not called, or close was"):
             unusable.serialize("orders", [], b"small")
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        *(({"large.message.compression.type": codec}, []) for codec in CODECS),
+        ({"max.request.size": 4_000}, [("trace", b"x" * 2_000)]),
+    ],
+)
+def test_equal_keys_give_equal_references(config_of: Config, given: dict[str, object], own: list[Any]) -> None:
+    """Whoever writes them, and whatever headers they have, or Kafka would send them to two partitions."""
+    for key, offloaded in ((b"customer " * 200, True), (b"customer", False)):
+        headers = list(own)
+        found = LargeMessageSerializer(config_of(**given), is_key=True).serialize("orders", headers, key)
+        assert found == LargeMessageSerializer(config_of(), is_key=True).serialize("orders", [], key)
+        assert (len(headers) > len(own)) is offloaded
 
 
 # --- names of payloads ------------------------------------------------------------------------------------------------
