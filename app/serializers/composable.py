@@ -55,7 +55,7 @@ class Composable(Ours):
         """Runs one of `stages`; `data` is not None.
 
         Raises:
-            SerializationError: the stage raised an error, or gave neither `bytes` nor None where it must.
+            SerializationError: the stage raised an error, or returned neither `bytes` nor None where it must.
         """
         result = stage.run(topic, headers, data)
         may_be_any = self._DIRECTION == "deserialize" and stage is self.stages[-1]
@@ -85,11 +85,11 @@ class ComposableSerializer(Composable):
     _DIRECTION = "serialize"
 
     def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
-        """The bytes for Kafka. Stages append to `headers`, which are None if the client gives none.
+        """The bytes for Kafka. Stages append to `headers`, which are None if the client has none.
 
         Raises:
-            SerializationError: a stage raised an error, or gave neither `bytes` nor None; or the topic's name is over
-                its limit.
+            SerializationError: a stage raised an error, or returned neither `bytes` nor None; or the topic's name is
+                over its limit.
         """
         try:
             check("topic", topic)
@@ -103,7 +103,7 @@ class ComposableSerializer(Composable):
 
 
 class ComposableDeserializer(Composable):
-    """Deserializers in order: each but the last gives bytes, the last one gives the application's object.
+    """Deserializers in order: each but the last returns bytes, the last one returns the application's object.
 
     Arguments, attributes and nulls are as with `ComposableSerializer`.
     """
@@ -124,7 +124,7 @@ class ComposableDeserializer(Composable):
         """The application's object. Stages remove their own headers from `headers`.
 
         Raises:
-            SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.
+            SerializationError: a stage raised an error, or one before the last returned neither `bytes` nor None.
         """
         for stage in self.stages if headers else self._headerless:
             if data is None:

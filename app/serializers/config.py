@@ -51,7 +51,7 @@ class ClientConfig(Generic[_Composable]):
         return sum(large.store_timeout_ms for _, large in self.larges)
 
     def restored_bytes(self, record: Any) -> int | None:
-        """The most bytes that the store gives for a record; None if the store is not called."""
+        """The most bytes that are downloaded for a record; None if the store is not called."""
         if not record.headers:
             return None
         wanted = [
@@ -87,7 +87,7 @@ def producer(
         keys: those that it has besides, and that are read here.
 
     Raises:
-        ConfigurationError: a name, such as `group.id`, is over its limit; a list stands beside its singular; a stage
+        ConfigurationError: a name, such as `group.id`, is over its limit; a list is combined with its singular; a stage
             cannot be loaded; a key is unknown or wrong; the store calls of one record may together take longer than
             `max.block.ms`.
     """
@@ -121,7 +121,7 @@ def deserialized(
 def restoring(
     deserializers: ClientConfig[ComposableDeserializer], record: Any
 ) -> Generator[Callable[[], Any], Callable[[], Any], tuple[dict[str, Any], list[Header]]]:
-    """As `deserialized`: yields each call of a store, and is sent what gives the result of that call."""
+    """As `deserialized`: yields each call of a store, and is sent what returns its result."""
     found, headers = {"key": record.key, "value": record.value}, list(record.headers)
     try:
         for part, composable in deserializers.parts.items():
@@ -154,7 +154,7 @@ def _split(
         given = [name for name in (singular, plural) if config.get(name) is not None]
         if given == [singular, plural]:
             raise ConfigurationError(
-                plural, f"stands beside {singular}, allowed is one of the two: a list under {plural}, or one {singular}"
+                plural, f"cannot be combined with {singular}; set either {plural}, a list, or one {singular}"
             )
         for name in given:
             stages = cast("list[object]", config[name] if name == plural else [config[name]])

@@ -44,14 +44,14 @@ _RANDOM_IDS = (
 class LargeMessage(Configured):
     """Has a store, and knows whether it is for keys or for values."""
 
-    _KEYS: ClassVar[Sequence[Key]]
+    _READS: ClassVar[Sequence[Key]]
     _part = VALUE
     _store: PayloadStore | None = None
     KEYS: Sequence[str] | None = ()
 
     def _take(self, config: Mapping[str, object]) -> None:
         self._part = KEY if self._field == KEY.name else VALUE
-        values, store = read_options(config, self._KEYS)
+        values, store = read_options(config, self._READS)
         self.store_timeout_ms: int = values[TIMEOUT]
         self._signing = Signing.of(values)
         self._keyring = keyring_of(values)
@@ -60,7 +60,7 @@ class LargeMessage(Configured):
 
     @abstractmethod
     def _open(self, config: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
-        """Opens the store of this configuration; `values` has those of `_KEYS`."""
+        """Opens the store of this configuration; `values` has those of `_READS`."""
 
     @abstractmethod
     def wants(self, data: object, headers: Headers) -> bool:
@@ -119,7 +119,7 @@ class LargeMessageSerializer(LargeMessage):
             to have random ids, or to be encrypted.
     """
 
-    _KEYS = PRODUCER_KEYS
+    _READS = PRODUCER_KEYS
     _DIRECTION = "serialize"
     small_bytes = -1
 
@@ -134,7 +134,7 @@ class LargeMessageSerializer(LargeMessage):
                 found = f"found {values[TYPE_NAME]!r}, and keys cannot be encrypted"
                 hint = "take LargeMessageSerializer out of the serializers of keys"
                 raise ConfigurationError(TYPE_NAME, f"{found}: {_EQUAL_KEYS}; {hint}")
-            # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
+            # Equal keys need equal references, of whatever producer, and two compressors seldom agree to the byte.
             codec, generator = "none", "sha256"
         threshold_bytes: int = values["large.message.threshold.bytes"]
         limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
@@ -242,11 +242,11 @@ class LargeMessageSerializer(LargeMessage):
 class LargeMessageDeserializer(LargeMessage):
     """Puts the payload in the place of a reference; everything else passes as it is.
 
-    It gives bytes, so it is the first of `value.deserializers`. Arguments and errors are as with
+    It returns bytes, so it is the first of `value.deserializers`. Arguments and errors are as with
     `LargeMessageSerializer`, for `max.poll.interval.ms`.
     """
 
-    _KEYS = CONSUMER_KEYS
+    _READS = CONSUMER_KEYS
     _DIRECTION = "deserialize"
 
     def _open(self, _: Mapping[str, object], values: Mapping[str, Any], store: Mapping[str, object]) -> None:
@@ -281,14 +281,15 @@ class LargeMessageDeserializer(LargeMessage):
             restored = self._inflate.restore(reference, download(store, reference, self._inflate, self._keyring))
         except WideloadError as exc:
             raise self._error(topic, str(exc)) from exc
-        headers[:] = own
+        if isinstance(headers, list):  # aiokafka's own records have a tuple
+            headers[:] = own
         return restored
 
     def wants(self, data: object, headers: Headers) -> bool:
         return data is not None and bool(headers) and is_reference(headers or (), self._part)
 
     def restored_bytes(self, headers: Sequence[Header]) -> int:
-        """The most bytes that `deserialize` gives for a reference with these headers.
+        """The most bytes that `deserialize` returns for a reference with these headers.
 
         `large.message.max.bytes` if the headers have no size; 0 if they are wrong, as nothing is downloaded then.
         """

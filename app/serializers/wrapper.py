@@ -103,7 +103,7 @@ class WrapperSerializer(_Wrapper):
 
         Raises:
             SerializationError: `data` is no wrapper, or does not fit the format; or a serializer of what is in it
-                raised an error, or gave no bytes.
+                raised an error, or returned no bytes.
         """
         if data is None:
             return None
@@ -143,8 +143,8 @@ class WrapperDeserializer(_Wrapper):
     """Parses a `MessageWrapper`: the last of `value.deserializers`; a `TypedWrapper` if it has deserializers.
 
     Args:
-        config: with `unwrap.on.plain.value`: `fail`, the default, or `pass`, which gives a wrapper without headers for
-            a value that is no wrapper; and with `wrapper.value.deserializer` and `wrapper.header.NUMBER.deserializer`:
+        config: with `unwrap.on.plain.value`: `fail`, the default, or `pass`, which makes a wrapper without headers of a
+            value that is no wrapper; and with `wrapper.value.deserializer` and `wrapper.header.NUMBER.deserializer`:
             a class, an object, or a dotted path, as in `value.deserializers`. A header without one is bytes.
         is_key: whether it is for keys, not for values.
 

@@ -299,7 +299,7 @@ def test_a_list_beside_its_singular_is_refused(field: str, kind: str, take: Call
     given = {f"{field}.{kind}s": [bytes.swapcase], f"{field}.{kind}": bytes.swapcase}
     with pytest.raises(ConfigurationError) as caught:
         take(given, OWN)
-    assert str(caught.value).startswith(f"{field}.{kind}s: stands beside {field}.{kind}, allowed is one of the two")
+    assert str(caught.value).startswith(f"{field}.{kind}s: cannot be combined with {field}.{kind}; set either")
 
 
 def test_the_singular_is_named_in_its_errors() -> None:
