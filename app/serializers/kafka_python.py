@@ -10,42 +10,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer
-from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka import KafkaProducer
 
-from app.chunks.blocking import OnDiscarded
 from app.chunks.destinations import ESTIMATE_BYTES
-from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS
 from app.kafka.arguments import Arguments
-from app.kafka.tokens import TokenProvider
 from app.kafka.topics import topic_of
-from app.serializers import config as taken
-from app.serializers.kafka_python_reads import ReadingConsumer
+from app.serializers.kafka_python_reads import DeserializingConsumer, Tokens
 from app.serializers.kafka_python_writes import WritingProducer
 from app.serializers.strategy import Oversized, byte_count
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 
-class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Gives kafka-python the tokens of a provider, on the thread that logs in."""
-
-    def __init__(self, provider: TokenProvider) -> None:
-        super().__init__()
-        self._provider = provider
-
-    def token(self) -> str:
-        """The token of now.
-
-        Raises:
-            TokenError: there is none.
-        """
-        return self._provider.now()
-
-
-_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG, tokens=_Tokens).without("serializer")
-_CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG, tokens=_Tokens).without("serializer")
+_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG, tokens=Tokens).without("serializer")
 _RENAMED = {
     "sasl.plain.username": "sasl.username",
     "sasl.plain.password": "sasl.password",
@@ -95,40 +72,3 @@ def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:
     found = {**config, **{name: config[own] for own, name in _RENAMED.items() if own in config}}
     servers: Any = found.get("bootstrap.servers", KafkaProducer.DEFAULT_CONFIG["bootstrap_servers"])
     return {**found, "bootstrap.servers": servers if isinstance(servers, str) else ",".join(servers or ())}
-
-
-class DeserializingConsumer(ReadingConsumer):
-    """A `KafkaConsumer` that gives each record whole, plain, from a reference, or from chunks, and deserializes it.
-
-    A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
-    then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
-    tries again; `seek` to the next offset skips the record.
-
-    A value in chunks is the record of its last chunk, with the whole value and the record's own headers. No commit,
-    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
-    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
-    second consumer that does not join the group.
-
-    One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
-    that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
-
-    Args:
-        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, the keys of the deserializers and
-            their store, and those of `app.chunks.keys.CONSUMER_KEYS`.
-        topics: the topics to subscribe to.
-        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
-            next call tries again, and no commit passes the message. By default a warning is logged.
-        options: arguments in place of keys, for values that are not strings: `ssl_context`,
-            `partition_assignment_strategy`.
-
-    Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
-    """
-
-    def __init__(
-        self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
-    ) -> None:
-        whole = _CONSUMER.merged(config, options)
-        deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
-        with deserializers.closed_on_error():
-            super().__init__(deserializers, on_discarded, *topics, **_CONSUMER.read(deserializers.client))

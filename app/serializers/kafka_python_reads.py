@@ -2,82 +2,109 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
 from kafka.errors import KafkaError
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata
 
 from app.chunks.allowance import Allowance
 from app.chunks.blocking import Actions, OnDiscarded
-from app.chunks.downloads import Downloads, Restoring
-from app.chunks.inbox import Inbox, Place
-from app.chunks.keys import limits
-from app.serializers.composable import ComposableDeserializer
-from app.serializers.config import ClientConfig, deserialized, restoring
-from transforms.chunk import is_chunk
-from transforms.chunked_message import Assembled, Counts
-from transforms.errors import SerializationError
+from app.chunks.discarded import warn
+from app.chunks.inbox import Place
+from app.chunks.keys import CONSUMER_KEYS
+from app.kafka.arguments import Arguments
+from app.kafka.tokens import TokenProvider
+from app.serializers.config import consumer
+from app.serializers.kafka_python_listener import Listener
+from app.serializers.kafka_python_records import REQUEST_MS, Log, Records
+from transforms.chunked_message import Counts
 from transforms.logger_name import logger_name
 
 _logger = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
 _LONG_LOOK_S = 60.0
-_REQUEST_MS = 30_000
-_STEP_MS = 200
-# These are of a member of a group, or would be called twice.
-_OF_MEMBERS = {"group_id", "group_instance_id", "metric_reporters", "partition_assignment_strategy"}
-_OF_MEMBERS |= {"default_offset_commit_callback"}
 _GONE, _ANYWHERE = -1, -2  # in place of the offset that the application has sought
-_headers_of = attrgetter("headers")
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
-class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
-    """The `poll`, the positions and the commits of our `DeserializingConsumer`: records are whole.
+class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """Gives kafka-python the tokens of a provider, on the thread that logs in."""
 
-    It commits by itself where kafka-python would (`enable_auto_commit`): each `auto_commit_interval_ms` within `poll`,
+    def __init__(self, provider: TokenProvider) -> None:
+        super().__init__()
+        self._provider = provider
+
+    def token(self) -> str:
+        """The token of now.
+
+        Raises:
+            TokenError: there is none.
+        """
+        return self._provider.now()
+
+
+_ARGUMENTS = Arguments(KafkaConsumer.DEFAULT_CONFIG, tokens=Tokens).without("serializer")
+
+
+class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
+    """A `KafkaConsumer` that gives each record whole, plain, from a reference, or from chunks, and deserializes it.
+
+    A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
+    then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
+    tries again; `seek` to the next offset skips the record.
+
+    A value in chunks is the record of its last chunk, with the whole value and the record's own headers. No commit,
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
+    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
+    second consumer that does not join the group.
+
+    One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+    that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
+
+    It commits by itself where kafka-python would (`enable.auto.commit`): each `auto.commit.interval.ms` within `poll`,
     before its partitions go, and when it is closed. For one thread, as kafka-python's.
 
-    A record goes from kafka-python to the inbox, where chunks become messages, from there restored to `_ready`, and to
-    the application. If it is plain, and nothing waits before it, kafka-python's own list is in `_ready`.
-
     Args:
-        deserializers: of keys and values, with the values of `app.chunks.keys.CONSUMER_KEYS`.
-        on_discarded: called with each discarded message.
+        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, the keys of the deserializers and
+            their store, and those of `app.chunks.keys.CONSUMER_KEYS`.
         topics: the topics to subscribe to.
-        arguments: of kafka-python's own class.
+        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
+            next call tries again, and no commit passes the message. By default a warning is logged.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`,
+            `partition_assignment_strategy`.
+
+    Raises:
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
+    # A record goes from kafka-python to the inbox, where chunks become messages, from there restored to `_ready`, and
+    # to the application. A plain one, before which nothing waits, is ready as it is.
+
     def __init__(
-        self,
-        deserializers: ClientConfig[ComposableDeserializer],
-        on_discarded: OnDiscarded,
-        *topics: str,
-        **arguments: Any,
+        self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
     ) -> None:
-        self._deserializers = deserializers
-        self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
-        self._downloads = Downloads[ConsumerRecord](self._restored_bytes, self._restoring)
-        self._inbox = _Records(limits(deserializers.values), deserializers.values["chunk.lookback"])
-        own = {name: value for name, value in arguments.items() if name not in _OF_MEMBERS}
-        log_arguments = {**own, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
-        self._actions = Actions(self._inbox, on_discarded, lambda: _Log(log_arguments))
-        self._ready = self._inbox.ready  # restored
+        whole = _ARGUMENTS.merged(config, options)
+        deserializers = consumer(whole, _ARGUMENTS.keys(), CONSUMER_KEYS)
+        with deserializers.closed_on_error():
+            arguments = _ARGUMENTS.read(deserializers.client)
+            self._inbox = Records(deserializers)
+            super().__init__(**{**arguments, "enable_auto_commit": False})
+        self._ready = self._inbox.ready
+        self._actions = Actions(self._inbox, on_discarded, lambda: Log(arguments))
         self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration gives them
         # What kafka-python gives next; None if the application has sought the beginning or the end.
         self._next: dict[TopicPartition, int | None] = {}
@@ -87,10 +114,9 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._polls = False  # kafka-python's positions may be behind records that are not here yet
         self._ended = False
         self._commits = arguments.get("enable_auto_commit", True) and arguments.get("group_id") is not None
-        super().__init__(**{**arguments, "enable_auto_commit": False})
-        config, store_ms = self.config, deserializers.store_timeout_ms
-        self._allowance = partial(Allowance, config["fetch_max_bytes"], store_ms, config["max_poll_interval_ms"])
-        self._commit_every_s = config["auto_commit_interval_ms"] / 1000
+        bounds = self.config["fetch_max_bytes"], deserializers.store_timeout_ms, self.config["max_poll_interval_ms"]
+        self._allowance = partial(Allowance, *bounds)
+        self._commit_every_s = self.config["auto_commit_interval_ms"] / 1000
         self._commit_s = time.monotonic() + self._commit_every_s
         if topics:
             self.subscribe(topics)
@@ -122,8 +148,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             try:
                 super().close(autocommit, timeout_ms)
             finally:
-                self._downloads.close()
-                self._deserializers.close()
+                self._inbox.close()
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +156,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         """As `KafkaConsumer.poll`; goes on waiting, up to the time-out, if it reads only chunks.
 
         Raises:
-            SerializationError: a record cannot be restored; see `DeserializingConsumer`.
+            SerializationError: a record cannot be restored; see the class.
         """
         if timeout_ms < 0:
             raise ValueError("Timeout must not be negative")
@@ -179,15 +204,15 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._iterated = deque()
         for tp in [tp for tp, records in self._ready.items() if not records]:
             del self._ready[tp]
-        self._raise_failure()
+        self._inbox.raise_error(self._fetchable(self._inbox.places))
         if (self._ready or self._inbox.places) and time.monotonic() - self._polled_s > _LOOK_S:
             self._poll(0.0, most)  # to stay in the group, and for the other partitions
         allowance, waited = self._allowance(), False
         while True:
-            self._take(most, allowance.takes, iterates=iterates)
+            self._inbox.restore(self._fetchable(self._inbox.places), most, allowance.takes, hastens=iterates)
             if self._fetchable(self._ready):
                 return
-            self._raise_failure()
+            self._inbox.raise_error(self._fetchable(self._inbox.places))
             if waited and time.monotonic() >= until_s:
                 return
             waited = True
@@ -199,52 +224,6 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             else:
                 self._poll(self._wait_s(until_s), most)
             self._settle()  # the callback may have sought
-
-    def _raise_failure(self) -> None:
-        for tp in self._fetchable(self._inbox.places):
-            entry = next(iter(self._inbox.entries(tp)))
-            error, entry.error = entry.error, None  # the next call tries again
-            if error is not None:
-                raise error
-
-    def _take(self, most: int, takes: Callable[[int], bool], *, iterates: bool) -> None:
-        """Restores what is in the inbox, as far as the call may; an iteration waits for one download."""
-        places = self._fetchable(self._inbox.places)
-        left = most - sum(map(len, self._ready.values()))
-        taken = False
-        for at, tp in enumerate(places):
-            while left > 0 and (entry := self._inbox.head(tp)) is not None and entry.error is None:
-                downloads = self._restored_bytes(entry.record) is not None
-                if downloads and iterates and taken:
-                    return
-                try:
-                    if downloads:
-                        entries = itertools.chain.from_iterable(map(self._inbox.entries, places[at:]))
-                        restored = self._downloads.restore(entries, takes)
-                    else:
-                        restored = self._restored(entry.record)
-                except SerializationError as exc:
-                    entry.error = exc
-                    break
-                if restored is None:  # the call has downloaded enough
-                    break
-                self._ready.setdefault(tp, deque()).append(restored)
-                self._inbox.pop(tp)
-                left, taken = left - 1, True
-
-    def _restored_bytes(self, record: ConsumerRecord) -> int | None:
-        headers = record.headers
-        return None if not headers or is_chunk(headers) else self._deserializers.restored_bytes(record)
-
-    def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self._keeps_plain and not record.headers:
-            return record
-        found, headers = deserialized(self._deserializers, record)
-        return record._replace(**found, headers=headers)
-
-    def _restoring(self, record: ConsumerRecord) -> Restoring[ConsumerRecord]:
-        found, headers = yield from restoring(self._deserializers, record)
-        return record._replace(**found, headers=headers)
 
     # --- polls --------------------------------------------------------------------------------------------------------
 
@@ -288,16 +267,10 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 self._forget(tp)  # it was elsewhere, and begins at its commit
             if not self._inbox.has_begun(tp):
                 self._begin(tp, records[0].offset)
-        headers = map(_headers_of, itertools.chain.from_iterable(found.values()))
-        plain = self._keeps_plain and self._inbox.quiet and not any(headers)
+        for tp in [tp for tp in found if tp in self._ready or self._inbox.entries(tp)]:
+            super().seek(tp, found.pop(tp)[0].offset)  # that is enough: the poll was for the group, and for others
+        self._inbox.add(found)
         for tp, records in found.items():
-            if tp in self._ready or self._inbox.entries(tp):
-                super().seek(tp, records[0].offset)  # that is enough: the poll was for the group, and for others
-                continue
-            if plain:
-                self._ready[tp] = deque(records)
-            else:
-                self._inbox.put(tp, records)
             self._next[tp] = records[-1].offset + 1
 
     def _begin(self, tp: TopicPartition, offset: int) -> None:
@@ -305,7 +278,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         committed = None
         if tp not in self._next and self.config["group_id"] is not None:
             try:
-                committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
+                committed = self.committed(tp, metadata=True, timeout_ms=REQUEST_MS)
             except KafkaError as exc:
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *tp, exc)
         if committed is not None and not 0 <= committed.offset <= offset:  # reading did not begin there
@@ -395,7 +368,7 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
     ) -> None:
         """As kafka-python's."""
-        super().subscribe(topics, pattern, _Listener(self._note_gone, self._leave, listener))
+        super().subscribe(topics, pattern, Listener(self._note_gone, self._leave, listener))
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """As kafka-python's."""
@@ -447,84 +420,6 @@ class ReadingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
     def _forget(self, tp: TopicPartition) -> None:
         self._inbox.clear(tp)
         self._next.pop(tp, None)
-
-
-class _Records(Inbox[ConsumerRecord]):
-    """Takes kafka-python's records."""
-
-    def whole(self, last: ConsumerRecord, message: Assembled) -> ConsumerRecord:
-        value, headers = message.record.value, list(message.record.headers)
-        return last._replace(value=value, headers=headers, serialized_value_size=len(value or b""))
-
-
-class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Notes what goes, and commits before the application's own listener is called, on a thread of kafka-python's own.
-
-    An eager assignor names all partitions, and gives most back. kafka-python keeps the position of one that comes back,
-    so nothing of it is forgotten. Not each assignor says what is left: what counts is the assignment.
-
-    Args:
-        note: notes those that are not assigned, or have been lost.
-        leave: commits what is safe of partitions that may go; raises no error.
-        own: the application's listener.
-    """
-
-    def __init__(
-        self,
-        note: Callable[[Collection[TopicPartition]], None],
-        leave: Callable[[Collection[TopicPartition]], Awaitable[None]],
-        own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None,
-    ) -> None:
-        self._note, self._leave, self._own = note, leave, own
-
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self._note(())
-        await self._leave(revoked)
-        await self._call("on_partitions_revoked", revoked)
-
-    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        self._note(lost)
-        await self._call("on_partitions_lost", lost)
-
-    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self._note(())
-        await self._call("on_partitions_assigned", assigned)
-
-    async def _call(self, name: str, partitions: Collection[TopicPartition]) -> None:
-        if self._own is not None:
-            result: Any = getattr(self._own, name)(partitions)
-            if inspect.isawaitable(result):
-                await result
-
-
-class _Log:
-    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.blocking.Log`."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._consumer = KafkaConsumer(**arguments)
-
-    def first(self, place: Place) -> int:
-        tp = TopicPartition(*place)
-        found: int = self._consumer.beginning_offsets([tp], timeout_ms=_REQUEST_MS)[tp]
-        return found
-
-    def records(self, place: Place, start: int, end: int) -> Iterator[ConsumerRecord | None]:
-        tp = TopicPartition(*place)
-        self._consumer.assign([tp])
-        self._consumer.seek(tp, start)
-        # What was read has been in the log. If it ends before `end` now, that was taken out of it.
-        end = min(end, self._consumer.end_offsets([tp], timeout_ms=_REQUEST_MS)[tp])
-        while (self._consumer.position(tp, timeout_ms=_REQUEST_MS) or 0) < end:
-            found = self._consumer.poll(_STEP_MS).get(tp, [])
-            if not found:
-                yield None
-            for record in found:
-                if record.offset >= end:
-                    return
-                yield record
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 def _warn_of_error(_: object, response: object) -> None:

@@ -12,8 +12,6 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import CommitFailedError, IllegalStateError, KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
-from app.serializers.composable import ComposableDeserializer
-from app.serializers.config import ClientConfig
 from tests.simulation.chunk_ledger import Given, given_up
 from tests.simulation.polled_play import TOPIC, Member, PolledPlay
 from transforms.chunked_message import Discarded
@@ -186,21 +184,21 @@ class KafkaPythonMember(Member):
 
     def begin(self) -> None:
         keys = self.play.keys
-        values = {
+        made = self.play.client_class()
+        self.client = made.__new__(made)
+        self.client.member = self
+        config = {
             "max.pending.chunked.message": keys["pending"],
             "max.pending.chunked.bytes": keys["pending_bytes"],
             "chunk.max.message.bytes": 5_000,
             "expire.time.of.incomplete.chunked.message.ms": keys["expire_ms"],
-            "auto.ack.oldest.chunked.message.on.queue.full": False,
             "chunk.lookback": keys["lookback"],
+            "group.id": "g",
+            "enable.auto.commit": keys["commits"] == "auto",
+            "auto.commit.interval.ms": 300,
+            "consumer.timeout.ms": 500,
         }
-        made = self.play.client_class()
-        self.client = made.__new__(made)
-        self.client.member = self
-        arguments = {"enable_auto_commit": keys["commits"] == "auto", "auto_commit_interval_ms": 300}
-        arguments["consumer_timeout_ms"] = 500
-        deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
-        made.__init__(self.client, deserializers, self._discarded, TOPIC, group_id="g", **arguments)
+        made.__init__(self.client, config, TOPIC, on_discarded=self._discarded)
 
     def _discarded(self, discarded: Discarded) -> None:
         if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
@@ -268,9 +266,10 @@ class KafkaPythonPlay(PolledPlay):
         """Our consumer, derived from the fake in this process."""
         if kafka.KafkaConsumer is not FakeConsumer:
             kafka.KafkaConsumer = FakeConsumer
-            importlib.reload(importlib.import_module("app.serializers.kafka_python_reads"))
+            for name in ("records", "reads"):
+                importlib.reload(importlib.import_module(f"app.serializers.kafka_python_{name}"))
         FakeConsumer.play = self
-        return importlib.import_module("app.serializers.kafka_python_reads").ReadingConsumer
+        return importlib.import_module("app.serializers.kafka_python_reads").DeserializingConsumer
 
     def member(self, number: int) -> KafkaPythonMember:
         return KafkaPythonMember(self, number)

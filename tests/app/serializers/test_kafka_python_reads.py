@@ -11,11 +11,7 @@ kafka = pytest.importorskip("kafka")
 from kafka import KafkaConsumer, TopicPartition  # noqa: E402
 from kafka.consumer.fetcher import ConsumerRecord  # noqa: E402
 
-from app.chunks.keys import CONSUMER_KEYS  # noqa: E402
-from app.serializers.composable import ComposableDeserializer  # noqa: E402
-from app.serializers.config import ClientConfig  # noqa: E402
-from app.serializers.kafka_python_reads import ReadingConsumer  # noqa: E402
-from stores.keys import read  # noqa: E402
+from app.serializers.kafka_python import DeserializingConsumer  # noqa: E402
 from transforms.chunk import Chunk  # noqa: E402
 from transforms.record import Header  # noqa: E402
 
@@ -53,9 +49,7 @@ class Client:
             "commit": lambda _, offsets, timeout_ms: self.commits.append(offsets),
         }.items():
             monkeypatch.setattr(KafkaConsumer, name, method)
-        values = read(CONSUMER_KEYS, {})
-        deserializers = ClientConfig[ComposableDeserializer]({}, values, {})
-        self.consumer = ReadingConsumer(deserializers, lambda _: None, "t")
+        self.consumer = DeserializingConsumer({}, "t")
 
     def poll(self) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Gives what comes next."""
