@@ -79,7 +79,8 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
         arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(idempotent(client))}
         self._own_serializers = arguments.pop("key_serializer"), arguments.pop("value_serializer")
-        destinations = Destinations(values, "chunk", partial(described, arguments), largest(arguments))
+        largest_bytes = arguments["max_request_size"] - ESTIMATE_BYTES
+        destinations = Destinations(values, "chunk", partial(described, arguments), largest_bytes)
         self._begin(arguments, destinations, -1 if any(self._own_serializers) else sys.maxsize)
 
     def _begin(self, arguments: Mapping[str, Any], destinations: Destinations, plain_bytes: int) -> None:
@@ -280,11 +281,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         if self._gap:
             self._gap = False
             self._controls.renew_id()
-
-
-def largest(arguments: Mapping[str, Any]) -> int:
-    """The most bytes of a record that aiokafka takes."""
-    return int(arguments["max_request_size"]) - ESTIMATE_BYTES
 
 
 def _bytes(name: str, data: Any) -> bytes | None:

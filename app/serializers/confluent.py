@@ -148,6 +148,8 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         with self._split.closed_on_error():
             self.prepare(oversized, conf)
             self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, oversized.plain_bytes), set[str]()
+            if any(name.endswith("serializer.builder") for name in conf):
+                self._plain_bytes = -1  # confluent-kafka makes a serializer, which may change any value
             super().__init__(_librdkafka(self._split))
 
     def produce(  # type: ignore[override]  # as confluent-kafka's own class has it

@@ -29,11 +29,13 @@ _METADATA_S = 30.0
 _ROOM_S = 0.1  # how long one look waits for room in librdkafka's queue
 _QUEUE = "queue.buffering.max.messages"
 _QUEUE_MESSAGES = 100_000  # librdkafka's default; 0 is no limit
-# librdkafka's partitioners that take one at random for each record, for one without a key, and for an empty key, too.
-_RANDOM = frozenset({"random"})
-_RANDOM_WITHOUT_KEY = frozenset({"consistent_random", "murmur2_random", "fnv1a_random"})
-_RANDOM_WITH_EMPTY_KEY = frozenset({"consistent_random"})
 _DEFAULT_PARTITIONER = "consistent_random"
+# Keys for which librdkafka's partitioners take a partition at random for each record; `random` does for all.
+_AT_RANDOM: Mapping[str, tuple[bytes | None, ...]] = {
+    "consistent_random": (None, b""),
+    "murmur2_random": (None,),
+    "fnv1a_random": (None,),
+}
 # The calls that run callbacks, in addition to `poll`. Source: the uses of `CallState_begin` in confluent-kafka's
 # Producer.c, Metadata.c and confluent_kafka.c.
 _CALLS = (
@@ -65,7 +67,7 @@ class WritingProducer(confluent_kafka.Producer):
         """Takes what is done with records that are too large, and the configuration of the client."""
         self._oversized = oversized
         self._calling = set[int]()
-        self._most_queued = int(str(config.get(_QUEUE, _QUEUE_MESSAGES)))
+        self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
         self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
         # confluent-kafka calls it for a record that has no callback of its own.
         self._on_delivery: Any = config.get("on_delivery")
@@ -114,8 +116,8 @@ class WritingProducer(confluent_kafka.Producer):
             self._queue(topic, partition, replace(record, timestamp=timestamp), delivery, waits=False)
         else:
             first = next(pieces)  # hashes the value
-            if partition < 0 and self._spreads(key):
-                partition = self._any_partition(topic)
+            if partition < 0 and (self._partitioner == "random" or key in _AT_RANDOM.get(self._partitioner, ())):
+                partition = self._any_partition(topic)  # or each chunk would go to another one
             if self.in_callback:
                 self._check_room(topic, first)
             for number, piece in enumerate(itertools.chain([first], pieces)):
@@ -161,22 +163,13 @@ class WritingProducer(confluent_kafka.Producer):
         Raises:
             BufferError: librdkafka's queue has no room for all chunks.
         """
-        count, most, queued = Chunk.parse(first)[0].count, self._most_queued, len(self)
+        count, most, queued = Chunk.parse(first)[0].count, int(str(self._most_queued)), len(self)
         if most and queued + count > most:
             raise BufferError(
                 f"Local: Queue full: the value for topic {topic} has {count:,} chunks, and {queued:,} of {most:,} "
                 f"messages ({_QUEUE}) are queued; in a callback produce cannot wait for room: produce the value again "
                 f"once poll or flush has returned, or raise {_QUEUE}"
             )
-
-    def _spreads(self, key: bytes | None) -> bool:
-        """Whether librdkafka would take a partition at random for each chunk."""
-        name = self._partitioner
-        return (
-            name in _RANDOM
-            or (key is None and name in _RANDOM_WITHOUT_KEY)
-            or (key == b"" and name in _RANDOM_WITH_EMPTY_KEY)
-        )
 
     def _any_partition(self, topic: str) -> int:
         """A partition at random, for all chunks of a value."""

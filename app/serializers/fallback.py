@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from transforms.errors import PayloadStoreError
 from transforms.logger_name import logger_name
 
-__all__ = ["Fallback"]
-
+_T = TypeVar("_T")
 _logger = logging.getLogger(logger_name(__name__))
 _AGAIN_S = 5.0  # as the worker with `large.message.strategy` = `auto`
 
@@ -26,30 +26,32 @@ class Fallback:
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
-        self._until_s: float | None = None
+        self._until_s: float | None = None  # when the store that is down is asked again
 
     def holds(self, data: object) -> bool:
         """Whether a value goes without the store now."""
-        until_s = self._until_s  # another thread may set it meanwhile
+        until_s = self._until_s  # another thread may set it
         fits = isinstance(data, bytes) and len(data) <= self._max_bytes
         return until_s is not None and fits and self._clock() < until_s
 
-    def begin(self) -> None:
-        """Takes in that a store call begins: while the store is down, the other values do not wait for it."""
+    def tried(self, data: bytes, store: Callable[[], _T]) -> _T | None:
+        """What `store` returns for a value; None if the store is down, and the value goes without it.
+
+        Raises:
+            PayloadStoreError: the value cannot do without, or a later try does not help.
+        """
         if self._until_s is not None:
-            self._until_s = self._clock() + _AGAIN_S
-
-    def takes(self, data: bytes, error: Exception) -> bool:
-        """Takes in that a store call has failed; true if its value goes without the store."""
-        down = isinstance(error, PayloadStoreError) and error.retriable and len(data) <= self._max_bytes
-        if down:
+            self._until_s = self._clock() + _AGAIN_S  # no other value waits for this call
+        try:
+            found = store()
+        except PayloadStoreError as exc:
+            if not exc.retriable or len(data) > self._max_bytes:
+                raise
             if self._until_s is None:
-                _logger.warning("the payload store is down, and large values go as chunks meanwhile: %s", error)
+                _logger.warning("the payload store is down, and large values go as chunks meanwhile: %s", exc)
             self._until_s = self._clock() + _AGAIN_S
-        return down
-
-    def end(self) -> None:
-        """Takes in that the store has answered."""
+            return None
         if self._until_s is not None:
             _logger.info("the payload store answers again")
             self._until_s = None
+        return found

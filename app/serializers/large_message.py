@@ -181,7 +181,6 @@ class LargeMessageSerializer(LargeMessage):
         store = self.store
         if self._fallback.holds(data):
             return data
-        self._fallback.begin()
         if headers is None:
             raise self._error(
                 topic,
@@ -191,17 +190,17 @@ class LargeMessageSerializer(LargeMessage):
         if self._warning is not None:
             self._warning.ask(topic)
         try:
-            reference = self._publish(store, topic, self._offload.payload(data, hashed=not self._encrypts))
+            payload = self._offload.payload(data, hashed=not self._encrypts)
+            reference = self._fallback.tried(data, lambda: self._publish(store, topic, payload))
+            if reference is None:
+                return data
             value = reference.value()
             if self._signing is not None:
                 reference = self._signing.signed(reference, self._part)
         except WideloadError as exc:
-            if self._fallback.takes(data, exc):
-                return data
             raise self._error(topic, str(exc)) from exc
         except ValueError as exc:  # of a topic that Kafka would not take either
             raise self._error(topic, f"topic {topic!r}: {exc}") from exc
-        self._fallback.end()
         headers.extend(reference.headers(self._part))
         return value
 
