@@ -345,7 +345,8 @@ class Log:
                 own = dict(record.headers)
                 parts = messages.setdefault(own[_UUID], []) if _UUID in own else []
                 parts.append(record)
-                assert int(own.get("large-message.chunk.id") or 0) == len(parts) - 1
+                number, place = int(own.get("large-message.chunk.id") or 0), (record.partition, record.offset)
+                assert number == len(parts) - 1, f"chunk {number} at {place} stands behind {len(parts) - 1} others"
                 if len(parts) == int(own.get("large-message.chunk.count") or 1):
                     found.append(self._whole(tuple(parts)))
         return found
