@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from app.serializers.large_message import LargeMessageDeserializer
-from app.serializers.stage import Headers, Ours, Stage, load
+from app.serializers.stage import Headers, Ours, Stage, close_all, load
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import check
 
@@ -34,22 +34,16 @@ class Composable(Ours):
             raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
         if not listed or listed == [""]:
             raise ConfigurationError(key, "is an empty list, allowed is one of at least one stage")
-        self._own = [
+        own = [
             load(item, self._DIRECTION, key, f"stage {position}, ", config or {}, self._field)
             for position, item in enumerate(listed, start=1)
         ]
-        self.stages = tuple(stage for own in self._own for stage in _stages(own))
+        self._own = [stage.target for stage in own]
+        self.stages = tuple(stage for each in own for stage in _stages(each))
 
     def close(self) -> None:
         """Closes every stage that has `close`, even if one raises an error; then raises the first error."""
-        errors = []
-        for stage in self._own:
-            try:
-                stage.close()
-            except Exception as exc:  # noqa: BLE001  # the other stages must be closed too
-                errors.append(exc)
-        if errors:
-            raise errors[0]
+        close_all(self._own)
 
     def step(self, stage: Stage, topic: str, headers: Headers, data: Any) -> Any:
         """Runs one of `stages`; `data` is not None.

@@ -16,6 +16,7 @@ from app.config.naming import check_config
 from app.serializers.composable import Composable, ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessage, LargeMessageDeserializer
 from app.serializers.options import MAX_BLOCK, MAX_POLL_INTERVAL, OUR_NAMES, check_time
+from app.serializers.stage import close_all
 from stores.keys import Key, misspelt, read, unknown
 from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError, SerializationError
@@ -63,8 +64,7 @@ class ClientConfig(Generic[_Composable]):
 
     def close(self) -> None:
         """Closes all serializers."""
-        for composable in self.parts.values():
-            composable.close()
+        close_all(self.parts.values())
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:

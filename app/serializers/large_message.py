@@ -112,7 +112,7 @@ class LargeMessageSerializer(LargeMessage):
         is_key: whether it is for keys, not for values.
 
     Attributes:
-        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 if there is no store.
+        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 before it is configured.
 
     Raises:
         ConfigurationError: a property is missing or wrong; the store may take longer than `max.block.ms`; or keys are
@@ -153,11 +153,6 @@ class LargeMessageSerializer(LargeMessage):
         self._warning = None if self._by_digest or own_ids else CompactionWarning(config, _RANDOM_IDS)
         room_bytes = threshold_bytes if limit_bytes is None else limit_bytes - HEADERLESS_OVERHEAD_BYTES
         self.small_bytes = min(threshold_bytes, room_bytes)
-
-    def close(self) -> None:
-        """Closes the store; may be called twice."""
-        self.small_bytes = -1
-        super().close()
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
@@ -214,13 +209,13 @@ class LargeMessageSerializer(LargeMessage):
     def wants(self, data: object, headers: Headers) -> bool:
         if not isinstance(data, bytes):
             return False
+        _ = self.store  # an error if there is none
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         counted, most = headers if self._part is VALUE else None, len(data)
         if counted:  # a character takes up to four bytes
             most += sum(_HEADER_BYTES + 4 * (len(name) + len(value or b"")) for name, value in counted)
         if most <= self.small_bytes:
             return False  # nearly every record ends here
-        _ = self.store  # an error if there is none
         large = self._offload.wants(Record(None, data, encoded(counted or ())))
         return large and not self._fallback.holds(data)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -74,12 +75,6 @@ class Stage:
         """An error that names the stage."""
         deserializing = self.direction == "deserialize"
         return SerializationError(topic, self.field, f"{self.name}, {reason}", deserializing=deserializing)
-
-    def close(self) -> None:
-        """Closes the serializer, if it has `close`."""
-        close = getattr(self.target, "close", None)
-        if callable(close):
-            close()
 
 
 def load(item: object, direction: Direction, key: str, where: str, config: Mapping[str, object], field: str) -> Stage:
@@ -165,6 +160,14 @@ def _positional(function: Callable[..., object], assumed: tuple[str, ...]) -> tu
 def encoded(headers: Sequence[tuple[str, Any]]) -> list[Header]:
     """A copy of headers as Kafka has them: confluent-kafka also takes text as a value, and sends UTF-8."""
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+
+
+def close_all(targets: Iterable[object]) -> None:
+    """Closes all that have `close`, even if one raises an error; then raises the error of the first."""
+    with ExitStack() as closing:
+        for target in targets:
+            if callable(close := getattr(target, "close", None)):
+                closing.callback(close)
 
 
 class Ours:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from app.config.wrapping import PLAIN_KEY
 from app.serializers.compaction import CompactionWarning
-from app.serializers.stage import Configured, Headers, Stage, load
+from app.serializers.stage import Configured, Headers, Stage, close_all, load
 from stores.keys import read
 from transforms.errors import ConfigurationError, MalformedWrapperError
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, MessageWrapper
@@ -72,8 +72,7 @@ class _Wrapper(Configured):
 
     def close(self) -> None:
         """Closes the serializers of what is in the wrapper."""
-        for stage in self._stages.values():
-            stage.close()
+        close_all(stage.target for stage in self._stages.values())
 
 
 class WrapperSerializer(_Wrapper):
