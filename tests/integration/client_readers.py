@@ -304,7 +304,8 @@ class Confluent(Blocking):
         try:
             return self.messages(wait_s, most)
         except (KeyDeserializationError, ValueDeserializationError) as error:
-            raise error.exception or error from getattr(error.exception, "__cause__", None)
+            reason: Any = error.exception
+            raise reason from reason.__cause__
 
     def messages(self, wait_s: float, most: int | None) -> list[Any]:  # of a batch
         message = self.consumer.poll(wait_s)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import DeserializingConsumer as ConfluentsOwn
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
-from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError
+from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
 from confluent_kafka.serialization import StringDeserializer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
@@ -21,7 +21,7 @@ from app.serializers.confluent import async_consumer_config, consumer_config
 from tests.integration.aiokafka_records import produce
 from tests.integration.chunk_records import pieces, plain, value_of, write
 from tests.integration.client_config import LARGE, MIXED, ON_GATE, Config, on_s3, producing, to_json
-from tests.integration.client_readers import Confluent
+from tests.integration.client_readers import Confluent, ConfluentBatches
 from tests.integration.client_stores import GatedStore, delete_payload
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
@@ -129,6 +129,67 @@ async def test_offsets_that_the_application_stores(broker: str, make_topic: Make
     await write(broker, topic, slow[1:])
     async with Confluent(broker, topic) as reader:
         assert await reader.values() == [value_of(3_000, 1)]
+
+
+async def test_batches(broker: str, make_topic: MakeTopic) -> None:
+    """`consume` waits for as many whole messages as it is asked for, and gives what there is when its time is over."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000, 1)
+    await write(broker, topic, [plain(b"a"), plain(b"b"), plain(b"c"), chunks[0]])
+    async with ConfluentBatches(broker, topic) as reader:
+        assert [each.value for each in await reader.poll(_LONG_S, 2)] == [b"a", b"b"]
+        waiting = asyncio.create_task(reader.poll(_LONG_S, 3))
+        await asyncio.sleep(0.1)
+        await write(broker, topic, [*chunks[1:], plain(b"end"), plain(b"more")])
+        assert [each.value for each in await waiting] == [b"c", value_of(3_000, 1), b"end"]
+        assert [each.value for each in await reader.poll(0.3, 3)] == [b"more"]
+        assert await reader.poll(_LONG_S, 0) == []
+        with pytest.raises(ValueError, match="num_messages"):
+            await reader.poll(0.0, 1_000_001)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+async def test_a_batch_ends_before_a_failure(broker: str, make_topic: MakeTopic, error: type[BaseException]) -> None:
+    """What is before it is given, or after an interrupt given by the next call; each is deserialized once."""
+    topic, errors, seen = make_topic(), [error("now")], list[bytes]()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(4)])
+
+    def failing(data: bytes) -> bytes:
+        if data == b"2" and errors:
+            raise errors.pop()
+        seen.append(data)
+        return data + b"!"
+
+    async with ConfluentBatches(broker, topic, {"value.deserializers": [failing]}) as reader:
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                await reader.poll(_LONG_S, 4)
+            assert await reader.position() == 0
+            expected = [b"0!", b"1!", b"2!", b"3!"]
+        else:
+            assert [each.value for each in await reader.poll(_LONG_S, 4)] == [b"0!", b"1!"]
+            assert await reader.position() == 2
+            with pytest.raises(RecordDeserializationError, match="offset 2"):
+                await reader.poll(_LONG_S, 4)
+            expected = [b"3!"]
+        assert [each.value for each in await reader.poll(_LONG_S, len(expected))] == expected
+        assert sorted(set(seen)) == seen
+        await reader.commit()
+        assert await reader.committed() == {0: 4}
+
+
+async def test_ends_of_partitions(broker: str, make_topic: MakeTopic) -> None:
+    """`consume` has them among the messages, behind those of their partition; `poll` raises them."""
+    topic = make_topic()
+    await write(broker, topic, [plain(b"a"), *pieces("u", 3_000, 1)])
+    async with Confluent(broker, topic, {"enable.partition.eof": True}) as reader:
+        found = await reader.call(reader.consumer.consume, 3, _LONG_S)
+        assert [each.value() for each in found[:2]] == [b"a", value_of(3_000, 1)]
+        assert found[2].error().code() == KafkaError._PARTITION_EOF  # a public name
+        await write(broker, topic, [plain(b"b")])
+        assert await reader.values() == [b"b"]
+        with pytest.raises(ConsumeError, match="_PARTITION_EOF"):
+            await reader.call(reader.consumer.poll, _LONG_S)
 
 
 # --- confluent-kafka's own classes ------------------------------------------------------------------------------------

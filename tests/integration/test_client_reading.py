@@ -14,7 +14,7 @@ from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
 from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import DeserializingConsumer as ConfluentConsumer
 from app.serializers.kafka_python import DeserializingConsumer as KafkaPythonConsumer
-from tests.integration.aiokafka_records import produce
+from tests.integration.aiokafka_records import becomes, produce
 from tests.integration.chunk_records import pieces, plain, value_of, write
 from tests.integration.client_config import (
     LARGE,
@@ -26,7 +26,7 @@ from tests.integration.client_config import (
     producing,
     to_json,
 )
-from tests.integration.client_readers import BATCHES, READERS, Given, Reader
+from tests.integration.client_readers import BATCHES, READERS, Getone, Given, Reader
 from tests.integration.client_stores import GatedStore
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
@@ -139,7 +139,30 @@ async def test_aborted_transactions(
     assert gate.begun == 1
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
+# --- downloads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", [each for each in READERS if each is not Getone], ids=lambda each: each.__name__)
+async def test_downloads_of_the_next_records_are_under_way(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+) -> None:
+    """Up to eight at a time; what is downloaded comes in order, and a failure in its place."""
+    topic = make_topic()
+    values: list[bytes | None] = [b"first", *(LARGE + b"%d" % number for number in range(9))]
+    await produce(broker, ON_GATE, topic, values)
+    del gate.payloads[[*gate.payloads][4]]
+    async with client(broker, topic, REFERENCES) as reader:
+        assert await reader.values() == [b"first"]
+        gate.open.clear()
+        reading = asyncio.create_task(reader.poll(20.0, 9 if reader.batches else 1))
+        await becomes(lambda: gate.begun == 8, "eight downloads are under way")
+        gate.open.set()
+        found = await reading
+        found += await reader.read(4 - len(found)) if len(found) < 4 else []
+        assert [each.value for each in found] == values[1:5]
+        assert (await failure(reader)).offset == 5
+        await reader.seek(6)
+        assert await reader.values(4) == values[6:]
 
 
 @pytest.mark.parametrize("client", BATCHES, ids=lambda each: each.__name__)
