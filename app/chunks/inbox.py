@@ -96,9 +96,14 @@ class Inbox(Generic[R]):
     # --- what is known -----------------------------------------------------------------------------------------------
 
     @property
+    def empty(self) -> bool:
+        """Whether records without chunks may go to the application as they are: none waits, and nothing is late."""
+        return not (self._queues or self.actions or self.torn or self._noted)
+
+    @property
     def quiet(self) -> bool:
-        """Whether records without chunks may go to the application as they are: nothing waits, and nothing is late."""
-        return not (self._queues or self.actions or self.torn or self._noted or self._reassembly.waits)
+        """Whether it is empty, and the time of no message is running."""
+        return self.empty and not self.waits
 
     @property
     def waits(self) -> bool:

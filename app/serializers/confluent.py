@@ -226,16 +226,14 @@ class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _
         with self._split.closed_on_error():
             super().__init__(self._split, on_discarded)
 
-    def deserialize(self, message: confluent_kafka.Message[Any, Any], restored: Mapping[str, Any] | None) -> None:
-        headers: Any = message.headers()
-        own = {"key": message.key(), "value": message.value(), "headers": None if headers is None else [*headers]}
+    def deserialize(self, message: confluent_kafka.Message[Any, Any]) -> None:
+        own: Any = [*(message.headers() or ())]
         self._message = message
         try:
-            if restored is not None:
-                _set(message, **restored)
             _DeserializingConsumer.poll(self)
         except BaseException:
-            _set(message, **own)
+            if own:
+                message.set_headers(own)
             raise
 
     def close(self) -> None:
@@ -244,13 +242,6 @@ class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _
             super().close()
         finally:
             self._split.close()
-
-
-def _set(message: confluent_kafka.Message[Any, Any], key: Any, value: Any, headers: Any) -> None:
-    message.set_key(key)
-    message.set_value(value)
-    if headers is not None:
-        message.set_headers(headers)
 
 
 class AwaitedDeserializer:

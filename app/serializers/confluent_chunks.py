@@ -13,57 +13,31 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message, TopicPartition
-from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
+from confluent_kafka.error import ConsumeError
 
 from app.chunks.allowance import PARALLEL, Allowance
 from app.chunks.blocking import Actions, OnDiscarded
-from app.chunks.downloads import Downloads, Restoring
-from app.chunks.inbox import Entry, Inbox, Place
+from app.chunks.downloads import Downloads
+from app.chunks.inbox import Entry, Place
 from app.chunks.keys import limits
-from app.kafka.source_batch import ReadRecord
 from app.serializers.composable import ComposableDeserializer
-from app.serializers.config import ClientConfig
-from app.serializers.large_message import LargeMessageDeserializer
+from app.serializers.config import ClientConfig, restoring
+from app.serializers.confluent_messages import END, REQUEST_S, Log, Messages, failure_of, noting, place_of, record_of
 from transforms.chunk import is_chunk
-from transforms.chunked_message import Assembled, Counts
-from transforms.errors import SerializationError
+from transforms.chunked_message import Counts
 from transforms.logger_name import logger_name
-from transforms.record import Header
 
 _logger = logging.getLogger(logger_name(__name__))
 _CLIENT = confluent_kafka.Consumer
-_headers, _error = Message.headers, Message.error
 
 _LOOK_S = 1.0  # how often a call that waits looks for messages that have expired
-_STEP_S = 0.2
 _STORE_S = 0.1
-_END: int = confluent_kafka.KafkaError._PARTITION_EOF  # noqa: SLF001  # a public name, as librdkafka's are written
-_REQUEST_S = 30.0
-_MOST = 1_000_000  # messages of one `consume`
 _FETCH_BYTES, _INTERVAL_MS = 52_428_800, 300_000  # librdkafka's defaults
 _DONE = object()  # `work` of an entry that is deserialized
 # These are of a member of a group, or would be called twice.
 _OF_MEMBERS = frozenset(
     {"group.instance.id", "on_commit", "stats_cb", "key.deserializer.builder", "value.deserializer.builder"}
 )
-
-
-class _Messages(Inbox[Message]):
-    """Errors and ends of partitions are in it too, as librdkafka gives them among the messages."""
-
-    def headers(self, record: Message) -> list[Header] | None:
-        return record.headers()  # type: ignore[return-value]  # librdkafka gives a list of pairs
-
-    def offset(self, record: Message) -> int:
-        return record.offset() or 0
-
-    def logged(self, record: Message) -> ReadRecord:
-        return _record(record)
-
-    def whole(self, last: Message, message: Assembled) -> Message:
-        last.set_value(message.record.value)
-        last.set_headers(list(message.record.headers))
-        return last
 
 
 class PollingConsumer(confluent_kafka.Consumer):
@@ -79,26 +53,24 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def __init__(self, split: ClientConfig[ComposableDeserializer], on_discarded: OnDiscarded) -> None:
         client, values = split.client, split.values
-        self._inbox = _Messages(limits(values), values["chunk.lookback"])
+        self._inbox = Messages(limits(values), values["chunk.lookback"])
         self._stores = _is_true(client, "enable.auto.offset.store")
         self._commits = self._stores and _is_true(client, "enable.auto.commit")
-        self._store_s = 0.0
+        self._store_s = self._fetched_s = 0.0
         # Partitions of which nothing was read yet, each with the commit, if it is known, at which it begins.
         self._new: dict[Place, TopicPartition | None] = {}
         self._paused: set[Place] = set()
-        self._quiet = True  # as far as the calls of `_take` know
-        self._keeps_plain = all(each.keeps_plain for each in split.parts.values()) and not any(
-            name.endswith("deserializer.builder") for name in client
-        )
+        self._empty = True  # the inbox, as far as the calls of `_take` know
+        # What confluent-kafka has built deserializes within its own `poll` alone, and is not downloaded ahead.
+        self._builds = any(name.endswith("deserializer.builder") for name in client)
+        self._keeps_plain = not self._builds and all(each.keeps_plain for each in split.parts.values())
         own = {key: value for key, value in client.items() if key not in _OF_MEMBERS}
         log = {**own, "enable.auto.commit": False, "auto.offset.reset": "earliest", "enable.partition.eof": True}
-        self._actions = Actions(self._inbox, on_discarded, lambda: _Log(log))
+        self._actions = Actions(self._inbox, on_discarded, lambda: Log(log))
         max_bytes = int(str(client.get("fetch.max.bytes", _FETCH_BYTES)))
         interval_ms = int(str(client.get("max.poll.interval.ms", _INTERVAL_MS)))
         self._split = split
-        firsts = {part: each.stages[0].target for part, each in split.parts.items()}
-        self._firsts = {part: each for part, each in firsts.items() if isinstance(each, LargeMessageDeserializer)}
-        self._downloads = Downloads[Any](self._size, self._payloads)
+        self._downloads = Downloads[Any](self._size, lambda message: restoring(split, record_of(message)))
         self._limits = max_bytes, split.store_timeout_ms, interval_ms
         parts = {f"{part}.deserializer": composable for part, composable in split.parts.items()}
         # librdkafka would store the offset of each chunk.
@@ -115,21 +87,16 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def close(self) -> None:
         """As confluent-kafka's."""
-        if self._commits:
-            self._commits = False
-            self._store()
+        self._store()
+        self._commits = False
         self._actions.close()
         super().close()
         self._downloads.close()
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def deserialize(self, message: Message, restored: Mapping[str, Any] | None) -> None:
+    def deserialize(self, message: Message) -> None:
         """Puts the application's key and value into a message; if it fails, the message is as it was.
-
-        Args:
-            message: as Kafka has it, or put together.
-            restored: key, value and headers with the payloads, if these were downloaded ahead.
 
         Raises:
             ConsumeError: confluent-kafka's own.
@@ -145,19 +112,21 @@ class PollingConsumer(confluent_kafka.Consumer):
             ConsumeError: the record cannot be deserialized: the next call goes on behind it; or librdkafka reports an
                 error.
         """
-        if self._quiet:
-            if self._commits and time.monotonic() >= self._store_s:
-                self._store()
-            message = _CLIENT.poll(self, 0)
-            if message is not None:
-                plain = self._keeps_plain and not message.headers() and message.error() is None
-                if plain and not (self._new and _place(message) in self._new):
+        if self._commits and time.monotonic() >= self._store_s:
+            self._store()
+        if self._empty and (message := _CLIENT.poll(self, 0)) is not None:
+            headers = message.headers()
+            if message.error() is None and not (self._new and place_of(message) in self._new):
+                if not headers and self._keeps_plain:
                     return message
-                self._put([message])
-        found = self._take(1, _until(timeout))
-        if found and (error := found[0].error()) is not None:
-            raise ConsumeError(error, kafka_message=found[0])
-        return found[0] if found else None
+                if not headers or not self._is_ours(headers):
+                    return self._deserialized([message])[0]
+            self._put([message])
+        for found in self._take(1, _until(timeout)):
+            if (error := found.error()) is not None:
+                raise ConsumeError(error, kafka_message=found)
+            return found
+        return None
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
         """Up to so many messages, each as `poll` gives it: waits until there are as many, or the time is over.
@@ -172,90 +141,87 @@ class PollingConsumer(confluent_kafka.Consumer):
             ConsumeError: the first record cannot be deserialized: the next call goes on behind it.
             ValueError: more messages than a million.
         """
+        if self._commits and time.monotonic() >= self._store_s:
+            self._store()
         until_s = _until(timeout)
-        if self._quiet or not 0 <= num_messages <= _MOST:
-            if self._commits and time.monotonic() >= self._store_s:
-                self._store()
-            wait_s = timeout if timeout is not None and 0 <= timeout <= _LOOK_S else 0
-            messages = _CLIENT.consume(self, num_messages, wait_s)
-            plain = self._keeps_plain and not any(map(_headers, messages)) and not any(map(_error, messages))
-            new = self._new and not self._new.keys().isdisjoint(map(_place, messages))
-            if plain and not new and (len(messages) == num_messages or wait_s == timeout):
-                return messages
+        if self._empty:
+            returns = timeout is not None and 0 <= timeout <= _LOOK_S and not self._inbox.waits
+            messages = _CLIENT.consume(self, num_messages, timeout or 0.0 if returns else 0.0)
+            headers = [*filter(None, map(Message.headers, messages))]
+            new = self._new and not self._new.keys().isdisjoint(map(place_of, messages))
+            passes = not (new or any(map(Message.error, messages)) or any(map(self._is_ours, headers)))
+            if passes and (returns or len(messages) == num_messages):
+                return messages if self._keeps_plain and not headers else self._deserialized(messages)
             self._put(messages)
         return self._take(num_messages, until_s)
 
+    def _is_ours(self, headers: Any) -> bool:
+        """Whether these are of a chunk or of a reference."""
+        return is_chunk(headers) or any(large.wants(b"", headers) for _, large in self._split.larges)
+
+    def _deserialized(self, messages: list[Message]) -> list[Message]:
+        """Deserializes messages that nothing stands before; if one fails, they go on by way of the inbox."""
+        for at, message in enumerate(messages):
+            try:
+                self.deserialize(message)
+            except BaseException as error:
+                entries = [Entry(each, each.offset() or 0) for each in messages]
+                for entry in entries[:at]:
+                    entry.work = _DONE
+                self._inbox.put_back([(place_of(each.record), each) for each in entries])
+                self._empty = False
+                if not isinstance(error, Exception):
+                    raise
+                entries[at].error = failure_of(error, message)
+                return self._take(len(messages), 0.0)
+        return messages
+
     def _take(self, most: int, until_s: float) -> list[Message]:
         """The next messages, out of the inbox. While it waits they are all there: a rebalance may take them."""
+        given: list[tuple[Place, Entry[Message]]] = []
         allowance, over = Allowance(*self._limits), False
         try:
             while True:
-                window = [*islice(self._upcoming(), PARALLEL)]
-                if len(window) < PARALLEL and any(self._size(each.record) is not None for each in window):
-                    self._put(_CLIENT.consume(self, PARALLEL - len(window), 0))
-                given = self._given(most, allowance)
-                if over or len(given) == most or (given and (self._inbox.actions or any(self._upcoming()))):
+                self._look_ahead()
+                self._fill(given, most, allowance)
+                if over or len(given) >= most or (given and (self._inbox.actions or any(self._upcoming()))):
                     return [entry.record for _, entry in given]
+                left = most - len(given)
+                if not given:
+                    allowance = Allowance(*self._limits)
                 self._inbox.put_back(given)
+                given.clear()
                 if self._inbox.actions:
                     self._actions.do_first(until_s)
                 else:
-                    self._fetch(most - len(given), until_s)
+                    self._wait(left, until_s)
                 over = time.monotonic() >= until_s
         except BaseException:
+            self._inbox.put_back(given)
             self._go_back()
             raise
         finally:
-            self._quiet = self._inbox.quiet
+            self._empty = self._inbox.empty
 
-    def _given(self, most: int, allowance: Allowance) -> list[tuple[Place, Entry[Message]]]:
-        given: list[tuple[Place, Entry[Message]]] = []
-        try:
-            while len(given) < most and (found := self._head()) is not None:
-                if not self._finish(*found, allowance, first=not given):
-                    break
-                self._inbox.pop(found[0])
-                given.append(found)
-        except BaseException:
-            self._inbox.put_back(given)
-            raise
-        return given
+    def _look_ahead(self) -> None:
+        """Reads on for more downloads, or to stay in the group and to hear of rebalances."""
+        window = [*islice(self._upcoming(), PARALLEL)]
+        if len(window) < PARALLEL and any(each.work or self._size(each.record) is not None for each in window):
+            self._fetch(PARALLEL - len(window))
+        elif window and not self._inbox.actions and time.monotonic() - self._fetched_s > _LOOK_S:
+            self._fetch(1)
 
-    def _finish(self, place: Place, entry: Entry[Message], allowance: Allowance, *, first: bool) -> bool:
-        """Deserializes the next message; False if this call may not download it, or if a later one raises its error."""
-        try:
-            if entry.error is None:
-                return entry.work is _DONE or self._restore(entry, allowance)
-        except Exception as error:  # noqa: BLE001  # a stage may raise any
-            entry.error = _failure(error, entry.record)
-        if first:
+    def _fill(self, given: list[tuple[Place, Entry[Message]]], most: int, allowance: Allowance) -> None:
+        """Takes the next messages out of the inbox, deserialized; raises the error of the first one."""
+        while len(given) < most and (found := self._head()) is not None:
+            place, entry = found
+            if not self._restore(entry, allowance):
+                if entry.error is not None and not given:
+                    self._inbox.pop(place)
+                    raise entry.error
+                return
             self._inbox.pop(place)
-            raise entry.error
-        return False
-
-    def _restore(self, entry: Entry[Message], allowance: Allowance) -> bool:
-        restored = None
-        if entry.record.error() is None:
-            if self._size(entry.record) is not None:
-                restored = self._downloads.restore(self._upcoming(), allowance.takes)
-                if restored is None:
-                    return False
-            self.deserialize(entry.record, restored)
-        entry.work = _DONE
-        return True
-
-    def _size(self, message: Message) -> int | None:
-        headers: Any = message.headers()
-        return self._split.restored_bytes(_record(message)) if headers and not is_chunk(headers) else None
-
-    def _payloads(self, message: Message) -> Restoring[Mapping[str, Any]]:
-        """Puts payloads into the place of references, so that the deserializers find none."""
-        record = _record(message)
-        found: dict[str, Any] = {"key": record.key, "value": record.value, "headers": [*record.headers]}
-        for part, large in self._firsts.items():
-            if large.wants(found[part], found["headers"]):
-                found[part] = (yield partial(large.deserialize, record.topic, found["headers"], found[part]))()
-        return found
+            given.append(found)
 
     def _head(self) -> tuple[Place, Entry[Message]] | None:
         for place in [*self._inbox.places]:
@@ -271,22 +237,54 @@ class PollingConsumer(confluent_kafka.Consumer):
         queues = [self._inbox.entries(place) for place in self._inbox.places if place not in self._paused]
         return (each for each in chain.from_iterable(zip_longest(*queues)) if each is not None)
 
-    def _fetch(self, most: int, until_s: float) -> None:
+    def _restore(self, entry: Entry[Message], allowance: Allowance) -> bool:
+        """Deserializes the next message; False if it has an error, or would be downloaded and may not."""
+        message = entry.record
+        try:
+            if entry.error is None and entry.work is not _DONE and message.error() is None:
+                if self._size(message) is None:
+                    self.deserialize(message)
+                elif (restored := self._downloads.restore(self._upcoming(), allowance.takes)) is None:
+                    return False
+                else:
+                    found, headers = restored
+                    message.set_headers(headers)
+                    message.set_key(found["key"])
+                    message.set_value(found["value"])
+                entry.work = _DONE
+        except Exception as error:  # noqa: BLE001  # a stage may raise any
+            entry.error = failure_of(error, message)
+        return entry.error is None
+
+    def _size(self, message: Message) -> int | None:
+        """The most bytes that are downloaded for a message; None if there is nothing to download."""
+        headers: Any = message.headers()
+        if not headers or self._builds or is_chunk(headers) or not self._is_ours(headers):
+            return None
+        return self._split.restored_bytes(record_of(message))
+
+    def _wait(self, most: int, until_s: float) -> None:
         """Waits for messages, and counts the time by which incomplete ones expire."""
         since_s, waits = time.monotonic(), self._inbox.waits
         if self._commits and since_s >= self._store_s:
             self._store()
-        wait_s = min(_LOOK_S, max(0.0, until_s - since_s))
-        self._put(_CLIENT.consume(self, max(most, PARALLEL), 0) or _CLIENT.consume(self, most, wait_s))
+        if not self._fetch(max(most, PARALLEL)):
+            self._fetch(most, min(_LOOK_S, max(0.0, until_s - since_s)))
         if waits:
-            places = {_place(each) for each in _CLIENT.assignment(self)}
+            places = {place_of(each) for each in _CLIENT.assignment(self)}
             self._inbox.tick(time.monotonic() - since_s, places - self._paused)
+
+    def _fetch(self, most: int, wait_s: float = 0.0) -> bool:
+        self._fetched_s = time.monotonic()
+        messages = _CLIENT.consume(self, most, wait_s)
+        self._put(messages)
+        return bool(messages)
 
     def _put(self, messages: Iterable[Message]) -> None:
         for message in messages:
             error = message.error()
             # An error without an offset stands in the way of no partition.
-            place = _place(message) if error is None or error.code() == _END else ("", -1)
+            place = place_of(message) if error is None or error.code() == END else ("", -1)
             self._inbox.put(place, [message])
 
     # --- positions ----------------------------------------------------------------------------------------------------
@@ -299,7 +297,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         found = super().position(partitions)
         for each in found:
             if each.offset >= 0:
-                each.offset = self._inbox.position(_place(each), each.offset)
+                each.offset = self._inbox.position(place_of(each), each.offset)
         return found
 
     def seek(self, partition: TopicPartition) -> None:
@@ -308,13 +306,13 @@ class PollingConsumer(confluent_kafka.Consumer):
         No commit passes one that began before the offset and has not ended before it.
         """
         super().seek(partition)
-        place = _place(partition)
+        place = place_of(partition)
         if partition.offset >= 0:
             self._inbox.move(place, partition.offset)
         else:
             self._inbox.clear(place)
         self._new[place] = TopicPartition(*place, partition.offset)
-        self._quiet = self._inbox.quiet
+        self._empty = self._inbox.empty
 
     def commit(
         self,
@@ -336,17 +334,17 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _stated(self, message: Message | None, offsets: list[TopicPartition] | None) -> list[TopicPartition]:
         if message is not None:
-            offsets = [TopicPartition(*_place(message), (message.offset() or 0) + 1)]
+            offsets = [TopicPartition(*place_of(message), (message.offset() or 0) + 1)]
         return [each if each.offset < 0 else self._safe(each, stated=True) for each in offsets or ()]
 
     def _delivered(self) -> list[TopicPartition]:
         """What may be committed of each partition of which something was read."""
         found = _CLIENT.position(self, _CLIENT.assignment(self))
-        return [self._safe(each) for each in found if each.offset >= 0 and _place(each) not in self._new]
+        return [self._safe(each) for each in found if each.offset >= 0 and place_of(each) not in self._new]
 
     def _safe(self, at: TopicPartition, *, stated: bool = False) -> TopicPartition:
-        place = _place(at)
-        return _noting(place, *self._inbox.commit(place, at.offset, at.metadata or "", stated=stated))
+        place = place_of(at)
+        return noting(place, *self._inbox.commit(place, at.offset, at.metadata or "", stated=stated))
 
     def _store(self) -> None:
         """Stores what was given, for librdkafka's automatic commit, which looks every `auto.commit.interval.ms`.
@@ -354,7 +352,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         To store each offset would take longer than to read its record.
         """
         self._store_s = time.monotonic() + _STORE_S
-        if offsets := self._delivered():
+        if self._commits and (offsets := self._delivered()):
             try:
                 _CLIENT.store_offsets(self, offsets=offsets)
             except KafkaException as exc:  # of partitions that have gone: whoever has them now begins at the commit
@@ -366,7 +364,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         if self._new[place] is None:
             asked = [TopicPartition(*each) for each, commit in self._new.items() if commit is None]
             try:
-                self._new |= {_place(each): each for each in self.committed(asked, timeout=_REQUEST_S)}
+                self._new |= {place_of(each): each for each in self.committed(asked, timeout=REQUEST_S)}
             except KafkaException as exc:  # without the note records may come again
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
         commit = self._new.pop(place)
@@ -376,7 +374,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def _go_back(self) -> None:
         """Lets partitions whose work was interrupted be read again from where nothing is lost."""
         for place, commit in [*self._inbox.torn.items()]:
-            at = _noting(place, *commit)
+            at = noting(place, *commit)
             with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
                 if self._stores:
                     _CLIENT.store_offsets(self, offsets=[at])
@@ -402,8 +400,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
         def gone(own: Callable[..., None] | None) -> Callable[..., None]:
             def called(consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-                if self._commits:
-                    self._store()  # librdkafka commits when the partitions go
+                self._store()  # librdkafka commits when the partitions go
                 try:
                     if own is not None:
                         own(consumer, partitions)
@@ -417,123 +414,54 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
-        self._replace(partitions, super().assign)
+        self._change(partial(super().assign, partitions), _CLIENT.assignment(self), partitions)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
-        super().incremental_assign(partitions)
-        self._begin_at(partitions)
+        self._change(partial(super().incremental_assign, partitions), (), partitions)
 
     def unassign(self) -> None:
         """As confluent-kafka's."""
-        self._replace([], lambda _: _CLIENT.unassign(self))
+        self._change(super().unassign, _CLIENT.assignment(self))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
-        if self._commits:
-            self._store()
-        super().incremental_unassign(partitions)
-        self._forget(partitions)
+        self._change(partial(super().incremental_unassign, partitions), partitions)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's; the time of incomplete messages stands still."""
         super().pause(partitions)
-        self._paused.update(map(_place, partitions))
+        self._paused.update(map(place_of, partitions))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
         super().resume(partitions)
-        self._paused.difference_update(map(_place, partitions))
+        self._paused.difference_update(map(place_of, partitions))
 
-    def _replace(self, partitions: list[TopicPartition], assign: Callable[[list[TopicPartition]], object]) -> None:
-        former = _CLIENT.assignment(self)
-        if self._commits:
-            self._store()
-        assign(partitions)
-        self._forget(former)
-        self._begin_at(partitions)
+    def _change(
+        self, change: Callable[[], object], gone: Iterable[TopicPartition], come: Iterable[TopicPartition] = ()
+    ) -> None:
+        self._store()
+        change()
+        self._forget(gone)
+        self._begin_at(come)
 
-    def _begin_at(self, partitions: list[TopicPartition]) -> None:
+    def _begin_at(self, partitions: Iterable[TopicPartition]) -> None:
         self._forget(partitions)
         unknown = {confluent_kafka.OFFSET_INVALID, confluent_kafka.OFFSET_STORED}
         for each in partitions:
-            self._new[_place(each)] = None if each.offset in unknown else TopicPartition(*_place(each), each.offset)
+            self._new[place_of(each)] = None if each.offset in unknown else TopicPartition(*place_of(each), each.offset)
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        for place in map(_place, partitions):
+        for place in map(place_of, partitions):
             self._inbox.clear(place)
             self._new.pop(place, None)
             self._paused.discard(place)
-
-
-class _Log:
-    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.blocking.Log`."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._consumer = confluent_kafka.Consumer(dict(config))
-
-    def first(self, place: Place) -> int:
-        bounds = self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_REQUEST_S)
-        return bounds[0]
-
-    def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
-        self._consumer.assign([TopicPartition(*place, start)])
-        try:
-            offset = start
-            while offset < end:
-                message = self._consumer.poll(_STEP_S)
-                if message is None:
-                    yield None
-                    continue
-                if (error := message.error()) is not None:
-                    if error.code() == _END:
-                        return
-                    if error.fatal() or error.code() > 0:
-                        raise KafkaException(error)
-                    continue  # librdkafka tells of connections, and tries again
-                offset = (message.offset() or 0) + 1
-                if offset <= end:
-                    yield _record(message)
-        finally:
-            self._consumer.unassign()
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 def _until(timeout: float | None) -> float:
     return math.inf if timeout is None or timeout < 0 else time.monotonic() + timeout
 
 
-def _failure(error: Exception, message: Message) -> Exception:
-    """confluent-kafka's error for a record. The reason has its place: deserializers are given the topic alone."""
-    reason = error.exception if isinstance(error, ConsumeError) else error
-    if not isinstance(reason, SerializationError) or reason.partition is not None:
-        return error
-    located = reason.at(message.partition() or 0, message.offset() or 0)
-    located.__cause__ = reason.__cause__
-    if isinstance(error, ConsumeError):
-        error.exception = located
-        return error
-    failed = KeyDeserializationError if reason.field == "key" else ValueDeserializationError
-    return failed(exception=located, kafka_message=message)
-
-
 def _is_true(config: Mapping[str, object], key: str) -> bool:
     return str(config.get(key, True)).lower() != "false"
-
-
-def _place(of: Any) -> Place:
-    """That of a message or a `TopicPartition`."""
-    return (of.topic, of.partition) if isinstance(of, TopicPartition) else (of.topic(), of.partition())
-
-
-def _noting(place: Place, offset: int, note: str) -> TopicPartition:
-    """An offset to commit with its note, without the NUL at its end: confluent-kafka writes one itself."""
-    return TopicPartition(*place, offset, note.removesuffix("\0"))
-
-
-def _record(message: Message) -> ReadRecord:
-    headers: Any = message.headers() or ()
-    offset, timestamp = message.offset() or 0, message.timestamp()[1]
-    return ReadRecord(*_place(message), offset, timestamp, message.key(), message.value(), tuple(headers))

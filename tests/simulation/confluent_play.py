@@ -14,6 +14,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ConsumeError
 
+from app.serializers.composable import ComposableDeserializer
 from app.serializers.config import ClientConfig
 from tests.simulation.chunk_ledger import Given, given_up
 from tests.simulation.polled_play import TOPIC, Member, PolledPlay
@@ -30,7 +31,15 @@ def _failed(code: int) -> KafkaException:
 
 
 class _AppError(Exception):
-    """Of the application, in a callback."""
+    """Of the application, in a callback, or in a deserializer: then it is told of the message."""
+
+    def __init__(self, message: Message | None = None) -> None:
+        super().__init__()
+        self.message = message
+
+
+class _Interrupt(BaseException):
+    """Ends a call within a deserializer."""
 
 
 class FakeConsumer:
@@ -214,8 +223,17 @@ class ConfluentMember(Member):
         made = self.play.client_class()
         self.client = made.__new__(made)
         self.client.member = self
-        self.client.__init__(ClientConfig({}, values, client), self._discarded)
+        stages = {"value": ComposableDeserializer([lambda data: data])} if keys["raises"] else {}
+        self.client.__init__(ClientConfig(stages, values, client), self._discarded)
+        self.client.deserialize = self._deserialize
         self.client.subscribe([TOPIC])
+
+    def _deserialize(self, message: Message) -> None:
+        if self.play.keys["raises"]:
+            if self.play.fails(self.name, "deserialize", self.chance):
+                raise _AppError(message)
+            if self.play.fails(self.name, "interrupt", self.chance):
+                raise _Interrupt
 
     def _discarded(self, discarded: Discarded) -> None:
         if self.play.keys["raises"] and self.play.fails(self.name, "on_discarded", self.chance):
@@ -226,18 +244,21 @@ class ConfluentMember(Member):
         chance, calm, client = self.chance, self.play.weather.calm, self.client
         message = None
         for _ in range(chance.choice((1, 5))):
-            wait_s = 1.0 if calm else chance.choice((0.0, 0.1, 1.0))
+            wait_s, held = 1.0 if calm else chance.choice((0.0, 0.1, 1.0)), set(client.held)
             try:
                 if self.play.keys["iterates"]:
                     found = client.consume(chance.choice((1, 3, 20)), wait_s)
                 else:
                     found = [each] if (each := client.poll(wait_s)) is not None else []
-            except (_AppError, ConsumeError) as exc:
+            except (_AppError, _Interrupt, ConsumeError) as exc:
                 self.play.tell(f"{self.name}: the call raised {exc!r}")
-                continue
+                failed = exc.message if isinstance(exc, _AppError) else None
+                found = [] if failed is None else [failed]
             for message in found:
                 if message.error() is None:
                     number, offset = message.partition(), message.offset()
+                    if number not in client.positions or number in held & client.held:
+                        self.play.breaks(f"{self.name} got {offset} of {number}, which has gone, or is paused")
                     self.reading.give(Given(number, offset, message.key(), message.value(), offset))
         try:
             self._acts(message, calm=calm)

@@ -234,6 +234,6 @@ def test_no_other_room_uses_private_names() -> None:
         ("app.serializers.faust_app", "_crash"),
         ("app.serializers.faust_app", "_producer"),
         ("app.serializers.confluent_writes", "_STATE"),
-        ("app.serializers.confluent_chunks", "_PARTITION_EOF"),
+        ("app.serializers.confluent_messages", "_PARTITION_EOF"),
     }
     assert used("chunks", "serializers", "deadletters", "cluster", "pipeline") <= others
