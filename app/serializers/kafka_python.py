@@ -15,7 +15,8 @@ from kafka import KafkaProducer
 from app.chunks.destinations import ESTIMATE_BYTES
 from app.kafka.arguments import Arguments
 from app.kafka.topics import topic_of
-from app.serializers.kafka_python_reads import DeserializingConsumer, Tokens
+from app.serializers.kafka_python_callbacks import Tokens
+from app.serializers.kafka_python_reads import DeserializingConsumer
 from app.serializers.kafka_python_writes import WritingProducer
 from app.serializers.strategy import Oversized, byte_count
 

@@ -16,7 +16,6 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
 from kafka.errors import KafkaError
-from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata
 
 from app.chunks.allowance import Allowance
@@ -25,9 +24,8 @@ from app.chunks.discarded import warn
 from app.chunks.inbox import Place
 from app.chunks.keys import CONSUMER_KEYS
 from app.kafka.arguments import Arguments
-from app.kafka.tokens import TokenProvider
 from app.serializers.config import consumer
-from app.serializers.kafka_python_listener import Listener
+from app.serializers.kafka_python_callbacks import Listener, Tokens
 from app.serializers.kafka_python_records import REQUEST_MS, Log, Records
 from transforms.chunked_message import Counts
 from transforms.logger_name import logger_name
@@ -36,25 +34,8 @@ _logger = logging.getLogger(logger_name(__name__))
 
 _LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
 _LONG_LOOK_S = 60.0
-_GONE, _ANYWHERE = -1, -2  # in place of the offset that the application has sought
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-
-
-class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Gives kafka-python the tokens of a provider, on the thread that logs in."""
-
-    def __init__(self, provider: TokenProvider) -> None:
-        super().__init__()
-        self._provider = provider
-
-    def token(self) -> str:
-        """The token of now.
-
-        Raises:
-            TokenError: there is none.
-        """
-        return self._provider.now()
 
 
 _ARGUMENTS = Arguments(KafkaConsumer.DEFAULT_CONFIG, tokens=Tokens).without("serializer")
@@ -108,8 +89,6 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         self._iterated: deque[ConsumerRecord] = deque()  # those of one partition, while an iteration gives them
         # What kafka-python gives next; None if the application has sought the beginning or the end.
         self._next: dict[TopicPartition, int | None] = {}
-        # Partitions that have gone, or were sought; kafka-python's own thread, which calls listeners, adds to it too.
-        self._changes: deque[tuple[TopicPartition, int]] = deque()
         self._polled_s = -math.inf
         self._polls = False  # kafka-python's positions may be behind records that are not here yet
         self._ended = False
@@ -177,7 +156,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         Raises:
             SerializationError: as `poll`.
         """
-        if self._iterated and not self._changes:
+        if self._iterated:
             return self._iterated.popleft()
         wait_ms = self.config["consumer_timeout_ms"]
         until_s = math.inf if wait_ms < 0 else time.monotonic() + wait_ms / 1000
@@ -200,7 +179,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         Raises:
             SerializationError: the next record of a partition cannot be restored, and no others are there to give.
         """
-        self._settle()
+        self._forget_gone()
         self._iterated = deque()
         for tp in [tp for tp, records in self._ready.items() if not records]:
             del self._ready[tp]
@@ -209,7 +188,11 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             self._poll(0.0, most)  # to stay in the group, and for the other partitions
         allowance, waited = self._allowance(), False
         while True:
-            self._inbox.restore(self._fetchable(self._inbox.places), most, allowance.takes, hastens=iterates)
+            try:
+                self._inbox.restore(self._fetchable(self._inbox.places), most, allowance.takes, hastens=iterates)
+            except BaseException:
+                self._go_back()
+                raise
             if self._fetchable(self._ready):
                 return
             self._inbox.raise_error(self._fetchable(self._inbox.places))
@@ -223,7 +206,6 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
                 self._actions.do_first(until_s)
             else:
                 self._poll(self._wait_s(until_s), most)
-            self._settle()  # the callback may have sought
 
     # --- polls --------------------------------------------------------------------------------------------------------
 
@@ -261,7 +243,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def _put(self, found: dict[TopicPartition, list[ConsumerRecord]]) -> None:
         """Puts what was polled where it waits. Partitions have come and gone before: a poll ends with its records."""
-        self._settle()
+        self._forget_gone()
         for tp, records in found.items():
             if records[0].offset < (self._next.get(tp) or 0):
                 self._forget(tp)  # it was elsewhere, and begins at its commit
@@ -293,8 +275,6 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
         If an incomplete message begins more than `chunk.lookback` before it, that is the offset of its first chunk.
         """
-        if not self._polls:
-            self._settle()
         found = super().position(partition, timeout_ms)
         return None if found is None else self._inbox.position(partition, found)
 
@@ -304,17 +284,17 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         No commit passes one that began before the offset and has not ended before it.
         """
         super().seek(partition, offset)
-        self._changes.append((partition, offset))
+        self._restart(partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As kafka-python's."""
         super().seek_to_beginning(*partitions)
-        self._changes.extend((tp, _ANYWHERE) for tp in partitions or self.assignment())
+        self._forget_position(partitions)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """As kafka-python's."""
         super().seek_to_end(*partitions)
-        self._changes.extend((tp, _ANYWHERE) for tp in partitions or self.assignment())
+        self._forget_position(partitions)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """As kafka-python's."""
@@ -331,9 +311,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def _safe_offsets(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is not None:
-            return {tp: self._safe_offset(tp, at.offset, at.metadata, stated=True) for tp, at in offsets.items()}
+            return {tp: self._safe(tp, at.offset, at.metadata or "", stated=True) for tp, at in offsets.items()}
         if not self._polls:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
-            self._settle()
             for tp in self.assignment():
                 # `poll` raises the first; the other comes where kafka-python's thread takes the partition away.
                 with suppress(KafkaError, KeyError):
@@ -346,14 +325,10 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         return self._offsets(self.assignment())
 
     def _offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        known = {tp: offset for tp in partitions if (offset := self._next.get(tp)) is not None}
-        return {tp: self._safe_offset(tp, offset) for tp, offset in known.items()}
+        return {tp: self._safe(tp, at) for tp in partitions if (at := self._next.get(tp)) is not None}
 
-    def _safe_offset(
-        self, tp: TopicPartition, offset: int, metadata: str | None = "", *, stated: bool = False
-    ) -> OffsetAndMetadata:
-        safe = self._inbox.commit(tp, offset, metadata or "", stated=stated)
-        return OffsetAndMetadata(*safe, -1)
+    def _safe(self, tp: TopicPartition, offset: int, metadata: str = "", *, stated: bool = False) -> OffsetAndMetadata:
+        return OffsetAndMetadata(*self._inbox.commit(tp, offset, metadata, stated=stated), -1)
 
     def _commit_now(self) -> None:
         if self._commits and self.assignment():
@@ -368,58 +343,55 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
     ) -> None:
         """As kafka-python's."""
-        super().subscribe(topics, pattern, Listener(self._note_gone, self._leave, listener))
+        super().subscribe(topics, pattern, Listener(self._forget_gone, self._leave, listener))
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """As kafka-python's."""
         self._commit_now()
         super().assign(partitions)
-        self._settle()
+        self._forget_gone()
 
     def unsubscribe(self) -> None:
         """As kafka-python's."""
         self._commit_now()
         super().unsubscribe()
-        self._settle()
+        self._forget_gone()
 
     async def _leave(self, partitions: Collection[TopicPartition]) -> None:
         """Commits before partitions go, on kafka-python's thread: within a poll, so what was given is done."""
-        changed = {tp for tp, _ in self._changes}
-        if self._commits and (safe := self._offsets(tp for tp in partitions if tp not in changed)):
+        if self._commits and (safe := self._offsets(partitions)):
             try:
                 await super().commit_async(safe)
             except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
-    def _note_gone(self, lost: Iterable[TopicPartition] = ()) -> None:
-        self._changes.extend((tp, _GONE) for tp in [*lost, *{*self._next} - self.assignment()])
-
-    def _settle(self) -> None:
-        """Follows the partitions that have gone, or were sought; those whose work was interrupted are read again."""
-        self._note_gone()
-        while self._changes:
-            tp, offset = self._changes.popleft()
-            self._iterated = deque()
-            if offset >= 0:
-                self._restart(tp, offset, None)
-                continue
+    def _forget_gone(self, lost: Iterable[TopicPartition] = ()) -> None:
+        for tp in [*lost, *{*self._next} - self.assignment()]:
             self._forget(tp)
-            if offset == _ANYWHERE:
-                self._next[tp] = None
-        for place, torn in [*self._inbox.torn.items()]:
-            tp = TopicPartition(*place)
-            with suppress(ValueError):  # it has gone
-                super().seek(tp, torn[0])
-            self._restart(tp, *torn)
-
-    def _restart(self, tp: TopicPartition, offset: int, metadata: str | None) -> None:
-        self._inbox.move(tp, offset)
-        self._inbox.begin(tp, offset, metadata)
-        self._next[tp] = offset
 
     def _forget(self, tp: TopicPartition) -> None:
         self._inbox.clear(tp)
         self._next.pop(tp, None)
+        self._iterated = deque()
+
+    def _forget_position(self, partitions: Collection[TopicPartition]) -> None:
+        for tp in partitions or self.assignment():
+            self._forget(tp)
+            self._next[tp] = None
+
+    def _restart(self, tp: TopicPartition, offset: int, metadata: str | None = None) -> None:
+        self._inbox.move(tp, offset)
+        self._inbox.begin(tp, offset, metadata)
+        self._next[tp] = offset
+        self._iterated = deque()
+
+    def _go_back(self) -> None:
+        """Reads partitions again whose work was interrupted."""
+        for place, (offset, metadata) in [*self._inbox.torn.items()]:
+            tp = TopicPartition(*place)
+            with suppress(ValueError):  # it has gone
+                super().seek(tp, offset)
+            self._restart(tp, offset, metadata)
 
 
 def _warn_of_error(_: object, response: object) -> None:

@@ -61,7 +61,7 @@ class Records(Inbox[ConsumerRecord]):
         """Restores the next records of these partitions, until so many are ready, or one cannot be restored.
 
         Args:
-            places: the partitions.
+            places: the partitions, which have entries.
             most: how many records may be ready.
             takes: says whether one more download, of at most so many bytes, may begin.
             hastens: whether to wait for no download behind the first record.
@@ -89,10 +89,10 @@ class Records(Inbox[ConsumerRecord]):
     def raise_error(self, places: Collection[TopicPartition]) -> None:
         """Raises the error of a record that is the next of its partition; it is tried again after that."""
         for tp in places:
-            for entry in itertools.islice(self.entries(tp), 1):
-                error, entry.error = entry.error, None
-                if error is not None:
-                    raise error
+            entry = self.first(tp)
+            error, entry.error = entry.error, None
+            if error is not None:
+                raise error
 
     def close(self) -> None:
         """Waits for downloads, and closes the deserializers."""
