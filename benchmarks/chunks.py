@@ -14,8 +14,9 @@ from app.config.keys import PRODUCER_KEYS
 from benchmarks.bench import Bench, median
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
-from transforms.assembly import Assembler, Limits
 from transforms.chunk import Chunking
+from transforms.chunked_message import Limits
+from transforms.reassembly import Reassembly
 from transforms.record import Record
 
 if TYPE_CHECKING:
@@ -193,13 +194,13 @@ async def _memory(bench: Bench) -> Result:
     chunked = await bench.topics.make("interleaved", max_message_bytes=_CHUNK_LIMIT_BYTES)
     whole = await bench.topics.make("whole", max_message_bytes=_TOPIC_LIMIT_BYTES)
     expected: dict[bytes, str] = {}
-    model = Assembler(limits)
+    model = Reassembly(limits)
     peak_pending = 0
 
     def interleaved() -> Iterator[Record]:
         nonlocal peak_pending
         for offset, record in enumerate(_waves(waves, expected)):
-            model.add(0, _Logged(record.key, record.value, record.headers, record.timestamp, offset), 0)
+            model.receive(0, _Logged(record.key, record.value, record.headers, record.timestamp, offset))
             peak_pending = max(peak_pending, model.pending_bytes)
             yield record
 

@@ -130,7 +130,7 @@ class Discarded:
     records: tuple[LoggedRecord, ...]
     detail: str
     late: bool = False
-    gone: Gone | Reread | None = None
+    gone: Gone | None = None
 
     @property
     def first(self) -> int:
@@ -141,33 +141,6 @@ class Discarded:
     def last(self) -> int:
         """The offset of the last chunk that was read."""
         return self.records[-1].offset if self.gone is None else self.gone.last
-
-
-@dataclass(frozen=True, slots=True)
-class Reread:
-    """A message that has ended while its chunks were set aside: they are to be read again, from the log.
-
-    Only an assembler with `rereads` gives it. See `transforms.rereading`.
-
-    Attributes:
-        partition: where the message is.
-        uuid: of the message.
-        size: of its value, as its chunks say.
-        first: the lowest offset of its chunks that were read.
-        last: the highest one.
-        below: its first chunk is before this offset and was not read, as reading began behind it; None if it was read.
-        reason: why the message is given up; None if its last chunk has come.
-        detail: the finding, for people.
-    """
-
-    partition: Hashable
-    uuid: str
-    size: int
-    first: int
-    last: int
-    below: int | None
-    reason: Reason | None
-    detail: str
 
 
 @dataclass(slots=True)

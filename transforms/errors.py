@@ -223,7 +223,7 @@ class DiscardedChunkError(TransformError):
 
     Attributes:
         uuid: of the message; None if it cannot be read.
-        reason: one of those in `transforms.assembly`.
+        reason: one of those in `transforms.reassembly`.
         detail: the finding, for people.
     """
 

@@ -11,7 +11,7 @@ from app.config.client import LIMIT, coerced, limits_names
 from app.config.naming import check_config
 from app.kafka.arguments import Arguments
 from stores.keys import Key, Value, read, unknown
-from transforms.assembly import Limits
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 
 _DEFAULTS = Limits()

@@ -25,7 +25,7 @@ from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.producer import ProducerControls, RefusedBatches
 from app.kafka.shielded import heard
-from transforms.assembly import ChunkMessageId
+from transforms.chunked_message import ChunkMessageId
 from transforms.record import Header, Record
 
 _ARGUMENTS = Arguments.of(AIOKafkaProducer)

@@ -16,64 +16,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from aiokafka import TopicPartition
 from faust.types import TP, AppT, EventT
 from faust.types.core import HeadersArg
 from faust.types.tuples import ConsumerMessage, Message
 
+from app.chunks.inbox import Inbox
 from app.chunks.keys import CONSUMER_KEYS, limits
-from app.chunks.polled import Polled
-from app.chunks.rereader import Again, Rereader
-from app.config.client import LIMIT, coerced
+from app.chunks.range_reader import RangeReader
+from app.config.client import coerced
 from app.kafka.source_batch import ReadRecord
-from app.serializers.faust_app import consumer_arguments, idle_seconds, outlive_crash
+from app.serializers.faust_app import consumer_arguments, idle_seconds, keep_membership, outlive_crash
 from stores.keys import read
-from transforms.assembly import Assembled, Discarded, Reread
 from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Discarded
+from transforms.read_range import ReadRange
 from transforms.record import Header
-
-__all__ = ["CHUNK_NAMES", "Chunks", "OnDiscarded", "listed"]
 
 OnDiscarded = Callable[[Discarded], "Awaitable[None] | None"]
 
 _LOOK_S = 0.2  # how often it looks which events are done, and which messages have expired
 
-CHUNK_NAMES = frozenset(key.name for key in CONSUMER_KEYS) - {LIMIT.name}
-"""The keys of `Chunks` in the configuration of a schema, which the serializers do not have."""
-
 
 @dataclass(slots=True)
 class _Held:
-    """A record of which one acknowledgement is ours.
+    """A record of which the last acknowledgement is ours.
 
     Attributes:
-        message: the record.
-        first: the offset of the first chunk, if the record stands for a whole message; None if not.
-        is_piece: whether no agent gets it.
-        is_slim: whether `message` is a copy without its value.
+        offset: of the record.
+        begins: the offset that no commit may pass before the agents have done with the record.
+        message: the record; None if no agent has it.
     """
 
-    message: Message
-    first: int | None = None
-    is_piece: bool = False
-    is_slim: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether only our acknowledgement is missing."""
-        return self.message.refcount <= 1
-
-    @property
-    def begins(self) -> int:
-        """The offset that no commit may pass before the agents have done with it."""
-        return self.message.offset if self.first is None else self.first
-
-    def slim(self) -> None:
-        """Keeps a copy without the value; the agents' own stays as it is, and may still be forwarded."""
-        copy = ConsumerMessage.from_message(self.message, self.message.tp)
-        copy.key = copy.value = None
-        copy.headers, copy.tracked, copy.refcount = None, True, 1
-        self.message, self.is_slim = copy, True
+    offset: int
+    begins: int
+    message: Message | None = None
 
 
 @dataclass(slots=True)
@@ -81,17 +57,11 @@ class _Partition:
     """One partition, in one generation of the group, and until the application goes back in it.
 
     Attributes:
-        generation: the app's number of it.
-        last: the last record that was taken. Faust asks once for each agent.
-        is_piece: whether no agent gets that one.
-        position: the offset behind it.
+        last: the last record that was taken; one that no agent gets is acknowledged.
         held: in the order of their offsets.
     """
 
-    generation: int | None
     last: Message | None = None
-    is_piece: bool = False
-    position: int = 0
     held: deque[_Held] = field(default_factory=deque)
 
 
@@ -100,40 +70,29 @@ class Chunks:
 
     Args:
         app: the app.
-        config: with the keys of `app.chunks.keys.CONSUMER_KEYS`.
+        config: with the properties of `app.chunks.keys.CONSUMER_KEYS`.
         on_discarded: called with each message that is not whole. If it raises, the worker stops, and the next one calls
             it with the message again.
-        keep_membership: called while a message is read again, and Faust does not poll.
 
     Raises:
-        ConfigurationError: a key's value is wrong.
+        ConfigurationError: the value of a property is wrong.
     """
 
-    def __init__(
-        self,
-        app: AppT,
-        config: Mapping[str, object],
-        on_discarded: OnDiscarded,
-        keep_membership: Callable[[], None],
-    ) -> None:
+    def __init__(self, app: AppT, config: Mapping[str, object], on_discarded: OnDiscarded) -> None:
         values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, config))
-        self._app = app
-        self._limits = limits(values)
-        self._lookback = cast("int", values["chunk.lookback"])
-        self._polled = Polled(self._limits, self._lookback)
-        self._on_discarded = on_discarded
-        self._keep_membership = keep_membership
+        self._app, self._on_discarded = app, on_discarded
+        self._inbox = _Inbox(limits(values), cast("int", values["chunk.lookback"]))
         self._partitions: dict[TP, _Partition] = {}
-        self._lock = asyncio.Lock()  # between a record that is taken, and the watch
+        self._acting = asyncio.Lock()  # one at a time does the actions of the inbox: a record, or the watch
         self._watching = False
-        self._rereader: Rereader | None = None
+        self._reader: RangeReader | None = None
         self._downloads = 0
         self._has_waited = False  # for a download, since the watch looked last
         app.on_partitions_revoked.connect(cast("Any", self._revoked))
 
     def stats(self) -> dict[str, int]:
         """The incomplete messages."""
-        return self._polled.stats()
+        return self._inbox.stats()
 
     @contextmanager
     def downloading(self) -> Iterator[None]:
@@ -151,23 +110,21 @@ class Chunks:
         Returns:
             Whether agents get the record. If not, `skipped` is the event for Faust.
         """
-        partition = self._partitions.get(message.tp)
-        if partition is not None and partition.last is message:
-            return not partition.is_piece
-        went_back = partition is not None and message.offset < partition.position
-        if partition is None or went_back or partition.generation != message.generation_id:
-            async with self._lock:
-                partition = self._begin(message)
-        if is_chunk(listed(message.headers)):
-            async with self._lock:
+        place, partition = message.tp, self._partitions.get(message.tp)
+        last = None if partition is None else partition.last
+        if last is message:  # Faust asks once for each agent
+            return not message.acked
+        if partition is None or last is None or not _follows(message, last):
+            self._forget(place)
+            self._inbox.begin(place, message.offset)
+            partition = self._partitions[place] = _Partition()
+        if message.headers and is_chunk(listed(message.headers)):
+            async with self._acting:
                 await self._take_chunk(partition, message)
-        else:
-            if partition.held:
-                message.incref()
-                partition.held.append(_Held(message))
-            partition.is_piece = False
-        partition.last, partition.position = message, message.offset + 1
-        return not partition.is_piece
+        elif partition.held:
+            _hold(partition, message, message.offset)
+        partition.last = message
+        return not message.acked
 
     def skipped(self, message: Message) -> EventT[Any]:
         """An event that no agent gets: Faust passes over those of another generation of the group."""
@@ -177,19 +134,12 @@ class Chunks:
 
     # --- one chunk ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, message: Message) -> _Partition:
-        """A partition whose first record this is, in this generation of the group."""
-        self._forget(message.tp)
-        self._polled.begin(message.tp, message.offset)
-        begun = self._partitions[message.tp] = _Partition(message.generation_id)
-        return begun
-
     def _forget(self, place: TP) -> None:
         """Forgets what is held of a partition. It comes again, here or elsewhere, from the commit on."""
         former = self._partitions.pop(place, None)
         if former is not None:
-            self._app.consumer.unacked.difference_update(each.message for each in former.held)
-        self._polled.clear(place)
+            self._app.consumer.unacked.difference_update(each.message for each in former.held if each.message)
+        self._inbox.clear(place)
 
     async def _revoked(self, _: AppT, revoked: Iterable[TP], **__: Any) -> None:
         for place in revoked:
@@ -202,54 +152,39 @@ class Chunks:
         last = partition.last
         if not partition.held and last is not None and not last.acked:
             # An agent still has a record in front, and Faust's commits would pass it.
-            last.incref()
-            partition.held.append(_Held(last))
-        whole = self._polled.take(_record(message))
-        again = self._polled.again
-        if again is not None and again.partition == message.tp:  # else a rebalance has ended its call
-            whole = await self._read_again(again)
-        if whole is None:
-            # Faust has counted one acknowledgement for each agent, and none of them gets it.
-            message.tracked, message.refcount = True, 1
-            partition.held.append(_Held(message, is_piece=True))
-            message.value = None
+            _hold(partition, last, last.offset)
+        self._inbox.put(message.tp, [message])
+        self._inbox.head(message.tp)  # puts it together
+        await self._act()
+        whole = self._inbox.head(message.tp)  # None, too, if a rebalance has taken the partition
+        if whole is None or whole.first is None:
+            message.acked = True
+            partition.held.append(_Held(message.offset, message.offset))
         else:
-            message.incref()
-            partition.held.append(_Held(message, whole.id.first))
-            message.value, message.headers = whole.record.value, cast("HeadersArg", list(whole.record.headers))
-        partition.is_piece = whole is None
-        await self._settle()
+            self._inbox.pop(message.tp)
+            _hold(partition, message, whole.first)
 
-    async def _read_again(self, reread: Reread) -> Assembled | None:
-        """Reads a message again that did not fit into memory; the message, or what is discarded joins the others."""
-        if self._rereader is None:
-            self._rereader = Rereader(consumer_arguments(self._app), self._limits, self._lookback)
-        place = cast("TP", reread.partition)
-        task = self._rereader.begin(Again(TopicPartition(*place), reread))
+    async def _act(self) -> None:
+        """Gives what is discarded to the application, and reads again what did not fit into memory, in order."""
+        while self._inbox.actions:
+            action = self._inbox.actions[0]
+            if isinstance(action, Discarded):
+                done = self._on_discarded(action)
+                if inspect.isawaitable(done):
+                    await done
+                self._inbox.done(action)
+            else:
+                await self._read_again(action)
+
+    async def _read_again(self, range_: ReadRange) -> None:
+        if self._reader is None:
+            self._reader = RangeReader(consumer_arguments(self._app))
+        task = self._reader.begin(range_)
         while not task.done():
-            self._keep_membership()
+            keep_membership(self._app)
             await asyncio.wait({task}, timeout=1)
-        found = task.result()
-        if reread is not self._polled.again and not self._is_first(reread):
-            return None  # a rebalance has taken the partition meanwhile
-        self._polled.resolve(reread, found.outcome, found.beginning)
-        return found.outcome if isinstance(found.outcome, Assembled) else None
-
-    def _is_first(self, discarded: Discarded | Reread) -> bool:
-        return bool(self._polled.discarded) and self._polled.discarded.head[1] is discarded
-
-    async def _settle(self) -> None:
-        """Gives what is discarded to the application, in order."""
-        while self._polled.discarded:
-            _, first = self._polled.discarded.head
-            if isinstance(first, Reread):
-                await self._read_again(first)
-                continue
-            done = self._on_discarded(first)
-            if inspect.isawaitable(done):
-                await done
-            if self._is_first(first):
-                self._polled.discarded.drop_head()
+        task.result()
+        self._inbox.resolve(range_)
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------
 
@@ -262,11 +197,11 @@ class Chunks:
                 # Neither is time of reading: what is spent on downloads and on messages that are read again, nor what
                 # Faust waits for agents that are slow.
                 read_s = max(0.0, time.monotonic() - since_s - idle_seconds(self._app))
-                read_s = 0.0 if self._has_waited else read_s
+                read_s = 0.0 if self._has_waited or not self._app.flow_control.is_active() else read_s
                 self._has_waited = self._downloads > 0
-                async with self._lock:
-                    self._polled.count(list(self._read()), read_s)
-                    await self._settle()
+                async with self._acting:
+                    self._inbox.tick(read_s, [place for place, each in self._partitions.items() if each.held])
+                    await self._act()
                     for place, partition in self._partitions.items():
                         self._release(place, partition)
                     if not any(each.held for each in self._partitions.values()):
@@ -276,31 +211,52 @@ class Chunks:
             await self._app.crash(exc)
         finally:
             self._watching = False
-            rereader, self._rereader = self._rereader, None
-            if rereader is not None:
-                await rereader.stop()
-
-    def _read(self) -> Iterator[TP]:
-        """The partitions that Faust reads, and that have something to wait for."""
-        if self._app.flow_control.is_active():
-            yield from (place for place, partition in self._partitions.items() if partition.held)
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                await reader.stop()
 
     def _release(self, place: TP, partition: _Partition) -> None:
-        """Gives back what no incomplete message, and none that agents still have, keeps."""
+        """Acknowledges what no incomplete message, and none that agents still have, holds back."""
         held, consumer = partition.held, self._app.consumer
-        if not held:
+        if not held or partition.last is None:
             return
-        safe, _ = self._polled.safe(place, partition.position)
-        limit = min([safe, *(each.begins for each in held if not each.is_piece and not each.is_done)])
-        while held and held[0].message.offset < limit:
-            each = held.popleft()
-            if each.message.ack(consumer) and not each.is_piece:
-                self._app.sensors.on_message_out(place, each.message.offset, each.message)
         for each in held:
-            if each.is_done and not each.is_slim:
+            if (message := each.message) is not None and message.refcount <= 1:
                 # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
-                consumer.unacked.discard(each.message)
-                each.slim()
+                consumer.unacked.discard(message)
+                message.acked, each.message = True, None
+                if message.tracked:
+                    self._app.sensors.on_message_out(place, each.offset, message)
+        safe, _ = self._inbox.commit(place, partition.last.offset + 1)
+        limit = min([safe, *(each.begins for each in held if each.message is not None)])
+        while held and held[0].offset < limit:
+            offset = held.popleft().offset
+            consumer.ack(ConsumerMessage(*place, offset, 0.0, 0, None, None, None, None, tp=place))
+
+
+class _Inbox(Inbox[Message]):
+    """An inbox that one record after the other passes: Faust itself has the queue."""
+
+    def headers(self, record: Message) -> list[Header]:
+        return listed(record.headers)
+
+    def logged(self, record: Message) -> ReadRecord:
+        place, stamp_ms = (record.topic, record.partition, record.offset), int(record.timestamp * 1000)
+        return ReadRecord(*place, stamp_ms, record.key, record.value, listed(record.headers))
+
+    def whole(self, last: Message, message: Assembled) -> Message:
+        last.value, last.headers = message.record.value, cast("HeadersArg", list(message.record.headers))
+        return last
+
+
+def _follows(message: Message, last: Message) -> bool:
+    """Whether a record comes behind another in the same generation of the group."""
+    return message.offset > last.offset and message.generation_id == last.generation_id
+
+
+def _hold(partition: _Partition, message: Message, begins: int) -> None:
+    message.incref()
+    partition.held.append(_Held(message.offset, begins, message))
 
 
 def listed(headers: HeadersArg | None) -> list[Header]:
@@ -308,9 +264,3 @@ def listed(headers: HeadersArg | None) -> list[Header]:
     if not headers:
         return []
     return list(cast("Any", headers.items() if isinstance(headers, Mapping) else headers))
-
-
-def _record(message: Message) -> ReadRecord:
-    stamp_ms = int(message.timestamp * 1000)
-    place = message.topic, message.partition, message.offset
-    return ReadRecord(*place, stamp_ms, message.key, message.value, listed(message.headers))

@@ -17,10 +17,10 @@ from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message
 
 from app.chunks.discarded import warn
-from app.chunks.keys import PRODUCER_KEYS, STRATEGY
+from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
 from app.config.client import LIMIT, limits_names
 from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
-from app.serializers.faust_chunks import CHUNK_NAMES, Chunks, OnDiscarded, listed
+from app.serializers.faust_chunks import Chunks, OnDiscarded, listed
 from app.serializers.faust_wrapping import Wrapping, is_wrapper_key
 from app.serializers.faust_writes import Writes
 from app.serializers.large_message import LargeMessageDeserializer
@@ -48,7 +48,7 @@ _OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
 _logger = logging.getLogger(logger_name(__name__))
 
 
-_NOT_THE_READERS = {STRATEGY.name, *CHUNK_NAMES, *(key.name for key in PRODUCER_KEYS)} - {LIMIT.name}
+_NOT_THE_READERS = {STRATEGY.name, *(key.name for key in (*CONSUMER_KEYS, *PRODUCER_KEYS))} - {LIMIT.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +367,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             wrapping = Wrapping(whole) if self._is_wrapped else None
             if wrapping is not None:
                 whole = {name: value for name, value in whole.items() if not is_wrapper_key(name)}
-            chunks = Chunks(app, whole, self._on_discarded, lambda: keep_membership(app))
+            chunks = Chunks(app, whole, self._on_discarded)
             with ExitStack() as opened:
                 writes = opened.enter_context(closing(Writes(app, whole, self._parts)))
                 readers = {}

@@ -23,7 +23,7 @@ from faust.types.tuples import Message
 from app.chunks.discarded import warn
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
 from tests.integration.worker_process import until
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 from transforms.errors import SerializationError
 
 

@@ -16,8 +16,9 @@ from tests.integration.command_line import lines, wideload
 from tests.integration.topics import Found, end_offsets, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import toml
-from transforms.assembly import Assembled, Assembler, Limits
 from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, Limits
+from transforms.reassembly import Reassembly
 from transforms.record import Record
 from transforms.wrapper import HeaderTable, MessageWrapper, Unwrap
 
@@ -94,12 +95,12 @@ def place(broker: str, make_topic: MakeTopic, tmp_path: Path) -> Place:
 
 def assembled(records: list[Found]) -> list[Record]:
     """The records of one partition for a reader, which must find all messages whole."""
-    reader, made = Assembler(Limits()), list[Record]()
+    reader, made = Reassembly(Limits()), list[Record]()
     for record in records:
         if not any(name.startswith("large-message.chunk") for name, _ in record.headers):
             made.append(Record(record.key, record.value, record.headers, record.timestamp))
             continue
-        for event in reader.add(0, record, 0):
+        for event in reader.receive(0, record):
             assert isinstance(event, Assembled), event
             made.append(Record(event.record.key, event.record.value, event.record.headers, event.record.timestamp))
     assert reader.pending == 0

@@ -23,8 +23,9 @@ from pyspark.sql.types import (
 
 from jobs.chunks import INCOMPLETE, assemble, incomplete
 from jobs.records.schemas import HEADERS
-from transforms.assembly import Assembled, Assembler, Limits
 from transforms.chunk import Chunk, Chunking, is_chunk
+from transforms.chunked_message import Assembled, Limits
+from transforms.reassembly import Reassembly
 from transforms.record import Header, Record
 
 _SCHEMA = StructType(
@@ -178,13 +179,13 @@ Found = tuple[int, int, bytes | None, tuple[int, int] | None]
 
 def delivered(number: int, log: Sequence[Record]) -> list[Found]:
     """What the assembler makes of a partition."""
-    assembler = Assembler(Limits(expire_ms=0))
+    assembler = Reassembly(Limits(expire_ms=0))
     found: list[Found] = []
     for offset, r in enumerate(log):
         if not is_chunk(r.headers):
             found.append((number, offset, r.value, None))
             continue
-        events = assembler.add(0, Logged(r.key, r.value, r.headers, r.timestamp, offset), 0)
+        events = assembler.receive(0, Logged(r.key, r.value, r.headers, r.timestamp, offset))
         whole = [event for event in events if isinstance(event, Assembled)]
         found += [(number, offset, event.record.value, (event.id.first, event.id.last)) for event in whole]
     return found

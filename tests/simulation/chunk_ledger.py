@@ -10,7 +10,7 @@ from tests.simulation.chunk_log import logged
 from tests.simulation.partition_log import PartitionLog
 from tests.simulation.play import Play
 from tests.simulation.promises import Broken
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 from transforms.commit_metadata import noted
 
 __all__ = ["Given", "Ledger", "Reading", "given_up"]

@@ -13,7 +13,7 @@ from app.chunks.consumer import AssemblingConsumer
 from app.chunks.whole_records import AssembledRecord
 from tests.simulation.chunk_ledger import Given, Ledger, Reading, given_up
 from tests.simulation.play import Actor, Play
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 
 __all__ = ["Reader"]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.simulation.kinds import WRAPPED_HEADER
 from tests.simulation.partition_log import PartitionLog
-from transforms.assembly import Assembled, Assembler, Limits
 from transforms.chunk import is_chunk
+from transforms.chunked_message import Assembled, Limits
+from transforms.reassembly import Reassembly
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference, is_reference
 from transforms.wrapper import HeaderTable, Unwrap
@@ -36,7 +37,7 @@ class Reader:
         self, log: PartitionLog, payloads: Mapping[str, bytes], *, unwraps: bool, torn: Container[bytes | None] = ()
     ) -> None:
         self.log, self._payloads, self._unwraps, self._torn = log, payloads, unwraps, torn
-        self._assembler = Assembler(Limits(1_000, 1 << 30, 1 << 30, 0))
+        self._assembler = Reassembly(Limits(1_000, 1 << 30, 1 << 30, 0))
         self._next = 0
         self.read: list[RecordLike] = []
         """What it has got."""
@@ -66,7 +67,7 @@ class Reader:
         if not is_chunk(record.headers):
             self.read.append(self._opened(record))
             return
-        for event in self._assembler.add(0, record, 0):
+        for event in self._assembler.receive(0, record):
             if not isinstance(event, Assembled):
                 if event.reason == "missing-first" and record.key in self._torn:
                     continue

@@ -12,8 +12,8 @@ from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from tests.app.pipeline.chains import settings_of
-from transforms.assembly import Limits
 from transforms.chunk import Chunking
+from transforms.chunked_message import Limits
 from transforms.record import Header, Record
 
 PLACE = TopicPartition("orders", 0)

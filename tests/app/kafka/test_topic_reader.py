@@ -26,8 +26,8 @@ from stores.registry import open_store
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
 from tests.app.pipeline.chains import settings_of
 from tests.built_batches import built, changed, record, repacked
-from transforms.assembly import Limits
 from transforms.chunk import Chunking
+from transforms.chunked_message import Limits
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import pack
 from transforms.record_format import MAX_HEADERS

@@ -16,7 +16,6 @@ AWAITED = {
     "app/application.py": "the end of the worker itself, by Faust's `crash`",
     "app/chunks/producer.py": "the caller of `send` awaits it",
     "app/chunks/range_reader.py": "`getmany` and `getone` read its result",
-    "app/chunks/rereader.py": "`getmany` and `getone` await what they read again",
     "app/chunks/whole_records.py": "`getmany` and `getone` deliver the result of each download",
     "app/commands/packer.py": "each message is awaited in its turn",
     "app/deadletters/replay.py": "`_flush` awaits it",

@@ -23,9 +23,8 @@ from stores.memory import MemoryStore
 from stores.store import PayloadStore
 from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, offload_stage, settings_of, sink, taken
 from tests.app.pipeline.plain_store import PlainStore
-from transforms.assembly import Assembled, Assembler, Limits
 from transforms.batch_size import batch_of_one_bytes
-from transforms.chunked_message import ChunkMessageId
+from transforms.chunked_message import Assembled, ChunkMessageId, Limits
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     ChunkError,
@@ -43,6 +42,7 @@ from transforms.errors import (
 )
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
+from transforms.reassembly import Reassembly
 from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch, pack
 from transforms.reference import Reference
@@ -637,9 +637,9 @@ def test_chunk_splits_what_looks_like_a_piece(codec: int) -> None:
     record = Record(b"k", b"v" * 5_000, (PIECE, ("h", b"1")), 7)
     chunks, applied = apply(storeless(["chunk"], 1_000), record, codec)
     assert (len(chunks) > 5, applied) == (True, ("chunk",))
-    assembler = Assembler(Limits())
+    assembler = Reassembly(Limits())
     read = [ReadRecord("t", 0, at, 7, each.key, each.value, list(each.headers)) for at, each in enumerate(chunks)]
-    (event,) = [event for each in read for event in assembler.add(0, each, 0)]
+    (event,) = [event for each in read for event in assembler.receive(0, each)]
     assert event == Assembled(record, ChunkMessageId(0, len(chunks) - 1))
 
 

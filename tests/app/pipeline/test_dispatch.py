@@ -36,8 +36,8 @@ from tests.app.pipeline.runtimes import SHARED, running_on
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_lane_assembler import SETTINGS
 from tests.app.pipeline.test_termination import Read
-from transforms.assembly import Discarded
 from transforms.chunk import Chunking
+from transforms.chunked_message import Discarded
 from transforms.errors import PayloadNotFoundError, ReferenceRefusedError
 from transforms.record import Record
 from transforms.retention import LONGEST_HOLD_S

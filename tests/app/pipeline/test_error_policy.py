@@ -20,7 +20,7 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from tests.app.pipeline.runtimes import SHARED
 from tests.app.pipeline.test_termination import Read
-from transforms.assembly import Discarded
+from transforms.chunked_message import Discarded
 from transforms.errors import (
     ChunkError,
     MalformedWrapperError,

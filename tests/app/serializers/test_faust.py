@@ -23,8 +23,8 @@ from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
 from tests.integration.client_config import ON_GATE
 from tests.integration.client_stores import GatedStore
-from transforms.assembly import Discarded
 from transforms.chunk import Chunking
+from transforms.chunked_message import Discarded
 from transforms.errors import (
     ConfigurationError,
     MalformedReferenceError,
@@ -439,46 +439,67 @@ async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) ->
 # --- chunks -----------------------------------------------------------------------------------------------------------
 
 
-def given(offset: int, value: bytes, headers: Headers) -> ConsumerMessage:
+def given(offset: int, record: Record) -> ConsumerMessage:
     """A record that one agent gets."""
-    made = ConsumerMessage("orders", 0, offset, 0.0, 0, headers, b"k", value, None, generation_id=1)
+    headers = cast("Any", list(record.headers))
+    made = ConsumerMessage("orders", 0, offset, 0.0, 0, headers, b"k", record.value, None, generation_id=1)
     made.incref()
     return made
 
 
+def pieces(uuid: str = "uuid") -> list[Record]:
+    """The chunks of a value of 3,000 bytes."""
+    return list(Chunking(1_000).split(Record(b"k", bytes(3_000)), uuid))
+
+
 async def test_an_app_goes_back(app: faust.App) -> None:
     """From an earlier offset on, within a generation of the group, each message comes again, whole and once."""
-    chunks = Chunks(app, {"large.message.strategy": "chunk"}, lambda _: None, lambda: None)
-    pieces = [
-        (each.value or b"", cast("Headers", list(each.headers)))
-        for each in Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
-    ]
-    for count in (2, len(pieces)):
-        records = [given(offset, *piece) for offset, piece in enumerate(pieces[:count])]
-        assert [await chunks.take(record) for record in records] == [n == len(pieces) for n in range(1, count + 1)]
-        held = chunks._partitions[records[0].tp].held
-        assert [each.message for each in held] == records
-    assert records[-1].value == bytes(3_000)
+    chunks = Chunks(app, {"large.message.strategy": "chunk"}, lambda _: None)
+    count = len(pieces())
+    for until in (2, count, count):
+        records = [given(offset, piece) for offset, piece in enumerate(pieces()[:until])]
+        assert [await chunks.take(record) for record in records] == [n == count for n in range(1, until + 1)]
+        assert [each.offset for each in chunks._partitions[records[0].tp].held] == list(range(until))
+        assert records[-1].value == (bytes(3_000) if until == count else pieces()[1].value)
 
 
-async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App) -> None:
+async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App, thread: Any) -> None:
     """What waits to be committed keeps its offset alone, once its agent has done with it."""
-    chunks = Chunks(app, {}, lambda _: None, lambda: None)
-    first, *_ = Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
-    piece = given(0, first.value or b"", cast("Headers", list(first.headers)))
-    behind = [given(n, b"v" * 100, []) for n in range(1, 4)]
+    chunks = Chunks(app, {}, lambda _: None)
+    piece = given(0, pieces()[0])
+    behind = [given(n, Record(b"k", b"v" * 100)) for n in range(1, 4)]
     assert [await chunks.take(each) for each in (piece, *behind)] == [False, True, True, True]
-    consumer: Any = app.consumer
+    app.consumer.unacked.update(behind)
     for each in behind[:2]:
-        each.ack(consumer)
+        each.ack(app.consumer)
     partition = chunks._partitions[piece.tp]
     chunks._release(piece.tp, partition)
-    consumer._thread.thread_loop.close()  # it was never started, and has a loop by now
-    assert [each.message.value for each in partition.held] == [None, None, None, b"v" * 100]
+    assert [each.offset for each in partition.held] == [0, 1, 2, 3]
+    assert [each.message for each in partition.held] == [None, None, None, behind[2]]
+    assert set(app.consumer.unacked) == {behind[2]}
     assert [each.value for each in behind] == [b"v" * 100] * 3  # those of the agents stay
-    assert [each.message.offset for each in partition.held] == [0, 1, 2, 3]
-    assert not any(each.acked for each in (piece, *behind))
     assert chunks.stats()["pendingChunkedMessages"] == 1
+
+
+async def test_what_is_done_holds_back_no_later_message(
+    app: faust.App, thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record behind a message is acknowledged once, and not held again when the next message begins behind it."""
+    chunks, acked = Chunks(app, {}, lambda _: None), list[int]()
+    monkeypatch.setattr(app.consumer, "ack", lambda message: acked.append(message.offset))
+    records = [*pieces("a"), Record(b"k", b"behind"), *pieces("b")]
+    taken = [given(offset, record) for offset, record in enumerate(records)]
+    behind = len(pieces())
+    for record in taken[: behind + 1]:
+        await chunks.take(record)
+    for done in (taken[behind], taken[behind - 1]):
+        done.ack(app.consumer)
+        chunks._release(done.tp, chunks._partitions[done.tp])
+    for record in taken[behind + 1 :]:
+        await chunks.take(record)
+    taken[-1].ack(app.consumer)
+    chunks._release(taken[-1].tp, chunks._partitions[taken[-1].tp])
+    assert acked == list(range(len(records)))
 
 
 async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(app: faust.App, thread: Any) -> None:
@@ -487,10 +508,9 @@ async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(ap
     def refuse(discarded: Discarded) -> None:
         raise ValueError(discarded.reason)
 
-    chunks = Chunks(app, {"expire.time.of.incomplete.chunked.message.ms": 1}, refuse, lambda: None)
-    first, *_ = Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
+    chunks = Chunks(app, {"expire.time.of.incomplete.chunked.message.ms": 1}, refuse)
     app.flow_control.resume()
-    await chunks.take(given(0, first.value or b"", cast("Headers", list(first.headers))))
+    await chunks.take(given(0, pieces()[0]))
     async with asyncio.timeout(30):
         await app.wait_until_stopped()
     assert isinstance(app.crash_reason, ValueError)
