@@ -133,12 +133,8 @@ async def test_20_mb(make_log: MakeLog, writer: type[Writer]) -> None:
 async def test_the_lowest_limit(make_log: MakeLog, writer: type[Writer]) -> None:
     """The lowest of the topic's limit, `chunk.max.bytes` and the client's own holds, and nothing is refused at it."""
     sizes = [50_000, *range(4_870, 4_970, 4)]  # some clients compare an estimate that is a little too high
-    for key, given, most in (
-        ("chunk.max.bytes", 5_000, 5_000),
-        ("chunk.max.bytes", 10**6, LIMIT),
-        (writer.limit, 5_000, 5_000),
-    ):
-        log = make_log()
+    for key, given in ("chunk.max.bytes", 5_000), ("chunk.max.bytes", 10**6), (writer.limit, 5_000):
+        log, most = make_log(), min(given, LIMIT)
         async with writer(log.chunking(**{key: given})) as producer:
             for size in sizes:
                 await producer.send(log.topic, value_of(size))
