@@ -11,6 +11,7 @@ from transforms.record import Record, RecordLike
 __all__ = [
     "BATCH_OVERHEAD_BYTES",
     "HEADERLESS_OVERHEAD_BYTES",
+    "HEADER_OVERHEAD_BYTES",
     "batch_of_one_bytes",
     "headerless_batch_bytes",
     "is_within",
@@ -23,7 +24,7 @@ BATCH_OVERHEAD_BYTES = 61
 # The most bytes of a batch of one record without headers, beside key and value: varints of five bytes for record, key
 # and value.
 HEADERLESS_OVERHEAD_BYTES = 80
-_HEADER_OVERHEAD_BYTES = 14  # the most beside name and value: varints of both, and its part of that of the count
+HEADER_OVERHEAD_BYTES = 14  # the most beside name and value: varints of both, and its part of that of the count
 
 
 def varint_bytes(number: int) -> int:
@@ -85,7 +86,7 @@ def is_within(record: RecordLike, limit_bytes: int) -> bool:
     for name, value in record.headers:
         if not name.isascii():
             break
-        most += _HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
+        most += HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
     else:
         if most <= limit_bytes:
             return True

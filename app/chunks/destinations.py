@@ -23,7 +23,7 @@ from app.config.chunking import Strategy
 from app.kafka.admin import ADMIN_ARGUMENTS, AdminClient
 from app.kafka.clients import describe
 from app.kafka.topics import Topic, topics
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
+from transforms.batch_size import HEADER_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import Chunking
 from transforms.errors import ChunkError, ConfigurationError
 from transforms.logger_name import logger_name
@@ -185,13 +185,22 @@ class Destinations:
         self._found.pop(name, None)
 
 
-def is_plain(most: int, key: object, value: object) -> bool:
-    """Whether key and value are bytes, so many of them at most."""
+def is_plain(most: int, key: object, value: object, headers: object) -> bool:
+    """Whether key, value and headers are bytes, so many of them at most; for headers an upper bound is enough."""
     if type(value) is not bytes:
         return False
-    if key is None:
-        return len(value) <= most
-    return type(key) is bytes and len(key) + len(value) <= most
+    if key is not None:
+        if type(key) is not bytes:
+            return False
+        most -= len(key)
+    if headers:
+        if type(headers) is not list:
+            return False
+        for name, data in headers:
+            if type(data) is not bytes:
+                return False
+            most -= HEADER_OVERHEAD_BYTES + 4 * len(name) + len(data)  # a character takes up to four bytes
+    return len(value) <= most
 
 
 async def described(arguments: Mapping[str, Any], topic: str) -> Topic:

@@ -122,9 +122,9 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         future: asyncio.Future[Any]
         if self._stopped:
             raise ProducerClosed
-        if not headers and is_plain(self._plain.get(topic, -1), key, value):
+        if is_plain(self._plain.get(topic, -1), key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
-            future = await AIOKafkaProducer.send(self, topic, value, key, partition, timestamp_ms)
+            future = await AIOKafkaProducer.send(self, topic, value, key, partition, timestamp_ms, headers)
             return future
         destination = self._destinations.known(topic) or await self._first_seen(topic)
         own = list(headers or ())

@@ -171,9 +171,9 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
                 what it takes.
             SerializationError: a wrapped null would go to a compacted topic.
         """
-        if not headers and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
+        if topic in self._plain_topics and is_plain(self._plain_bytes, key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
-            bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp)
+            bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp, headers or None)
             return
         self._oversized.check(topic, value)
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)

@@ -113,9 +113,9 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         """
         if self._ended or not isinstance(headers, list | None):
             return super().send(topic, value, key, headers, partition, timestamp_ms)  # which refuses it
-        if not headers and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
+        if topic in self._plain_topics and is_plain(self._plain_bytes, key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
-            return super().send(topic, value, key, None, partition, timestamp_ms)
+            return super().send(topic, value, key, headers, partition, timestamp_ms)
         oversized = self._oversized
         oversized.check(topic, value)
         own = list(headers or ())

@@ -20,7 +20,7 @@ from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
 from stores.user import UserStore
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
+from transforms.batch_size import HEADER_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import is_chunk, piece_text
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
@@ -30,7 +30,6 @@ from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
 from transforms.signing import Signing
 
-_HEADER_BYTES = 14  # the most of a header in a record, besides its name and its value
 # Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
 
@@ -213,7 +212,7 @@ class LargeMessageSerializer(LargeMessage):
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         counted, most = headers if self._part is VALUE else None, len(data)
         if counted:  # a character takes up to four bytes
-            most += sum(_HEADER_BYTES + 4 * (len(name) + len(value or b"")) for name, value in counted)
+            most += sum(HEADER_OVERHEAD_BYTES + 4 * (len(name) + len(value or b"")) for name, value in counted)
         if most <= self.small_bytes:
             return False  # nearly every record ends here
         large = self._offload.wants(Record(None, data, encoded(counted or ())))

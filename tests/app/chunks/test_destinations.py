@@ -9,12 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.chunks.destinations import Destinations
+from app.chunks.destinations import Destinations, is_plain
 from app.config.chunking import Strategy
 from app.kafka.topics import Topic
+from tests.strategies import records
 from transforms.errors import ChunkError, ConfigurationError
-from transforms.record import Record
+from transforms.offload import Offload
+from transforms.outgoing import Plan, plan
+from transforms.record import Header, Record
 from transforms.reference import Reference
 
 KEYS: dict[str, Any] = {"chunk.max.bytes": None, "chunk.max.message.bytes": 50_000}
@@ -127,3 +132,44 @@ async def test_what_cannot_be_split() -> None:
     with pytest.raises(ConfigurationError, match=r"^batch\.size: found 10,001"):
         (await made(cluster, batch=10_001).of("orders")).pieces(LARGE)
     assert (await made(cluster, batch=10_000).of("orders")).pieces(LARGE) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers", "least"),
+    [
+        (None, b"v" * 5, None, 5),
+        (b"k" * 3, b"v" * 5, [], 8),
+        (b"", b"", None, 0),
+        (None, b"v" * 5, [("n" * 4, b"d" * 3)], 5 + 14 + 16 + 3),
+        (b"k", b"v", [("", b""), ("", b"")], 2 + 28),
+    ],
+)
+def test_plain(key: bytes | None, value: bytes, headers: list[Header] | None, least: int) -> None:
+    """A record that may bypass everything has bytes alone, and no more than that with its headers."""
+    assert [is_plain(most, key, value, headers) for most in (-1, least - 1, least)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (None, None, None),
+        (None, "text", None),
+        (None, bytearray(b"v"), None),
+        ("text", b"v", None),
+        (None, b"v", {"n": b"d"}),
+        (None, b"v", (("n", b"d"),)),
+        (None, b"v", [("n", b"d"), ("n", None)]),
+        (None, b"v", [("n", "text")]),
+    ],
+)
+def test_not_plain(key: object, value: object, headers: object) -> None:
+    """What somebody may have to look at does not bypass it."""
+    assert not is_plain(1_000, key, value, headers)
+
+
+@given(records(), st.integers(0, 400))
+def test_plain_records_fit(record: Record, most: int) -> None:
+    """Whatever bypasses everything is within the limit of which the bound is known."""
+    if is_plain(most, record.key, record.value, list(record.headers)):
+        assert plan(record, most + 80) is Plan.WHOLE
+        assert not Offload(most, most + 80).wants(record)
