@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -23,6 +23,7 @@ from transforms.errors import ConfigurationError, SerializationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.record import Header
 
+_PARTS = ("key", "value")
 _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
 
 
@@ -146,22 +147,25 @@ def _split(
     kind: Literal["serializer", "deserializer"],
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
-    parts: dict[str, _Composable] = {}
-    ours: set[str] = {LIMIT_KEY, *(key.name for key in keys)}
-    for part in ("key", "value"):
-        singular, plural = f"{part}.{kind}", f"{part}.{kind}s"
-        ours |= {singular, plural}
-        given = [name for name in (singular, plural) if config.get(name) is not None]
-        if given == [singular, plural]:
-            raise ConfigurationError(
-                plural, f"cannot be combined with {singular}; set either {plural}, a list, or one {singular}"
-            )
-        for name in given:
-            stages = cast("list[object]", config[name] if name == plural else [config[name]])
-            parts[part] = composable(stages, config, is_key=part == "key", key=name)
+    ours: list[str] = [
+        LIMIT_KEY,
+        *(key.name for key in keys),
+        *(f"{part}.{kind}{end}" for part in _PARTS for end in ("", "s")),
+    ]
     client = {name: value for name, value in config.items() if name in names and name not in ours}
-    split = ClientConfig(parts, {}, client)
+    parts: dict[str, _Composable] = {}
+    split = ClientConfig(parts, read(keys, coerced(keys, config)), client)
     with split.closed_on_error():
+        for part in _PARTS:
+            singular, plural = f"{part}.{kind}", f"{part}.{kind}s"
+            given = [name for name in (singular, plural) if config.get(name) is not None]
+            if given == [singular, plural]:
+                raise ConfigurationError(
+                    plural, f"cannot be combined with {singular}; set either {plural}, a list, or one {singular}"
+                )
+            for name in given:
+                stages = cast("list[object]", config[name] if name == plural else [config[name]])
+                parts[part] = composable(stages, config, is_key=part == "key", key=name)
         if len(split.larges) > 1:  # one has checked its own time
             limit = MAX_BLOCK if kind == "serializer" else MAX_POLL_INTERVAL
             allowed_ms = cast("int", read([limit], coerced([limit], config))[limit.name])
@@ -169,8 +173,8 @@ def _split(
                 allowed_ms *= len(split.larges)  # its default is for one call of the store
             calls = f", {len(split.larges)} calls for its key and its value"
             check_time(split.store_timeout_ms, limit.name, allowed_ms, calls)
-        _check_known(config, [*names, *sorted(ours)], parts.values())
-        return replace(split, values=read(keys, coerced(keys, config)))
+        _check_known(config, [*names, *ours], parts.values())
+    return split
 
 
 def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iterable[Composable]) -> None:

@@ -302,6 +302,28 @@ def test_a_list_beside_its_singular_is_refused(field: str, kind: str, take: Call
     assert str(caught.value).startswith(f"{field}.{kind}s: cannot be combined with {field}.{kind}; set either")
 
 
+class Closing:
+    """Says whether it was closed."""
+
+    closed = False
+
+    def serialize(self, topic: str, headers: object, data: bytes) -> bytes:
+        """The bytes as they are."""
+        return data
+
+    def close(self) -> None:
+        """See the class."""
+        self.closed = True
+
+
+def test_an_error_closes_what_was_opened() -> None:
+    """A wrong stage of values leaves no serializer of keys open, which may have a store."""
+    opened = Closing()
+    with pytest.raises(ConfigurationError):
+        config.producer({"key.serializer": opened, "value.serializer": object}, OWN)
+    assert opened.closed
+
+
 def test_the_singular_is_named_in_its_errors() -> None:
     """What is wrong with `value.serializer` is told of that key."""
     with pytest.raises(ConfigurationError) as caught:
