@@ -5,7 +5,7 @@ Imports `kafka` and `config`.
 
 from app.chunks.consumer import AssemblingConsumer
 from app.chunks.producer import ChunkedRecordMetadata, ChunkingProducer
-from app.chunks.whole_records import AssembledRecord
+from app.chunks.record_inbox import AssembledRecord
 from transforms.chunked_message import ChunkMessageId, Counts, Discarded
 from transforms.errors import ChunkError
 

@@ -67,9 +67,6 @@ class AssemblingConsumer(WholeRecordConsumer):
         self._keeps_plain = not self._deserializers
         super().__init__(values, on_discarded, topics, arguments)
 
-    def _size(self, _: ConsumerRecord) -> int | None:
-        return None
-
     def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
         found: dict[str, Any] = {}
         for field, deserializer in self._deserializers.items():

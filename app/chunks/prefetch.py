@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from typing import Any, Generic, TypeVar
 
 from app.chunks.allowance import PARALLEL
 from app.chunks.inbox import Entry, Inbox, Place
+from app.kafka.shielded import heard
 
 R = TypeVar("R")
 
@@ -21,12 +23,10 @@ class Download:
 
     Attributes:
         future: gives the restored record.
-        size: the most bytes that it downloads.
         ahead: whether it was begun when other records came first.
     """
 
-    future: Any
-    size: int
+    future: asyncio.Future[Any]
     ahead: bool
 
 
@@ -36,14 +36,14 @@ class Prefetch(Generic[R]):
     Args:
         inbox: has the records.
         size: the most bytes that a record downloads; None if it needs no download.
-        begin: begins one, and gives a future of the restored record.
+        restore: downloads one, and gives the restored record.
         max_bytes: how much may be downloaded, and not delivered yet, unless one alone is larger.
     """
 
     def __init__(
-        self, inbox: Inbox[R], size: Callable[[R], int | None], begin: Callable[[R], Any], max_bytes: int
+        self, inbox: Inbox[R], size: Callable[[R], int | None], restore: Callable[[R], Awaitable[R]], max_bytes: int
     ) -> None:
-        self._inbox, self._size, self._begin, self._max_bytes = inbox, size, begin, max_bytes
+        self._inbox, self._size, self._restore, self._max_bytes = inbox, size, restore, max_bytes
 
     def ready(self, entry: Entry[R]) -> bool:
         """Whether nothing has to be awaited before a record can be delivered, or refused.
@@ -70,25 +70,27 @@ class Prefetch(Generic[R]):
         Returns:
             Those that are under way in these partitions.
         """
-        held, running, free = 0, set(), True
-        for place in self._inbox.places:
-            for number, entry in enumerate(islice(self._inbox.entries(place), _LOOK)):
-                if entry.work is not None:
-                    held += entry.work.size
-                    if place in places:
-                        free = free and number > 0
-                        if not entry.work.future.done():
-                            running.add(entry.work.future)
+        begun = [
+            (place, entry)
+            for place in self._inbox.places
+            for entry in islice(self._inbox.entries(place), _LOOK)
+            if entry.work is not None
+        ]
+        held = sum(self._wanted(entry) or 0 for _, entry in begun)
+        running = {entry.work.future for place, entry in begun if place in places and not entry.work.future.done()}
         queues = [list(islice(self._inbox.entries(place), min(most or _LOOK, _LOOK))) for place in places]
         heads = {queue[0] for queue in queues if queue}
+        free = all(entry.work is None for entry in heads)
         for entry in chain.from_iterable(zip_longest(*queues)):
             if entry is None or entry.work is not None or (size := self._wanted(entry)) is None:
                 continue
             # One must begin, whatever others hold: else nothing would ever be delivered.
             if not (free and entry in heads) and (len(running) >= PARALLEL or (held and held + size > self._max_bytes)):
                 break
-            entry.work = Download(self._begin(entry.record), size, entry not in heads)
-            running.add(entry.work.future)
+            future = asyncio.ensure_future(self._restore(entry.record))  # goes on if the call is cancelled
+            future.add_done_callback(heard)
+            entry.work = Download(future, entry not in heads)
+            running.add(future)
             held, free = held + size, False
         return running
 

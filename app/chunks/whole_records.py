@@ -8,80 +8,31 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
-from app.chunks.inbox import Inbox
 from app.chunks.keys import limits
 from app.chunks.prefetch import Prefetch
 from app.chunks.range_reader import RangeReader
+from app.chunks.record_inbox import RecordInbox
 from app.config.naming import check_topics
 from app.kafka.average import Average
 from app.kafka.consumer_controls import ConsumerControls, count_as_poll
 from app.kafka.fetch_errors import follow_leaders
-from app.kafka.shielded import heard
 from app.kafka.subscriptions import Subscriptions, Woken
-from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded
+from transforms.chunk import is_chunk
+from transforms.chunked_message import ChunkMessageId, Counts, Discarded
 
 OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
 Records = dict[TopicPartition, list[ConsumerRecord]]
+_Found = TypeVar("_Found")
 
 _LOOK_S = 1.0  # how often a call that waits looks for expired messages, and says that it is alive
 _AHEAD = 100  # records that `getone` fetches together: to fetch each alone takes three times as long
-
-
-@dataclass
-class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no types
-    """A whole message, with the offset of its last chunk; everything else is as in the record that was split.
-
-    Attributes:
-        chunk_message_id: the offsets of its first and its last chunk.
-    """
-
-    chunk_message_id: ChunkMessageId
-
-
-class _Inbox(Inbox[ConsumerRecord]):
-    """Gives aiokafka the offsets to commit; see `app.kafka.subscriptions.Undelivered`."""
-
-    _assigned: Collection[TopicPartition] = ()
-
-    def whole(self, last: ConsumerRecord, message: Assembled) -> AssembledRecord:
-        record = message.record
-        return AssembledRecord(
-            topic=last.topic,
-            partition=last.partition,
-            offset=last.offset,
-            timestamp=record.timestamp,
-            timestamp_type=last.timestamp_type,
-            key=record.key,
-            value=record.value,
-            checksum=None,
-            serialized_key_size=len(record.key) if record.key is not None else -1,
-            serialized_value_size=len(record.value or b""),
-            headers=tuple(record.headers),
-            chunk_message_id=message.id,
-        )
-
-    def safe(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, stated: bool = False
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return {tp: OffsetAndMetadata(*self.commit(tp, *given, stated=stated)) for tp, given in offsets.items()}
-
-    def seek(self, place: TopicPartition, offset: int) -> None:
-        self.move(place, offset)
-        self.begin(place, offset)
-
-    def assigned(self, places: Collection[TopicPartition]) -> None:
-        for place in self._assigned:
-            self.clear(place)
-        self._assigned = places
 
 
 class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
@@ -95,18 +46,15 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         topics: the topics to subscribe to.
         arguments: all arguments of `AIOKafkaConsumer`, without deserializers.
 
-    Raises:
-        ConfigurationError: the name of a topic is over its limit.
+    Attributes:
+        closed: True once `stop` has been called.
     """
 
     # Each call takes what is whole at the heads of the queues of the inbox, and fetches if there is nothing. Nothing is
     # awaited between that a record leaves its queue and that the application has it, so a cancelled call loses none.
 
-    _keeps_plain = False
-    """Whether `_restore` does nothing with records without headers."""
-
-    _download_ms = 0
-    """The longest time of one download."""
+    _keeps_plain = True  # whether `_restore` changes no record without a size
+    _download_ms = 0  # the longest time of one download
 
     def __init__(
         self, values: Mapping[str, Any], on_discarded: OnDiscarded, topics: Iterable[str], arguments: Mapping[str, Any]
@@ -116,16 +64,15 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         super().__init__(**arguments)
         self._on_discarded = on_discarded
         self._expire_s = within.expire_ms / 1000
-        self._inbox = _Inbox(within, values["chunk.lookback"])
-        self._prefetch = Prefetch(self._inbox, self._size, self._begun_download, arguments["fetch_max_bytes"])
+        self._inbox = RecordInbox(within, values["chunk.lookback"])
+        self._prefetch = Prefetch(self._inbox, self._size, self._restore_large, arguments["fetch_max_bytes"])
         self._reader = RangeReader(arguments)
         self._acting = asyncio.Lock()
-        self._stopped = False
+        self.closed = False
         self._stop_s = arguments["request_timeout_ms"] / 1000
         self._spare_s = (arguments["max_poll_interval_ms"] - self._download_ms) / 1000
         self._most: int | None = arguments["max_poll_records"]
         self._waiting = 0  # calls that wait for records
-        self._counted_s: dict[TopicPartition, float] = {}  # until when the time of a partition has been counted
         self._rates = defaultdict[str, Average](Average)
         self._controls = ConsumerControls(self)
         self._subscriptions = Subscriptions.adopt_for(self._controls.subscription, self._inbox)
@@ -133,26 +80,17 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         if topics:
             self.subscribe(set(topics))
 
-    # --- what is done with a whole record -----------------------------------------------------------------------------
-
-    def _size(self, record: ConsumerRecord) -> int | None:
-        """The most bytes that `_restore_large` downloads; None if `_restore` is enough."""
-        raise NotImplementedError
-
-    async def _restore_large(self, record: ConsumerRecord) -> ConsumerRecord:
-        """The record for the application, with a download."""
-        raise NotImplementedError
+    def _size(self, _: ConsumerRecord) -> int | None:
+        """The most bytes that a record downloads before the application gets it; None if nothing."""
+        return None
 
     def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
-        """The record for the application."""
-        raise NotImplementedError
+        """A whole record as the application gets it."""
+        return record
 
-    # ------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """True once `stop` has been called."""
-        return self._stopped
+    async def _restore_large(self, record: ConsumerRecord) -> ConsumerRecord:
+        """A whole record that downloads something, as the application gets it."""
+        return self._restore(record)
 
     @property
     def counts(self) -> Counts:
@@ -171,9 +109,9 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`, and in any case: within `request.timeout.ms` and two seconds."""
-        if self._stopped:
+        if self.closed:
             return
-        self._stopped = True
+        self.closed = True
         try:
             await self._controls.stop(super().stop, self._stop_s)
         finally:
@@ -199,15 +137,11 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
         """As `AIOKafkaConsumer.getone`: the next record, whole."""
         while True:
-            if self._passes():
-                self._waiting += 1
-                try:
-                    record = await super().getone(*partitions)
-                except Woken:
+            if self._is_quiet():
+                record = await self._waited(super().getone(*partitions))
+                if record is None:
                     continue
-                finally:
-                    self._waiting -= 1
-                if self._passes([record]):
+                if self._is_quiet() and not self._is_ours(record):
                     return record
                 self._put({TopicPartition(record.topic, record.partition): [record]})
             delivered = self._taken(partitions, 1) or await self._whole(partitions, time.monotonic() + _LOOK_S, 1)
@@ -224,29 +158,33 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
         that may end after `max.poll.interval.ms`. The next call delivers the rest.
         """
+        if max_records is not None and max_records < 1:
+            raise ValueError("max_records must be 1 or more")
         until_s = time.monotonic() + timeout_ms / 1000
-        if self._passes():
-            found = await self._fetched(partitions, timeout_ms, max_records)
-            if self._passes(chain.from_iterable(found.values())):
+        if self._is_quiet():
+            fetching = super().getmany(*partitions, timeout_ms=timeout_ms, max_records=max_records)
+            found = await self._waited(fetching) or {}
+            if self._is_quiet() and not any(self._is_ours(each) for records in found.values() for each in records):
                 return found
             self._put(found)
         return await self._whole(partitions, until_s, self._most if max_records is None else max_records)
 
-    def _passes(self, records: Iterable[ConsumerRecord] = ()) -> bool:
-        """Whether records may go to the application as they are."""
-        if not self._keeps_plain or not self._inbox.quiet:
-            return False
-        for record in records:  # noqa: SIM110  # a generator for one record costs more than all the rest
-            if record.headers:
-                return False
-        return True
+    def _is_quiet(self) -> bool:
+        """Whether all records may go to the application as they are that are not ours."""
+        return self._keeps_plain and self._inbox.quiet
 
-    async def _fetched(self, partitions: Iterable[TopicPartition], timeout_ms: int, most: int | None) -> Records:
+    def _is_ours(self, record: ConsumerRecord) -> bool:
+        """Whether a record is a chunk, or a reference."""
+        headers = record.headers
+        return bool(headers) and (is_chunk(headers) or self._size(record) is not None)
+
+    async def _waited(self, fetching: Awaitable[_Found]) -> _Found | None:
+        """What the client gives; None if there may be something here."""
         self._waiting += 1
         try:
-            return await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=most)  # type: ignore[no-any-return]
+            return await fetching
         except Woken:
-            return {}
+            return None
         finally:
             self._waiting -= 1
 
@@ -255,12 +193,13 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         acted = False
         try:
             while True:
-                if self._stopped:
+                if self.closed:
                     raise ConsumerStoppedError
                 over = time.monotonic() >= until_s
                 if self._inbox.actions:
-                    if (acted and over) or not await self._act(until_s):
+                    if acted and over:
                         return {}
+                    await self._act(until_s)
                     acted = True
                     continue
                 await self._fetch(partitions, until_s, most)
@@ -272,34 +211,27 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             if self._waiting and not self._inbox.quiet:  # others may deliver what is left here, or have to count time
                 self._subscriptions.wake()
 
-    async def _act(self, until_s: float) -> bool:
-        """Does what comes before all records: gives a message to `on_discarded`, or reads a range. Whether it is done.
+    async def _act(self, until_s: float) -> None:
+        """Goes on with what comes before all records: gives a message to `on_discarded`, or reads a range.
 
         What is read goes on when the time of the call is over.
         """
         async with self._acting:
             if not self._inbox.actions:
-                return True
+                return
             action = self._inbox.actions[0]
             if isinstance(action, Discarded):
                 done = self._on_discarded(action)
                 if inspect.isawaitable(done):
                     await done
                 self._inbox.done(action)
-                count_as_poll(self)
-                return True
-            task = self._reader.begin(action)
-            while not task.done():
-                left_s = until_s - time.monotonic()
-                await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, left_s)))
-                count_as_poll(self)
-                if self._stopped:
-                    raise ConsumerStoppedError
-                if left_s <= 0 and not task.done():
-                    return False
-            task.result()
-            self._inbox.resolve(action)
-            return True
+            else:
+                task = self._reader.begin(action)
+                await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, until_s - time.monotonic())))
+                if task.done() and not self.closed:
+                    task.result()
+                    self._inbox.resolve(action)
+            count_as_poll(self)
 
     def _heads(self, partitions: tuple[TopicPartition, ...]) -> list[TopicPartition]:
         """The partitions of a call that have records here, and may deliver them now; those first that wait longest."""
@@ -311,33 +243,24 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def _fetch(self, partitions: tuple[TopicPartition, ...], until_s: float, most: int | None) -> None:
         """Fetches for the partitions without records here; waits for some only if no partition of the call has any."""
         most = min(self._most or _AHEAD, _AHEAD) if most == 1 else most
-        if self._heads(partitions):
-            if others := set(partitions or self.assignment()) - set(self._inbox.places):
-                self._put(await self._fetched(others, 0, most))
-            count_as_poll(self)
-            return
-        since_s = time.monotonic()
+        since_s, waits = time.monotonic(), self._inbox.waits
         wait_s = max(0.0, until_s - since_s)
-        waits = self._inbox.waits
         if waits:
             wait_s = min(wait_s, _LOOK_S, self._expire_s / 4)
-        found: Records = {}
+        chosen: Collection[TopicPartition] = partitions
+        if self._heads(partitions):
+            count_as_poll(self)
+            chosen, wait_s = set(partitions or self.assignment()) - set(self._inbox.places), 0.0
+            if not chosen:
+                return
         try:
             # Rounded up: with the last fraction of a millisecond as 0, the calls would spin until it is over.
-            found = await self._fetched(partitions, math.ceil(wait_s * 1000), most)
-        finally:  # `wait_for` may end each call of an application: its time counts, too
-            # From here on no other task can run, so records are put here in the order in which they were read.
-            self._put(found)
-            if waits:
-                self._count(set(partitions or self.assignment()) - self.paused(), since_s)
-
-    def _count(self, partitions: Iterable[TopicPartition], since_s: float) -> None:
-        """Counts the time in which a call has read these partitions, once however many calls did."""
-        now_s = time.monotonic()
-        for tp in partitions:
-            since = max(since_s, self._counted_s.get(tp, since_s))
-            self._counted_s[tp] = now_s
-            self._inbox.tick(now_s - since, [tp])
+            fetching = super().getmany(*chosen, timeout_ms=math.ceil(wait_s * 1000), max_records=most)
+            # No other task can run before the records are here, so they are in the order in which they were read.
+            self._put(await self._waited(fetching) or {})
+        finally:
+            if waits:  # `wait_for` may end each call of an application: its time counts, too
+                self._inbox.count(set(chosen or self.assignment()) - self.paused(), since_s)
 
     def _put(self, found: Records) -> None:
         try:
@@ -354,16 +277,11 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         self._inbox.clear(partition)
         self._inbox.begin(partition, offset, metadata)
 
-    def _begun_download(self, record: ConsumerRecord) -> asyncio.Task[ConsumerRecord]:
-        task = asyncio.ensure_future(self._restore_large(record))  # it goes on when the call is cancelled
-        task.add_done_callback(heard)
-        return task
-
     async def _download(self, partitions: tuple[TopicPartition, ...], most: int | None) -> None:
         """Waits for all downloads of the next records; `getone` for one record that is ready."""
         begin_until_s = time.monotonic() + self._spare_s
         running: set[asyncio.Task[ConsumerRecord]] = set()
-        while not self._stopped:
+        while not self.closed:
             heads = self._heads(partitions)
             if not running or time.monotonic() <= begin_until_s:
                 running = self._prefetch.begin(heads, None if most == 1 else most)
@@ -375,7 +293,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
 
     def _taken(self, partitions: tuple[TopicPartition, ...], most: int | None) -> Records:
         """Takes up to `most` records that are ready, in order; raises an error of the first one."""
-        if self._stopped:
+        if self.closed:
             raise ConsumerStoppedError
         delivered: Records = {}
         back: dict[TopicPartition, tuple[int, str]] = {}
@@ -430,22 +348,19 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
         """As `AIOKafkaConsumer.seek_to_beginning`."""
         self._forget(partitions)
-        done: bool = await super().seek_to_beginning(*partitions)
-        return done
+        return bool(await super().seek_to_beginning(*partitions))
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
         """As `AIOKafkaConsumer.seek_to_end`."""
         self._forget(partitions)
-        done: bool = await super().seek_to_end(*partitions)
-        return done
+        return bool(await super().seek_to_end(*partitions))
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forgets what was read of partitions whose positions are about to be set; of none, if one is not assigned."""
-        chosen = list(partitions or self.assignment())
-        if all(each in self.assignment() for each in chosen):
-            for each in chosen:
-                self._inbox.clear(each)
-                self._subscriptions.forget_commit(each)
+        chosen = set(partitions or self.assignment())
+        for each in chosen if chosen <= self.assignment() else ():
+            self._inbox.clear(each)
+            self._subscriptions.forget_commit(each)
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""

@@ -159,7 +159,7 @@ class DeserializingConsumer(WholeRecordConsumer):
         return replace(record, **found, headers=tuple(headers))
 
     def _restore(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self._keeps_plain and not record.headers:
+        if self._keeps_plain:
             return record
         found, headers = taken.deserialized(self._deserializers, record)
         if found["value"] is record.value and found["key"] is record.key and tuple(headers) == record.headers:

@@ -10,7 +10,7 @@ from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.chunks.consumer import AssemblingConsumer
-from app.chunks.whole_records import AssembledRecord
+from app.chunks.record_inbox import AssembledRecord
 from tests.simulation.chunk_ledger import Given, Ledger, Reading, given_up
 from tests.simulation.play import Actor, Play
 from transforms.chunked_message import Discarded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import asyncio
 from typing import Any
 
 import pytest
@@ -31,18 +31,18 @@ class Store:
     def __init__(self, max_bytes: int = 1_000) -> None:
         self.inbox = Records(Limits(), 10)
         self.begun: list[tuple[int, int]] = []
-        self.futures: dict[tuple[int, int], Future[ReadRecord]] = {}
-        self.prefetch = Prefetch(self.inbox, self.size, self.begin, max_bytes)
+        self.futures: dict[tuple[int, int], asyncio.Future[ReadRecord]] = {}
+        self.prefetch = Prefetch(self.inbox, self.size, self.restore, max_bytes)
 
     def size(self, record: ReadRecord) -> int | None:
         """None without a value."""
         return int(record.value) if record.value else None
 
-    def begin(self, record: ReadRecord) -> Future[ReadRecord]:
+    def restore(self, record: ReadRecord) -> asyncio.Future[ReadRecord]:
         """Ends when the test says so."""
         place = record.partition, record.offset
         self.begun.append(place)
-        self.futures[place] = Future()
+        self.futures[place] = asyncio.get_running_loop().create_future()
         return self.futures[place]
 
     def put(self, place: Place, *values: bytes, headers: tuple[Header, ...] = ()) -> None:
@@ -53,7 +53,7 @@ class Store:
         self.inbox.put(place, records)
 
 
-def test_order_and_number() -> None:
+async def test_order_and_number() -> None:
     """Partitions take turns, as they do in the delivery; a few are under way, and each begins once."""
     store = Store()
     store.put(P0, b"", *[b"1"] * 9)
@@ -71,7 +71,7 @@ def test_order_and_number() -> None:
     ("values", "begun"),
     [([b"600", b"400", b"1"], 2), ([b"5000", b"1"], 1), ([b"", b"5000", b"", b"1"], 1), ([b"600", b"500", b"1"], 1)],
 )
-def test_bytes(values: list[bytes], begun: int) -> None:
+async def test_bytes(values: list[bytes], begun: int) -> None:
     """What is downloaded and not delivered is within the limit; one alone may be larger, and none passes another."""
     store = Store()
     store.put(P0, *values)
@@ -79,7 +79,7 @@ def test_bytes(values: list[bytes], begun: int) -> None:
     assert len(store.begun) == begun
 
 
-def test_one_may_always_begin() -> None:
+async def test_one_may_always_begin() -> None:
     """What other partitions hold, which are paused, stops nobody; of them nothing is waited for."""
     store = Store()
     store.put(P1, *[b"200"] * 9)
@@ -89,7 +89,7 @@ def test_one_may_always_begin() -> None:
     assert store.begun[5:] == [(0, 0)]
 
 
-def test_most_records() -> None:
+async def test_most_records() -> None:
     """A call that takes two records begins no other download."""
     store = Store()
     store.put(P0, *[b"1"] * 9)
@@ -97,7 +97,7 @@ def test_most_records() -> None:
     assert len(store.begun) == 2
 
 
-def test_what_failed_ahead_begins_again() -> None:
+async def test_what_failed_ahead_begins_again() -> None:
     """The store may have been down for a moment. What fails at the head stays as it is."""
     store = Store()
     store.put(P0, b"1", b"1")
@@ -114,7 +114,7 @@ def test_what_failed_ahead_begins_again() -> None:
     assert store.begun == [(0, 0), (0, 1), (0, 1)]
 
 
-def test_pieces_download_nothing() -> None:
+async def test_pieces_download_nothing() -> None:
     """The first piece of a message may have the headers of a reference, which are those of the whole."""
     store = Store()
     store.put(P0, b"1", headers=Chunk("u", 0, 2, 2).headers())
@@ -122,7 +122,7 @@ def test_pieces_download_nothing() -> None:
     assert store.prefetch.ready(store.inbox.first(P0))
 
 
-def test_plain_records_are_ready() -> None:
+async def test_plain_records_are_ready() -> None:
     """A record that downloads is so when that has ended."""
     store = Store()
     store.put(P0, b"", b"1")

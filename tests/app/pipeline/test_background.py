@@ -14,9 +14,9 @@ from app.pipeline.background import TaskEndedError, begin, end
 # Each place where a task is begun by other means: somebody awaits it, or it is given to the caller of a client.
 AWAITED = {
     "app/application.py": "the end of the worker itself, by Faust's `crash`",
+    "app/chunks/prefetch.py": "`getmany` and `getone` deliver the result of each download",
     "app/chunks/producer.py": "the caller of `send` awaits it",
     "app/chunks/range_reader.py": "`getmany` and `getone` read its result",
-    "app/chunks/whole_records.py": "`getmany` and `getone` deliver the result of each download",
     "app/commands/packer.py": "each message is awaited in its turn",
     "app/deadletters/replay.py": "`_flush` awaits it",
     "app/kafka/batches/outbox.py": "`_send_all` gives each error to the records, and ends all sending",
