@@ -129,7 +129,7 @@ class WritingProducer(confluent_kafka.Producer):
     def _delivery(self, topic: str, on_delivery: OnDelivery | None) -> Delivery:
         def done(error: KafkaError | None, message: Message) -> None:
             if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._oversized.refused(topic)
+                self._oversized.destinations.forget(topic)
             if on_delivery is not None:
                 on_delivery(error, message)
 

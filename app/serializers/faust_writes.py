@@ -152,7 +152,7 @@ class Writes:
 
     def refused(self, topic: str) -> None:
         """Takes in that a topic refused a record as too large."""
-        self._oversized.refused(topic)
+        self._oversized.destinations.forget(topic)
 
 
 def _without_store(config: Mapping[str, object], known: Collection[str]) -> Mapping[str, object]:

@@ -26,6 +26,7 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
     def __init__(self) -> None:
         super().__init__()
         self._done = threading.Event()
+        self.add_both(lambda _: self._done.set())
 
     def get(self, timeout: float | None = None) -> Any:
         """As that of kafka-python's own future.
@@ -38,14 +39,6 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
         if self.exception is not None:
             raise self.exception
         return self.value
-
-    def settle(self, error: Exception | None, metadata: Any) -> None:
-        """Ends it."""
-        if error is None:
-            self.success(metadata)
-        else:
-            self.failure(error)
-        self._done.set()
 
 
 class _Given(threading.local):
@@ -141,7 +134,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
     def _send_pieces(self, topic: str, pieces: Iterator[Record], partition: int | None) -> ChunkedFuture:
         result = ChunkedFuture()
-        delivery = Delivery(result.settle)
+        delivery = Delivery(lambda error, last: result.failure(error) if error else result.success(last))
         first = next(pieces)  # hashes the value
         if partition is None and first.key is None and self._by_key:
             # kafka-python takes one at random, too, if a record has no key.
@@ -161,7 +154,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
     def _refused(self, topic: str, error: Exception) -> None:
         if isinstance(error, MessageSizeTooLargeError):
-            self._oversized.refused(topic)
+            self._oversized.destinations.forget(topic)
 
 
 class _Partitioner(Partitioner):  # type: ignore[misc]  # kafka-python has no types

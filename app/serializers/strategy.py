@@ -48,7 +48,7 @@ def check_wrapper(destination: Destination, value: object) -> None:
         SerializationError: it is one.
     """
     topic = destination.topic
-    if topic is not None and "compact" in topic.cleanup_policy and is_wrapped_null(value):
+    if is_wrapped_null(value) and topic is not None and "compact" in topic.cleanup_policy:
         raise SerializationError(
             topic.name,
             "value",
@@ -154,10 +154,6 @@ class Oversized:
             value = self.large.offload(topic, cast("list[Header]", record.headers), record.value or b"")
             record = replace(record, value=value)
         return record, destination.pieces(record)
-
-    def refused(self, topic: str) -> None:
-        """Has the topic asked again: it has refused a record as too large."""
-        self.destinations.forget(topic)
 
 
 def byte_count(config: Mapping[str, object], name: str, default: object) -> int:
