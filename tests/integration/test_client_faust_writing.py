@@ -81,9 +81,6 @@ async def test_models_and_headers_of_either_kind(make_log: MakeLog) -> None:
             assert (event.value, event.headers) == (order, dict(each.headers))
 
 
-# --- by a worker ------------------------------------------------------------------------------------------------------
-
-
 def test_a_reference_without_a_store_stops_the_worker(
     broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 from confluent_kafka.serialization import StringSerializer
@@ -51,11 +49,9 @@ async def test_references(make_log: MakeLog, versitygw: S3Server, writer: type[W
     log = make_log(**_KAFKAS_OWN)
     headers = [("a", b"1"), ("b", None if writer.null_headers else b""), ("a", b"2")]
     given = list(headers)
-    stages: Config = {
-        "value.serializers": [to_json, LargeMessageSerializer],
-        "key.serializers": [StringSerializer(), LargeMessageSerializer],
-    }
-    async with writer({"bootstrap.servers": log.broker, **stages, **on_s3(versitygw)}) as producer:
+    values, keys = [to_json, LargeMessageSerializer], [StringSerializer(), LargeMessageSerializer]
+    stages = {"bootstrap.servers": log.broker, "value.serializers": values, "key.serializers": keys}
+    async with writer({**stages, **on_s3(versitygw)}) as producer:
         told = [await producer.send(log.topic, value, key, headers=given) for value, key in MIXED]
     assert given == headers  # the caller's list is the caller's
     found = await log.written()
@@ -155,9 +151,7 @@ async def test_chunks_stay_together(make_log: MakeLog, writer: type[Writer]) -> 
         free = [(await producer.send(log.topic, value_of(50_000, seed), None)).partition for seed in range(9)]
         keyed = [(await producer.send(log.topic, value, b"key")).partition for value in (b"small", value_of(50_000, 9))]
         given = await producer.send(log.topic, value_of(50_000, 10), b"key", partition=5)
-    assert len(set(free)) > 1
-    assert len(set(keyed)) == 1
-    assert given.partition == 5
+    assert (len(set(free)) > 1, len(set(keyed)), given.partition) == (True, 1, 5)
     found = await log.written()
     assert {each.value for each in found} == {b"small", *(value_of(50_000, seed) for seed in range(11))}
 
@@ -332,6 +326,7 @@ async def test_auto_while_the_store_is_down(
     All producers at the same time, as each of them asks the store again only every five seconds.
     """
     caplog.set_level(logging.INFO)
+    values = [value_of(size, seed) for seed, size in enumerate((50_000, 50_000, 50_000, 2_000, 3_000, 50_000))]
     async with AsyncExitStack() as stack:
         logs = {}
         for writer in BOTH:
@@ -339,33 +334,26 @@ async def test_auto_while_the_store_is_down(
             more = {"large.message.strategy": "auto", "chunk.max.message.bytes": 100_000}
             logs[await stack.enter_async_context(writer(log.storing(on_s3(cuttable.server), **more)))] = log
 
-        async def each(act: Callable[..., Awaitable[Any]], *values: bytes) -> None:
-            for value in values:
-                await asyncio.gather(*(act(producer, log.topic, value) for producer, log in logs.items()))
+        async def send(value: bytes) -> list[object]:
+            return await asyncio.gather(*(p.send(log.topic, value) for p, log in logs.items()), return_exceptions=True)
 
-        async def fails(producer: Writer, topic: str, value: bytes) -> None:
-            with pytest.raises(SerializationError) as caught:
-                await producer.start(topic, value)
-            assert caught.value.retriable
-
-        await each(Writer.send, value_of(50_000, 1))
+        await send(values[0])
         cuttable.cut()
-        await each(Writer.send, value_of(50_000, 2), value_of(50_000, 3))
-        await each(fails, value_of(100_001))  # longer than what goes as chunks
-        await each(Writer.send, value_of(2_000, 4))  # over the threshold; the topic takes it
+        await send(values[1])
+        await send(values[2])
+        refused = await send(value_of(100_001))  # longer than what goes as chunks
+        assert all(isinstance(error, SerializationError) and error.retriable for error in refused)
+        await send(values[3])  # over the threshold; the topic takes it
         cuttable.mend()
         async with asyncio.timeout(30):
             while caplog.text.count("answers again") < len(logs):
-                await each(Writer.send, value_of(3_000, 5))
-        await each(Writer.send, value_of(50_000, 6))
+                await send(values[4])
+        await send(values[5])
     assert caplog.text.count("the payload store is down") == len(logs)
     for log in logs.values():
-        found = await log.written()
-        assert [w.form for w in found[:4]] == ["reference", "chunks", "chunks", "plain"]
-        assert [w.value for w in found[:4]] == [value_of(size, n) for n, size in enumerate((50_000,) * 3 + (2_000,), 1)]
-        assert [(w.form, w.value) for w in found[-2:]] == [
-            ("reference", value_of(size, seed)) for size, seed in ((3_000, 5), (50_000, 6))
-        ]
+        found = [(each.form, each.value) for each in await log.written()]
+        assert found[:4] == [*zip(("reference", "chunks", "chunks", "plain"), values[:4], strict=True)]
+        assert found[-2:] == [("reference", value) for value in values[4:]]
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
