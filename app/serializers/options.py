@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from app.config.client import coerced
 from app.config.settings import PIPELINE_KEYS
@@ -128,11 +128,11 @@ def is_store_key(name: str, store_class: str | type) -> bool:
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     """The part of `config` for the store: a built-in one gets its own keys, a class all but the serializer's keys."""
     name = config.get(STORE_CLASS)
-    if name is None:
-        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9):
+    if not isinstance(name, str | type):
+        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9) if name is None else ():
             raise unknown(near, [STORE_CLASS])
-    if not isinstance(name, type):
-        name = cast("str", STORE_KEY.read(coerced([STORE_KEY], config)))
+        found = "is missing; it is required" if name is None else f"found {name!r}"
+        raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")
     keys = store_keys(name)
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
     ours = set(OUR_NAMES) - known.keys() - {STORE_CLASS}
