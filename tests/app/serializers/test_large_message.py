@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.serializers import (
-    ComposableDeserializer,
-    ComposableSerializer,
     LargeMessageDeserializer,
     LargeMessageSerializer,
 )
@@ -230,35 +228,6 @@ def test_a_store_call_is_foretold(config_of: Config) -> None:
     assert deserializer.wants(b"v", headers)
     assert not deserializer.wants(None, headers)
     assert not LargeMessageDeserializer(config_of(), is_key=True).wants(b"k", headers)
-
-
-def test_it_is_configured_as_a_stage(config_of: Config) -> None:
-    """In a list it takes the client's whole configuration, its strings for numbers too, and leaves what is not its."""
-    given = config_of(
-        **{
-            "large.message.threshold.bytes": " 10 ",
-            "large.message.store.timeout.ms": "5000",
-            "max.block.ms": "5000",
-            "acks": "all",
-        }
-    )
-    headers: list[Any] = []
-    value = ComposableSerializer([str.encode, LargeMessageSerializer], given).serialize("orders", headers, "ö" * 6)
-    assert value is not None
-    assert value.startswith(b"memory://")
-    restored = ComposableDeserializer([LargeMessageDeserializer, bytes.decode], given).deserialize(
-        "orders", headers, value
-    )
-    assert restored == "ö" * 6
-
-
-@pytest.mark.parametrize("given", [[], {}, {"own": b"1"}])
-def test_confluents_headers_take_the_reference(config_of: Config, given: Any) -> None:
-    """The headers that the application gave to `produce` have the reference's, be they a list or a dict."""
-    context = SerializationContext("orders", MessageField.VALUE, given)
-    LargeMessageSerializer(config_of())(LARGE, context)
-    names = [*given] if isinstance(given, dict) else [name for name, _ in given]
-    assert names[-3:] == ["large-message", "large-message.size", "large-message.checksum"]
 
 
 def test_without_headers_large_is_refused_before_it_is_stored(config_of: Config) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext, StringDeserializer, StringSerializer
-from faust.serializers.codecs import Codec
 
 from app.serializers import (
     ComposableDeserializer,
@@ -217,12 +216,7 @@ def nothing(_data: object) -> None:
     [
         ("header.9", raising, TypedWrapper({9: 1}, b""), "raising, raised ArithmeticError: no"),
         ("header.9", textual, TypedWrapper({9: 1}, b""), "textual, gave str, allowed is bytes"),
-        (
-            "header.9",
-            raising,
-            TypedWrapper({9: None}, b""),
-            "raising, found None, and a header in a wrapper has a value",
-        ),
+        ("header.9", raising, TypedWrapper({9: None}, b""), "raising, found None, and a header in a wrapper"),
         ("value", raising, TypedWrapper({}, 1), "raising, raised ArithmeticError: no"),
         ("value", textual, TypedWrapper({}, 1), "textual, gave str, allowed is bytes"),
         ("value", nothing, TypedWrapper({}, 1), "nothing, gave NoneType, allowed is bytes; for a wrapper without a"),
@@ -235,15 +229,10 @@ def test_an_error_names_the_header(key: str, stage: object, data: object, reason
         writer.serialize("orders", [], data)
     assert isinstance(caught.value.__cause__, ArithmeticError) == ("raised" in reason)
 
-
-@pytest.mark.parametrize("key", ["header.9", "value"])
-def test_an_error_of_a_reader_names_the_header(key: str) -> None:
-    """The same on the way back, and it says that it was read."""
-    reader = WrapperDeserializer({f"wrapper.{key}.deserializer": raising})
-    told = re.escape(f"wrapper.{key}.deserializer, raising, raised ArithmeticError: no")
-    with pytest.raises(SerializationError, match=told) as caught:
-        reader.deserialize("orders", [], MessageWrapper({9: b"1"}, b"1").serialize())
-    assert "deserializ" in str(caught.value)
+    if "raised" in reason:
+        reader = WrapperDeserializer({f"wrapper.{key}.deserializer": stage})
+        with pytest.raises(SerializationError, match=re.escape(f"deserialized: wrapper.{key}.deserializer, {reason}")):
+            reader.deserialize("orders", [], MessageWrapper({9: b"1"}, b"1").serialize())
 
 
 @pytest.mark.parametrize(
@@ -287,18 +276,3 @@ def test_keys_of_records_are_told_apart() -> None:
     for writer in (WrapperSerializer({}, is_key=True), ComposableSerializer([WrapperSerializer], is_key=True)):
         with pytest.raises(SerializationError, match="the key of a record of topic orders cannot be serialized"):
             writer.serialize("orders", [], b"bytes")
-
-
-def test_codec_of_the_documentation() -> None:
-    """Faust's codecs see no headers, and need none: the one of docs/serializers.md is both directions."""
-
-    class WrapperCodec(Codec):
-        def _dumps(self, obj: Any) -> bytes:
-            found: bytes = obj.serialize()
-            return found
-
-        def _loads(self, s: bytes) -> Any:
-            return MessageWrapper.parse(s)
-
-    codec = WrapperCodec()
-    assert (codec.dumps(WRAPPER), codec.loads(BYTES)) == (BYTES, WRAPPER)
