@@ -205,28 +205,23 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             if self._inbox.actions:
                 self._actions.do_first(until_s)
             else:
-                self._poll(self._wait_s(until_s), most)
+                self._poll(until_s, most)
 
     # --- polls --------------------------------------------------------------------------------------------------------
 
-    def _wait_s(self, until_s: float) -> float:
-        """How long a poll may wait: until then, or until there is something else to look after.
+    def _poll(self, until_s: float, most: int) -> None:
+        """Waits for records until then, or until there is something else to look after.
 
         No shorter: a poll of kafka-python 3.0.12 whose time is over while it joins may leave it outside for minutes
         (tried: one new group in fifty, with 100 ms).
         """
-        now_s = time.monotonic()
-        waits_s = [until_s - now_s, _LOOK_S if self._inbox.waits else _LONG_LOOK_S]
-        if self._commits and self.assignment():
-            waits_s.append(self._commit_s - now_s)
-        return max(0.0, min(waits_s))
-
-    def _poll(self, wait_s: float, most: int) -> None:
-        """Reads on."""
         self._polled_s, waits = time.monotonic(), self._inbox.waits
+        until_s = min(until_s, self._polled_s + (_LOOK_S if waits else _LONG_LOOK_S))
+        if self._commits and self.assignment():
+            until_s = min(until_s, self._commit_s)
         self._polls, found = True, dict[TopicPartition, list[ConsumerRecord]]()
         try:
-            found = super().poll(wait_s * 1000, most)
+            found = super().poll(max(0.0, until_s - self._polled_s) * 1000, most)
             self._put(found)
         except KafkaError:
             raise

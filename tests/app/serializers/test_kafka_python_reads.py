@@ -35,9 +35,10 @@ class Client:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.positions = {P0: 0}
         self.commits: list[dict[TopicPartition, Any]] = []
+        self.left: list[dict[TopicPartition, Any]] = []
         self.listener: Any = None
         self.given: list[ConsumerRecord] = []
-        config = {**KafkaConsumer.DEFAULT_CONFIG, "group_id": None}
+        config = {**KafkaConsumer.DEFAULT_CONFIG, "group_id": "g"}
         for name, method in {
             "__init__": lambda consumer, **_: setattr(consumer, "config", config),
             "subscribe": lambda _, topics, pattern, listener: setattr(self, "listener", listener),
@@ -47,9 +48,15 @@ class Client:
             "poll": lambda *_: self.poll(),
             "seek": lambda _, tp, offset: self.positions.update({tp: offset}),
             "commit": lambda _, offsets, timeout_ms: self.commits.append(offsets),
+            "commit_async": lambda _, offsets: self.commit(offsets),
+            "committed": lambda *_, **__: None,
         }.items():
             monkeypatch.setattr(KafkaConsumer, name, method)
-        self.consumer = DeserializingConsumer({}, "t")
+        self.consumer = DeserializingConsumer({"group.id": "g"}, "t")
+
+    async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
+        """Takes a commit before partitions go."""
+        self.left.append(offsets)
 
     def poll(self) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Gives what comes next."""
@@ -108,6 +115,24 @@ def test_partition_that_an_eager_assignor_gives_back(client: Client, monkeypatch
     assert (record.offset, record.value) == (5, b"vv")
     client.consumer.commit()
     assert [each[P0].offset for each in client.commits] == [2, 6]
+
+
+def test_partition_that_a_cooperative_assignor_has_taken(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given of it is committed, though it is not assigned any more, and nothing of it is given."""
+    client.given = polled([0, 1, 2])
+    assert client.consumer.poll(0, 2) == {P0: polled([0, 1])}
+
+    def rebalanced() -> dict[TopicPartition, list[ConsumerRecord]]:
+        del client.positions[P0]
+        called(client.listener.on_partitions_revoked([P0]))
+        return {}
+
+    monkeypatch.setattr(client, "poll", rebalanced)
+    monkeypatch.setattr(KafkaConsumer, "paused", lambda _: {*client.positions})
+    assert client.consumer.poll(0) == {}
+    assert [each[P0].offset for each in client.left] == [2]
+    client.positions[P0] = 2
+    assert client.consumer.poll(0) == {}
 
 
 def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
