@@ -161,7 +161,15 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     ) -> asyncio.Future[Any]:
         first = await asyncio.to_thread(next, pieces)  # hashes the value
         place = TopicPartition(topic, await self._controls.partition(topic, partition, record.key))
-        sent = await self._sent(place, chain([first], pieces))
+        sent: list[asyncio.Future[Any]] = []
+        for piece in chain([first], pieces):
+            if any(future.done() and future.exception() is not None for future in sent):
+                break
+            batch = super().create_batch()
+            batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
+            batch.close()
+            sent.append(await self._queued(place, batch))
+            sent[-1].add_done_callback(heard)  # `_result` raises the first error, if this call gets there
         result = asyncio.create_task(self._result(topic, sent, record.timestamp))
         self._results.add(result)
         result.add_done_callback(self._results.discard)
@@ -212,22 +220,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             for topic, rate in self._rates.items()
         }
 
-    async def _sent(self, place: TopicPartition, pieces: Iterator[Record]) -> list[asyncio.Future[Any]]:
-        sent: list[asyncio.Future[Any]] = []
-        try:
-            for piece in pieces:
-                if any(future.done() and future.exception() is not None for future in sent):
-                    break
-                batch = super().create_batch()
-                batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
-                batch.close()
-                sent.append(await self._queued(place, batch))
-        except BaseException:
-            for future in sent:
-                future.add_done_callback(heard)
-            raise
-        return sent
-
     async def _queued(self, place: TopicPartition, batch: Any) -> asyncio.Future[Any]:
         """Queues a batch within `request.timeout.ms`.
 
@@ -249,15 +241,11 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     async def _result(
         self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
     ) -> ChunkedRecordMetadata | None:
-        for each in sent:
-            each.add_done_callback(heard)  # the first error is raised
         await asyncio.wait(sent)
         done = [each.result() for each in sent]
         self._rates[topic].add()
-        first, last = done[0], done[-1]
-        if last is None:  # acks=0
-            return None
-        return ChunkedRecordMetadata.of(first, last, timestamp)
+        # With acks=0 there is no metadata.
+        return None if done[-1] is None else ChunkedRecordMetadata.of(done[0], done[-1], timestamp)
 
     def _refused(self, topic: str) -> None:
         """The topic takes less than it did."""

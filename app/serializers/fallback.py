@@ -48,7 +48,7 @@ class Fallback:
             if not exc.retriable or len(data) > self._max_bytes:
                 raise
             if self._until_s is None:
-                _logger.warning("the payload store is down, and large values go as chunks meanwhile: %s", exc)
+                _logger.warning("the payload store is down, so large values are sent as chunks: %s", exc)
             self._until_s = self._clock() + _AGAIN_S
             return None
         if self._until_s is not None:
