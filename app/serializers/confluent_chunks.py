@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, groupby, islice
 from typing import Any
 
 import confluent_kafka
@@ -213,29 +213,24 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _fill(self, given: list[tuple[Place, Entry[Message]]], most: int, allowance: Allowance) -> None:
         """Takes the next messages out of the inbox, deserialized; raises the error of the first one."""
-        while len(given) < most and (found := self._head()) is not None:
-            place, entry = found
-            if not self._restore(entry, allowance):
-                if entry.error is not None and not given:
-                    self._inbox.pop(place)
-                    raise entry.error
-                return
-            self._inbox.pop(place)
-            given.append(found)
-
-    def _head(self) -> tuple[Place, Entry[Message]] | None:
-        for place in [*self._inbox.places]:
-            if place not in self._paused and not self._inbox.actions:
-                if place in self._new:
-                    self._begin(place)
-                if (entry := self._inbox.head(place)) is not None:
-                    return place, entry
-        return None
+        places = [each for each in self._inbox.places if each not in self._paused]
+        # An error that an earlier call met goes first, whatever the other partitions have.
+        for place in sorted(places, key=lambda each: next(iter(self._inbox.entries(each))).error is None):
+            if place in self._new:
+                self._begin(place)
+            while len(given) < most and (entry := self._inbox.head(place)) is not None:
+                if not self._restore(entry, allowance):
+                    if entry.error is not None and not given:
+                        self._inbox.pop(place)
+                        raise entry.error
+                    return
+                self._inbox.pop(place)
+                given.append((place, entry))
 
     def _upcoming(self) -> Iterator[Entry[Message]]:
-        """The next entries, in the order in which they are given."""
-        queues = [self._inbox.entries(place) for place in self._inbox.places if place not in self._paused]
-        return (each for each in chain.from_iterable(zip_longest(*queues)) if each is not None)
+        """The next entries."""
+        places = (each for each in self._inbox.places if each not in self._paused)
+        return chain.from_iterable(map(self._inbox.entries, places))
 
     def _restore(self, entry: Entry[Message], allowance: Allowance) -> bool:
         """Deserializes the next message; False if it has an error, or would be downloaded and may not."""
@@ -259,7 +254,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def _size(self, message: Message) -> int | None:
         """The most bytes that are downloaded for a message; None if there is nothing to download."""
         headers: Any = message.headers()
-        if not headers or self._builds or is_chunk(headers) or not self._is_ours(headers):
+        if not headers or self._builds or is_chunk(headers):
             return None
         return self._split.restored_bytes(record_of(message))
 
@@ -281,11 +276,8 @@ class PollingConsumer(confluent_kafka.Consumer):
         return bool(messages)
 
     def _put(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            error = message.error()
-            # An error without an offset stands in the way of no partition.
-            place = place_of(message) if error is None or error.code() == END else ("", -1)
-            self._inbox.put(place, [message])
+        for place, found in groupby(messages, _queue_of):
+            self._inbox.put(place, found)
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -398,19 +390,18 @@ class PollingConsumer(confluent_kafka.Consumer):
             if on_assign is not None:
                 on_assign(consumer, partitions)
 
-        def gone(own: Callable[..., None] | None) -> Callable[..., None]:
-            def called(consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-                self._store()  # librdkafka commits when the partitions go
-                try:
-                    if own is not None:
-                        own(consumer, partitions)
-                finally:
-                    self._forget(partitions)
+        def gone(
+            own: Callable[..., None] | None, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]
+        ) -> None:
+            self._store()  # librdkafka commits when the partitions go
+            try:
+                if own is not None:
+                    own(consumer, partitions)
+            finally:
+                self._forget(partitions)
 
-            return called
-
-        lost = {} if on_lost is None else {"on_lost": gone(on_lost)}
-        super().subscribe(topics, on_assign=assigned, on_revoke=gone(on_revoke), **lost)
+        lost = {} if on_lost is None else {"on_lost": partial(gone, on_lost)}
+        super().subscribe(topics, on_assign=assigned, on_revoke=partial(gone, on_revoke), **lost)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
@@ -457,6 +448,12 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._inbox.clear(place)
             self._new.pop(place, None)
             self._paused.discard(place)
+
+
+def _queue_of(message: Message) -> Place:
+    error = message.error()
+    # An error without an offset stands in the way of no partition.
+    return place_of(message) if error is None or error.code() == END else ("", -1)
 
 
 def _until(timeout: float | None) -> float:

@@ -15,7 +15,7 @@ from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
 from confluent_kafka.serialization import StringDeserializer
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_chunks
 from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import async_consumer_config, consumer_config
 from tests.integration.aiokafka_records import produce
@@ -190,6 +190,52 @@ async def test_ends_of_partitions(broker: str, make_topic: MakeTopic) -> None:
         assert await reader.values() == [b"b"]
         with pytest.raises(ConsumeError, match="_PARTITION_EOF"):
             await reader.call(reader.consumer.poll, _LONG_S)
+
+
+async def test_one_request_for_the_commits_of_all_partitions(broker: str, make_topic: MakeTopic) -> None:
+    """A rebalance costs one request to the coordinator, and not one for each partition that has come."""
+    topic, asked = make_topic(3), list[int]()
+    for partition in range(3):
+        await write(broker, topic, [plain(b"a")], partition)
+    async with Confluent(broker, topic) as reader:
+        committed = reader.consumer.committed
+
+        def counted(partitions: list[TopicPartition], **more: Any) -> Any:
+            asked.append(len(partitions))
+            return committed(partitions, **more)
+
+        reader.consumer.committed = counted
+        assert await reader.values(3) == [b"a"] * 3
+    assert asked == [3]
+
+
+async def test_rebalance_while_messages_wait(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call hears of it though it has a message to give: what waited goes to the other member."""
+    monkeypatch.setattr(confluent_chunks, "_LOOK_S", 0.1)
+    topic, gone = make_topic(), list[int]()
+    await write(broker, topic, [plain(b"%d" % n) for n in range(200)])
+
+    def failing(data: bytes) -> bytes:
+        if data == b"1":
+            raise ValueError(data)
+        return data
+
+    async with Confluent(broker, topic, {"value.deserializers": [failing]}) as reader:
+        reader.consumer.subscribe([topic], on_revoke=lambda _, found: gone.extend(each.partition for each in found))
+        assert len(await reader.call(reader.consumer.consume, 150, _LONG_S)) == 1
+        with pytest.raises(RecordDeserializationError):
+            await reader.poll(0.0)
+        async with Confluent(broker, topic) as other:
+            joining = asyncio.create_task(other.poll(0.1))
+            for _ in range(100):
+                await reader.poll(0.0)
+                await asyncio.sleep(0.1)
+                if gone:
+                    break
+            assert gone == [0]
+            await joining
 
 
 # --- confluent-kafka's own classes ------------------------------------------------------------------------------------

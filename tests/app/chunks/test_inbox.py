@@ -86,6 +86,30 @@ def test_records_and_messages_come_in_order() -> None:
     assert inbox.quiet
 
 
+def test_what_was_popped_may_be_put_back() -> None:
+    """The application has not got it: no commit passes it, and it comes again, in order."""
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, [plain(3, b"a"), letter(4, "u", "x", 0), plain(5, b"c")])
+    popped = []
+    while (entry := inbox.head(PLACE)) is not None:
+        popped.append((PLACE, entry))
+        inbox.pop(PLACE)
+    assert (inbox.empty, inbox.commit(PLACE, 6)[0]) == (True, 6)
+    inbox.put_back(popped)
+    assert (inbox.empty, inbox.commit(PLACE, 6)[0], inbox.position(PLACE, 6)) == (False, 3, 3)
+    assert given(inbox, []) == [b"a", b"x", b"c"]
+
+
+def test_an_incomplete_message_stands_before_nothing() -> None:
+    """Records pass it as they are, though its time is running."""
+    inbox = Records(Limits(expire_ms=1_000), 10)
+    inbox.begin(PLACE, 3)
+    inbox.put(PLACE, [letter(3, "u", "xy", 0)])
+    assert inbox.head(PLACE) is None
+    assert (inbox.empty, inbox.quiet, inbox.commit(PLACE, 6)[0]) == (True, False, 3)
+
+
 def test_note_of_a_commit_is_kept_to() -> None:
     """What was delivered before the restart is not delivered again, record or message, and then all is quiet."""
     log = [letter(3, "u", "xy", 0), plain(4), letter(5, "v", "z", 0), letter(6, "u", "xy", 1), plain(7, b"new")]

@@ -12,9 +12,17 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
+from confluent_kafka import (
+    Consumer,
+    DeserializingConsumer,
+    KafkaException,
+    Message,
+    Producer,
+    SerializingProducer,
+    TopicPartition,
+)
 from confluent_kafka.aio import AsyncSerializingProducer
-from confluent_kafka.error import ValueSerializationError
+from confluent_kafka.error import ValueDeserializationError, ValueSerializationError
 from confluent_kafka.serialization import (
     MessageField,
     SerializationContext,
@@ -26,8 +34,10 @@ from app.serializers import (
     ComposableSerializer,
     LargeMessageDeserializer,
     LargeMessageSerializer,
+    confluent_chunks,
 )
 from app.serializers.confluent import AwaitedDeserializer, async_consumer_config, consumer_config, producer_config
+from app.serializers.confluent import DeserializingConsumer as OurConsumer
 from app.serializers.librdkafka import KEYS
 from tests.app.serializers.conftest import Config
 from tests.integration.client_stores import GatedStore
@@ -329,3 +339,31 @@ def test_no_key_of_the_installed_release_is_missing() -> None:
             if "wideload.no.such.key" in str(caught.value):
                 missing.append(name)
     assert missing == []
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_call_behind_a_short_batch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure does not wait until the other partitions have nothing more."""
+    values = [(0, b"a"), (0, b"bad"), (1, b"b"), (1, b"c")]
+    batches = [[Message("t", number, at, b"k", value, None) for at, (number, value) in enumerate(values)]]
+
+    class Fetched(Consumer):
+        """Gives what the test has."""
+
+        def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+            return batches.pop() if batches else []
+
+    def failing(data: bytes) -> bytes:
+        if data == b"bad":
+            raise ValueError(data)
+        return data
+
+    monkeypatch.setattr(confluent_chunks, "_CLIENT", Fetched)
+    with OurConsumer(nowhere(**{"group.id": "g", "value.deserializers": [failing]})) as consumer:
+        consumer.assign([TopicPartition("t", number, 0) for number in (0, 1)])
+        assert [each.value() for each in consumer.consume(4, 0)] == [b"a"]
+        with pytest.raises(ValueDeserializationError):
+            consumer.consume(4, 0)
+        assert [each.value() for each in consumer.consume(4, 0)] == [b"b", b"c"]
