@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
 
 from app.serializers.aiokafka import SerializingProducer
 from tests.integration.client_config import Config, producing
-
-__all__ = ["becomes", "come_and_go", "loop_turns", "many", "one", "produce"]
 
 _LONG_S = 30.0
 
@@ -39,27 +33,6 @@ async def many(consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[Consumer
             found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=500)
             if found:
                 return found
-
-
-async def come_and_go(make: Callable[[], AbstractAsyncContextManager[Any]], expected: set[bytes], seed: int) -> None:
-    """Two consumers of one group at a time read a while, commit now and then and stop, until all values have come."""
-    rng = random.Random(seed)
-    got: set[bytes] = set()
-
-    async def run(calls: int) -> None:
-        async with make() as consumer:
-            for _ in range(calls):
-                for records in (await consumer.getmany(timeout_ms=500, max_records=3)).values():
-                    got.update(record.value for record in records)
-                if got == expected:
-                    return
-                if rng.random() < 0.5:
-                    with suppress(KafkaError):  # of a rebalance
-                        await consumer.commit()
-
-    async with asyncio.timeout(3 * _LONG_S):
-        while got != expected:
-            await asyncio.gather(run(rng.randint(2, 6)), run(rng.randint(2, 6)))
 
 
 async def becomes(condition: Callable[[], bool], what: str) -> None:

@@ -27,6 +27,7 @@ from kafka.structs import OffsetAndMetadata
 from app.chunks import AssemblingConsumer
 from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
 from app.serializers.confluent import DeserializingConsumer as ConfluentConsumer
+from app.serializers.confluent import consumer_config
 from app.serializers.kafka_python import DeserializingConsumer as KafkaPythonConsumer
 from tests.integration.client_config import Config
 from tests.integration.topics import marks
@@ -345,6 +346,20 @@ class ConfluentBatches(Confluent):
         return messages
 
 
+class ConfluentsOwn(Confluent):
+    """confluent-kafka's own class, with our configuration: it knows no chunks."""
+
+    def make(self) -> None:
+        self.made = consumer_config(self.config)
+        self.consumer = confluent_kafka.DeserializingConsumer(self.made)
+        self.consumer.subscribe([self.topic])
+
+    async def close(self) -> None:
+        await super().close()
+        for side in {"key.deserializer", "value.deserializer"} & self.made.keys():
+            self.made[side].close()
+
+
 class KafkaPython(Blocking):
     """kafka-python's `poll`."""
 
@@ -409,6 +424,7 @@ async def share(first: Reader, second: Reader) -> list[Given]:
     return given
 
 
-READERS: list[type[Reader]] = [Getmany, Getone, Confluent, ConfluentBatches, KafkaPython, KafkaPythonIteration]
+Client = type[Reader]
+READERS: list[Client] = [Getmany, Getone, Confluent, ConfluentBatches, KafkaPython, KafkaPythonIteration]
 BATCHES = [each for each in READERS if each.batches]
 CHUNKS = [Assembling if each is Getone else each for each in READERS]

@@ -19,8 +19,6 @@ from tests.integration.topics import read_all
 from tests.s3_server import S3Server, free_port
 from transforms.errors import PayloadNotFoundError
 
-__all__ = ["CuttableAddress", "CuttableWay", "GatedStore", "delete_payload", "delete_payloads", "run_example"]
-
 _ROOT = Path(__file__).parents[2]
 _LONG_S = 30.0
 
@@ -61,6 +59,9 @@ class GatedStore:
         if full_path not in self.payloads:
             raise PayloadNotFoundError(full_path)
         return self.payloads[full_path]
+
+
+Gate = type[GatedStore]
 
 
 class CuttableAddress:
@@ -131,9 +132,9 @@ def delete_payloads(server: S3Server, broker: str, topic: str, *offsets: int) ->
         delete_payload(server, records[offset].value)
 
 
-def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:
-    """What a script of docs/examples prints."""
-    environ = {
+def example_environ(broker: str, server: S3Server) -> dict[str, str]:
+    """The environment of a script of docs/examples."""
+    return {
         **os.environ,
         "PYTHONPATH": str(_ROOT),
         "KAFKA_BOOTSTRAP_SERVERS": broker,
@@ -143,7 +144,11 @@ def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:
         "AWS_SECRET_ACCESS_KEY": server.secret_key,
         "AWS_DEFAULT_REGION": server.region,
     }
+
+
+def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:
+    """What a script of docs/examples prints."""
     command = [sys.executable, str(_ROOT / "docs" / "examples" / name), topic]
-    done = run(command, environ=environ, timeout=60)
+    done = run(command, environ=example_environ(broker, server), timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

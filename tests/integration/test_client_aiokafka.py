@@ -22,8 +22,8 @@ from tests.forks import run
 from tests.integration.aiokafka_records import becomes, loop_turns, many, one, produce
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import LARGE, ON_GATE, Config, producing
-from tests.integration.client_readers import Assembling, Getmany, Getone, Reader
-from tests.integration.client_stores import GatedStore
+from tests.integration.client_readers import Assembling, Client, Getmany, Getone, Reader
+from tests.integration.client_stores import Gate, GatedStore
 from tests.integration.topics import send
 from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
@@ -44,7 +44,7 @@ def place(reader: Reader, partition: int = 0) -> TopicPartition:
 
 @pytest.mark.parametrize("client", [Getone, Getmany])
 async def test_a_cancelled_call_keeps_its_download(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
     """The position stays, the record comes with a later call, and its payload is downloaded once."""
     topic = make_topic()
@@ -64,9 +64,7 @@ async def test_a_cancelled_call_keeps_its_download(
     assert gate.begun == 1
 
 
-async def test_calls_that_are_cancelled_at_any_moment(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
+async def test_calls_that_are_cancelled_at_any_moment(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """Many times a message, also while one is read again or downloaded, they lose no record and repeat none."""
     topic = make_topic()
     messages = [*(pieces(f"u{n}", 3_000, n) for n in range(8)), [plain(b"%d" % n) for n in range(8)]]
@@ -97,7 +95,7 @@ async def test_calls_that_are_cancelled_at_any_moment(
 # --- downloads --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_bounded_in_time(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_a_call_is_bounded_in_time(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """While downloads hang, the loop goes on; the call begins none that may end behind the poll interval."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [LARGE + b"%d" % number for number in range(9)])  # one more than run at once
@@ -115,7 +113,7 @@ async def test_a_call_is_bounded_in_time(broker: str, make_topic: MakeTopic, gat
     assert gate.begun == 9
 
 
-async def test_a_position_does_not_pass_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_a_position_does_not_pass_a_download(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """A commit during a download, by the timer or by `commit`, is of what was delivered; so is that of `stop`."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3", LARGE])
@@ -153,7 +151,7 @@ async def test_stop_ends_a_call_that_waits(broker: str, make_topic: MakeTopic) -
         await asyncio.wait_for(call, _LONG_S)
 
 
-async def test_a_rebalance_during_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_a_rebalance_during_a_download(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """A record whose partition goes to another member while it is downloaded is that member's."""
     topic = make_topic(2)
     for partition in (0, 1):
@@ -174,7 +172,7 @@ async def test_a_rebalance_during_a_download(broker: str, make_topic: MakeTopic,
 # --- several tasks ----------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_that_share_a_partition(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_tasks_that_share_a_partition(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """Two tasks that read one consumer get each record once: while one downloads, and when a batch comes for both."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [LARGE, b"2"])
@@ -192,9 +190,7 @@ async def test_tasks_that_share_a_partition(broker: str, make_topic: MakeTopic, 
 
 
 @pytest.mark.parametrize("moved", ["seek", "assign"])
-async def test_a_move_counts_for_every_task(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], moved: str
-) -> None:
+async def test_a_move_counts_for_every_task(broker: str, make_topic: MakeTopic, gate: Gate, moved: str) -> None:
     """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
@@ -221,7 +217,7 @@ async def test_a_move_counts_for_every_task(
         assert await reader.position() == max(offsets) + 1
 
 
-async def test_each_task_reads_its_partition(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_each_task_reads_its_partition(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """Messages expire all the same, and the failure of a partition is raised only for those that read it."""
     topic, found = make_topic(3), list[Discarded]()
     for partition in range(2):
@@ -265,7 +261,7 @@ async def test_pauses_among_partitions(broker: str, make_topic: MakeTopic) -> No
 # --- positions and messages -------------------------------------------------------------------------------------------
 
 
-async def test_iteration(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_iteration(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """`async for` gives what `getone` gives, and commits end behind it."""
     topic = make_topic()
     values = [b"1", LARGE, b"3", None, LARGE * 2]
@@ -406,9 +402,7 @@ class HeldStore(GatedStore):
         return super().publish(topic, data)
 
 
-async def test_sends_that_wait_when_the_producer_stops(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
+async def test_sends_that_wait_when_the_producer_stops(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """None is cancelled, which a TaskGroup would take for the application's own doing; nor is a send afterwards."""
     topic = make_topic()
     gate.open.clear()

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import DeserializingConsumer as ConfluentsOwn
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
-from confluent_kafka.serialization import StringDeserializer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_chunks
 from app.serializers.aiokafka import SerializingProducer
-from app.serializers.confluent import async_consumer_config, consumer_config
+from app.serializers.confluent import async_consumer_config
 from tests.integration.aiokafka_records import produce
 from tests.integration.chunk_records import pieces, plain, value_of, write
-from tests.integration.client_config import LARGE, MIXED, ON_GATE, Config, on_s3, producing, to_json
-from tests.integration.client_readers import Confluent, ConfluentBatches
-from tests.integration.client_stores import GatedStore, delete_payload
-from tests.integration.topics import committed, read_all
+from tests.integration.client_config import LARGE, ON_GATE, Config, on_s3, producing
+from tests.integration.client_readers import Confluent, ConfluentBatches, ConfluentsOwn
+from tests.integration.client_stores import Gate, delete_payload
+from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
 from transforms.errors import (
@@ -35,24 +31,6 @@ from transforms.errors import (
 
 REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 _LONG_S = 30.0
-
-
-def reading(broker: str, topic: str, **more: Any) -> Config:
-    """The configuration of a consumer that reads from the beginning."""
-    return {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest", **more}
-
-
-@contextmanager
-def own(broker: str, topic: str, **more: Any) -> Iterator[ConfluentsOwn[Any, Any]]:
-    """confluent-kafka's own class, with our configuration."""
-    config = consumer_config(reading(broker, topic, **more))
-    try:
-        with ConfluentsOwn(config) as consumer:
-            consumer.subscribe([topic])
-            yield consumer
-    finally:
-        for side in {"key.deserializer", "value.deserializer"} & config.keys():
-            config[side].close()
 
 
 def failure(consumer: Any, kind: type[Any] = ValueDeserializationError) -> Any:
@@ -241,58 +219,30 @@ async def test_rebalance_while_messages_wait(
 # --- confluent-kafka's own classes ------------------------------------------------------------------------------------
 
 
-async def test_its_own_consumer(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
-    """With `consumer_config` it restores keys and values, in order, with their headers; stages of its own serve too."""
-    topic = make_topic()
-    headers = [("a", b"1"), ("b", None), ("a", b"2")]
-    there: Config = {
-        "value.serializer": None,
-        "value.serializers": [to_json, LargeMessageSerializer],
-        "key.serializers": [str.encode, LargeMessageSerializer],
-    }
-    async with SerializingProducer(producing(broker, on_s3(versitygw), **there)) as producer:
-        for value, key in MIXED:
-            await producer.send_and_wait(topic, value, key, headers=headers)
-    back: Config = {
-        "value.deserializers": [LargeMessageDeserializer, json.loads],
-        "key.deserializers": [LargeMessageDeserializer, StringDeserializer],
-    }
-    with own(broker, topic, **on_s3(versitygw), **back) as consumer:
-        found = [await asyncio.to_thread(consumer.poll, _LONG_S) for _ in MIXED]
-    assert [(each.deserialized_value(), each.deserialized_key()) for each in found if each is not None] == MIXED
-    assert [each.headers() for each in found if each is not None] == [headers] * len(MIXED)
-
-
-async def test_its_own_consumer_and_failures(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_its_own_consumer_and_failures(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """A record that failed is passed over, or had again by a seek, which the error says; chunks are an error."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3", LARGE + b"gone"])
     await write(broker, topic, pieces("u", 1_000)[:1])
     gate.payloads.popitem()
-    with own(broker, topic, **REFERENCES) as consumer:
-        message = consumer.poll(_LONG_S)
-        assert message is not None
-        assert message.value() == b"1"
+    async with ConfluentsOwn(broker, topic, REFERENCES) as reader:
+        assert await reader.values() == [b"1"]
         gate.fails = PayloadStoreError("it is down", retriable=True)
-        error = failure(consumer)
+        error = await reader.call(failure, reader.consumer)
         assert isinstance(error.exception, SerializationError)
-        assert error.exception.__cause__ is gate.fails
-        assert error.exception.retriable
+        assert (error.exception.__cause__, error.exception.retriable) == (gate.fails, True)
         gate.fails = None
         assert error.kafka_message.value().startswith(b"gated://")
         assert ("large-message", b"true") in error.kafka_message.headers()
-        consumer.seek(TopicPartition(topic, error.kafka_message.partition(), error.kafka_message.offset()))
-        for value in (LARGE, b"3"):
-            message = consumer.poll(_LONG_S)
-            assert message is not None
-            assert message.value() == value
-        error = failure(consumer)
+        await reader.seek(error.kafka_message.offset(), error.kafka_message.partition())
+        assert await reader.values(2) == [LARGE, b"3"]
+        error = await reader.call(failure, reader.consumer)
         assert isinstance(error.exception.__cause__, PayloadNotFoundError)
         assert (error.kafka_message.offset(), error.exception.retriable) == (3, False)
-        assert "chunk" in str(failure(consumer))
+        assert "chunk" in str(await reader.call(failure, reader.consumer))
 
 
-async def test_its_own_commits_pass_a_failed_record(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_its_own_commits_pass_a_failed_record(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """librdkafka stores an offset before the record is deserialized, and a seek does not take it back.
 
     With enable.auto.offset.store=false the failed record stays.
@@ -302,26 +252,24 @@ async def test_its_own_commits_pass_a_failed_record(broker: str, make_topic: Mak
     gate.payloads.clear()
     for stores, expected in ((True, 2), (False, 1)):
         for seeks in (True, False):
-            group = f"{topic}-{stores}-{seeks}"
-            with own(
-                broker, topic, **REFERENCES, **{"enable.auto.offset.store": stores, "group.id": group}
-            ) as consumer:
-                message = consumer.poll(_LONG_S)
-                assert message is not None
+            group = {"group.id": f"{topic}-{stores}-{seeks}", "enable.auto.commit": True}
+            config = {**REFERENCES, **group, "enable.auto.offset.store": stores}
+            async with ConfluentsOwn(broker, topic, config) as reader:
+                message = await reader.call(reader.consumer.poll, _LONG_S)
                 if not stores:
-                    consumer.store_offsets(message)
-                failure(consumer)
+                    await reader.call(reader.consumer.store_offsets, message)
+                await reader.call(failure, reader.consumer)
                 if seeks:
-                    consumer.seek(TopicPartition(topic, 0, 1))
-            assert committed(broker, group, topic) == {0: expected}
+                    await reader.seek(1)
+            assert await reader.committed() == {0: expected}
 
 
-async def test_its_asyncio_consumer(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_its_asyncio_consumer(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
     """`confluent_kafka.aio` awaits our deserializers; a missing payload is the same error there."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [b"1", LARGE, None, LARGE + b"gone"])
     gate.payloads.popitem()
-    config = async_consumer_config(reading(broker, topic, **REFERENCES))
+    config = async_consumer_config(Confluent(broker, topic, REFERENCES).config)
     consumer = await AsyncDeserializingConsumer(config)
     try:
         await consumer.subscribe([topic])

@@ -10,7 +10,7 @@ import pytest
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from tests.integration.aiokafka_records import produce
 from tests.integration.client_config import LARGE, Config, on_s3, to_json, worker_both_ways
-from tests.integration.client_readers import READERS, Reader
+from tests.integration.client_readers import READERS, Client, ConfluentsOwn
 from tests.integration.client_stores import delete_payloads, run_example
 from tests.integration.client_writers import STORES
 from tests.integration.faust_process import FaustProcess, digest
@@ -75,14 +75,14 @@ async def test_clients_and_workers_read_each_other(
         ids = [each.get("large-message.encryption.key", b"") for each in headers[1::4]]
         assert ids == [name.encode() for name in _KEY_IDS]
 
-    async def check(client: type[Reader]) -> None:
+    async def check(client: Client) -> None:
         large = {"value.deserializer": LargeMessageDeserializer, "key.deserializer": LargeMessageDeserializer}
         group = {"group.id": f"{topic}-{client.__name__}"}
         async with client(broker, topic, {**large, **reading, **group}) as reader:
             records = await reader.read(count)
         assert [(each.key, each.value, each.headers) for each in records] == expected
 
-    await asyncio.gather(*map(check, READERS))
+    await asyncio.gather(*map(check, READERS), check(ConfluentsOwn))
     with FaustProcess(tmp_path / "faust", broker, topic, reading, keys=True) as faust:
         events = await asyncio.to_thread(faust.events, count)
     assert [each["value"] for each in events] == [digest(value) for _, value, _ in expected]

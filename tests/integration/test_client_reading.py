@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.chunks import Discarded
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, WrapperDeserializer
 from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
 from app.serializers.aiokafka import SerializingProducer
@@ -26,8 +27,8 @@ from tests.integration.client_config import (
     producing,
     to_json,
 )
-from tests.integration.client_readers import BATCHES, READERS, Getone, Given, Reader
-from tests.integration.client_stores import GatedStore
+from tests.integration.client_readers import BATCHES, READERS, Client, Getone, Given, Reader
+from tests.integration.client_stores import Gate
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
@@ -37,7 +38,6 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     RecordDeserializationError,
-    ReferenceRefusedError,
 )
 from transforms.record import Record
 from transforms.wrapper import MessageWrapper
@@ -64,9 +64,7 @@ async def failure(reader: Reader) -> RecordDeserializationError:
 
 @pytest.mark.matrix
 @every
-async def test_whatever_a_topic_holds(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, client: type[Reader]
-) -> None:
+async def test_whatever_a_topic_holds(broker: str, make_topic: MakeTopic, versitygw: S3Server, client: Client) -> None:
     """Plain values, references and chunks come whole, in order, with their keys, nulls, headers and timestamps."""
     topic = make_topic()
     headers = [("a", b"1"), ("b", None), ("a", b"2")]
@@ -99,9 +97,7 @@ async def test_whatever_a_topic_holds(
 
 
 @every
-async def test_what_a_value_is_in(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
+async def test_what_a_value_is_in(broker: str, make_topic: MakeTopic, gate: Gate, client: Client) -> None:
     """Chunks come off first, then what is in them: a wrapper, or a reference, also if memory did not hold them."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [LARGE])
@@ -121,9 +117,7 @@ async def test_what_a_value_is_in(
 
 
 @every
-async def test_aborted_transactions(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
+async def test_aborted_transactions(broker: str, make_topic: MakeTopic, gate: Gate, client: Client) -> None:
     """With `read_committed`, nothing of an aborted transaction is given or downloaded."""
     topic = make_topic()
     async with SerializingProducer(producing(broker, ON_GATE, **{"transactional.id": topic})) as producer:
@@ -144,7 +138,7 @@ async def test_aborted_transactions(
 
 @pytest.mark.parametrize("client", [each for each in READERS if each is not Getone], ids=lambda each: each.__name__)
 async def test_downloads_of_the_next_records_are_under_way(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
     """Up to eight at a time; what is downloaded comes in order, and a failure in its place."""
     topic = make_topic()
@@ -166,14 +160,14 @@ async def test_downloads_of_the_next_records_are_under_way(
 
 
 @pytest.mark.parametrize("client", BATCHES, ids=lambda each: each.__name__)
-async def test_a_call_is_bounded_in_bytes(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
-    """It downloads no more than `fetch.max.bytes`; what is left comes with the next ones, and nothing twice."""
-    topic = make_topic(2)
+async def test_a_call_is_bounded_in_bytes(broker: str, make_topic: MakeTopic, gate: Gate, client: Client) -> None:
+    """It downloads no more than `fetch.max.bytes`, and the first payload however large it is; the next calls the rest.
+
+    Nothing is downloaded twice.
+    """
+    topic, found = make_topic(2), list[Given]()
     for partition in (0, 1):
         await produce(broker, ON_GATE, topic, [b"%d" % number + LARGE for number in range(6)], partition)
-    found: list[Given] = []
     async with client(broker, topic, {**REFERENCES, **dict.fromkeys(client.bounds, "11000")}) as reader:
         while len(found) < 12:
             batch = await reader.poll(1.0)
@@ -182,13 +176,6 @@ async def test_a_call_is_bounded_in_bytes(
     for partition in (0, 1):
         assert [each.offset for each in found if each.partition == partition] == list(range(6))
     assert gate.begun == 12
-
-
-@pytest.mark.parametrize("client", BATCHES, ids=lambda each: each.__name__)
-async def test_a_payload_over_the_bound_comes_alone(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
-    """The first payload of a call is downloaded however large it is."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [b"first", LARGE, b"small", LARGE])
     async with client(broker, topic, {**REFERENCES, **dict.fromkeys(client.bounds, 4_000)}) as reader:
@@ -201,7 +188,7 @@ async def test_a_payload_over_the_bound_comes_alone(
 
 @every
 async def test_a_missing_payload_is_reported_and_passed(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
     """What is before it is given first; the error has its place, and comes again; a seek goes on behind it.
 
@@ -233,9 +220,7 @@ async def test_a_missing_payload_is_reported_and_passed(
 
 
 @every
-async def test_a_store_that_is_down_comes_back(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
+async def test_a_store_that_is_down_comes_back(broker: str, make_topic: MakeTopic, gate: Gate, client: Client) -> None:
     """The error says that another try may do, and it does; nothing is lost or comes twice."""
     topic = make_topic()
     await produce(broker, ON_GATE, topic, [LARGE, b"2", LARGE])
@@ -262,7 +247,7 @@ async def test_a_store_that_is_down_comes_back(
 
 @every
 async def test_a_failure_does_not_hide_behind_other_partitions(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
     """Where another partition delivers, the failure is raised all the same, and no more once it is passed over."""
     topic = make_topic(2)
@@ -285,7 +270,7 @@ async def test_a_failure_does_not_hide_behind_other_partitions(
 
 @every
 async def test_a_stage_that_fails_keeps_the_place(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
     """What the application's own stage refuses is tried again, or passed over; a message of chunks is no different."""
     topic = make_topic()
@@ -320,25 +305,7 @@ async def test_a_stage_that_fails_keeps_the_place(
 
 
 @every
-async def test_a_reference_that_is_refused(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, client: type[Reader]
-) -> None:
-    """A reference to another store is an error of its record, and the record behind it comes."""
-    topic = make_topic()
-    wrong = Record(b"k", b"s3://elsewhere/x/y", [("large-message", b"true")])
-    await write(broker, topic, [wrong, *pieces("u", 1_000, 1)])
-    config = {"value.deserializer": LargeMessageDeserializer, **on_s3(versitygw)}
-    async with client(broker, topic, config) as reader:
-        error = await failure(reader)
-        assert isinstance(error.__cause__, ReferenceRefusedError)
-        await reader.seek(error.offset + 1)
-        assert await reader.values() == [value_of(1_000, 1)]
-
-
-@every
-async def test_an_interrupt_in_a_stage(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], client: type[Reader]
-) -> None:
+async def test_an_interrupt_in_a_stage(broker: str, make_topic: MakeTopic, gate: Gate, client: Client) -> None:
     """The next calls give all that the call had fetched, of other partitions too; so does the next consumer."""
     topic = make_topic(2)
     for partition in (0, 1):
@@ -368,9 +335,7 @@ async def test_an_interrupt_in_a_stage(
 
 
 @every
-async def test_key_and_value_are_references(
-    broker: str, make_topic: MakeTopic, tmp_path: Path, client: type[Reader]
-) -> None:
+async def test_key_and_value_are_references(broker: str, make_topic: MakeTopic, tmp_path: Path, client: Client) -> None:
     """An interrupt, or an error, behind the restored key leaves both as they are: the next try restores both."""
     topic, key = make_topic(), b"k" * 3_000
     store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(tmp_path)}
@@ -392,6 +357,28 @@ async def test_key_and_value_are_references(
         await reader.seek(0)
         (found,) = await reader.read()
     assert (found.key, found.value, found.headers) == (key, LARGE, [("a", b"1")])
+
+
+async def test_time_counts_while_a_partition_is_read(broker: str, make_topic: MakeTopic) -> None:
+    """A message does not expire while its partition is paused, nor while the application makes no call."""
+
+    async def check(client: Client) -> None:
+        topic, found = make_topic(), list[Discarded]()
+        chunks = pieces("u", 2_000)
+        await write(broker, topic, chunks[:1])
+        async with client(
+            broker, topic, {"expire.time.of.incomplete.chunked.message.ms": 1_500}, found.append
+        ) as reader:
+            await reader.becomes(lambda: reader.consumer.stats()["pendingChunkedMessages"] == 1, "it has begun")
+            await reader.pause(0)
+            await write(broker, topic, chunks[1:])
+            assert await reader.poll(2.0) == []
+            await asyncio.sleep(2.0)
+            await reader.resume(0)
+            assert await reader.values() == [value_of(2_000)]
+        assert found == []
+
+    await asyncio.gather(*map(check, READERS))
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------

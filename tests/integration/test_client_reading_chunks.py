@@ -13,14 +13,14 @@ import pytest
 from app.chunks import Discarded
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import Config
-from tests.integration.client_readers import CHUNKS, Reader
+from tests.integration.client_readers import CHUNKS, Client
 from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
 
 TIGHT: Config = {"max.pending.chunked.message": 1}
 EXPIRES = "expire.time.of.incomplete.chunked.message.ms"
 
-every = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
+pytestmark = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
 
 
 def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
@@ -31,8 +31,7 @@ def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@every
-async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What is over a limit, of messages or of bytes, is read again; all come once, in the order of the last chunks."""
     topic = make_topic()
     log = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
@@ -50,8 +49,7 @@ async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTo
         assert found == []
 
 
-@every
-async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
     topic, found = make_topic(), list[Discarded]()
     a, b = pieces("a", 1_000, 1), pieces("b", 2_000, 2)
@@ -64,10 +62,7 @@ async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic,
     assert told(found) == [("missing-first", "a", [3])]
 
 
-@every
-async def test_a_message_that_begins_before_what_is_read(
-    broker: str, make_topic: MakeTopic, client: type[Reader]
-) -> None:
+async def test_a_message_that_begins_before_what_is_read(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """Its first chunk is looked for up to `chunk.lookback` offsets back, and not where retention has removed it."""
     topic = make_topic()
     chunks = pieces("u", 3_000, 1)
@@ -88,10 +83,7 @@ async def test_a_message_that_begins_before_what_is_read(
 # --- commits and positions --------------------------------------------------------------------------------------------
 
 
-@every
-async def test_commit_holds_and_restart_repeats_nothing(
-    broker: str, make_topic: MakeTopic, client: type[Reader]
-) -> None:
+async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
     topic = make_topic()
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
@@ -119,8 +111,7 @@ async def test_commit_holds_and_restart_repeats_nothing(
     await asyncio.gather(*map(behind, ways))
 
 
-@every
-async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
     topic, found = make_topic(), list[Discarded]()
     messages = [*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))]
@@ -147,8 +138,7 @@ async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: type
     assert found == []
 
 
-@every
-async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """An application may commit less than it was given: what is behind that comes again. Its own metadata is kept."""
     topic = make_topic()
     chunks = pieces("u", 1_500)
@@ -165,9 +155,8 @@ async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic, client
 
 
 @pytest.mark.parametrize("target", [2, 3])
-@every
 async def test_a_retry_or_a_skip_keeps_what_is_pending(
-    broker: str, make_topic: MakeTopic, client: type[Reader], target: int
+    broker: str, make_topic: MakeTopic, client: Client, target: int
 ) -> None:
     """No commit passes a message that began before the position that is set, and it comes, however far back."""
     topic, found = make_topic(), list[Discarded]()
@@ -187,10 +176,7 @@ async def test_a_retry_or_a_skip_keeps_what_is_pending(
     assert found == []
 
 
-@every
-async def test_position_waits_for_what_is_not_delivered(
-    broker: str, make_topic: MakeTopic, client: type[Reader]
-) -> None:
+async def test_position_waits_for_what_is_not_delivered(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """The position is behind what was given, or at the first chunk of a message that began too long ago."""
     topic = make_topic()
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
@@ -201,8 +187,7 @@ async def test_position_waits_for_what_is_not_delivered(
             assert await reader.position() == behind
 
 
-@every
-async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """Whichever of its offsets is sought, a message comes whole, and has the offset of its last chunk."""
     topic, found = make_topic(), list[Discarded]()
     await write(broker, topic, [record for n in range(3) for record in pieces(f"u{n}", 2_000, n)])
@@ -214,8 +199,7 @@ async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, c
     assert found == []
 
 
-@every
-async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """Where reading begins before the commit, its note says nothing: every record is given."""
     topic = make_topic()
     await write(broker, topic, [plain(b"%d" % n) for n in range(3)])
@@ -226,8 +210,7 @@ async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic, client:
         assert await reader.values(3) == [b"0", b"1", b"2"]
 
 
-@every
-async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
     topic = make_topic(2)
     slow = pieces("slow", 3_000, 1)
@@ -249,8 +232,7 @@ async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTop
 # --- what makes no message --------------------------------------------------------------------------------------------
 
 
-@every
-async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """The callback has them before what lies behind; while it fails, they come again, and no commit passes them."""
     topic, seen = make_topic(), list[Discarded]()
     chunks = pieces("u", 3_000)
@@ -275,9 +257,8 @@ async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: ty
     assert await reader.committed() == {0: 5}
 
 
-@every
 async def test_discarded_messages_are_logged(
-    broker: str, make_topic: MakeTopic, client: type[Reader], caplog: pytest.LogCaptureFixture
+    broker: str, make_topic: MakeTopic, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a callback the log has a warning, and the records behind come."""
     topic = make_topic()
@@ -290,8 +271,7 @@ async def test_discarded_messages_are_logged(
     assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
 
 
-@every
-async def test_expired_messages_give_all_chunks_back(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_expired_messages_give_all_chunks_back(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """The chunks of a message that was set aside are read again for the callback."""
     topic, found = make_topic(), list[Discarded]()
     await write(broker, topic, [pieces("a", 3_000)[0], *pieces("b", 3_000)[:3]])
@@ -302,8 +282,7 @@ async def test_expired_messages_give_all_chunks_back(broker: str, make_topic: Ma
     assert sorted(told(found)) == [("expired", "a", [0]), ("expired", "b", [1, 2, 3])]
 
 
-@every
-async def test_messages_that_are_dropped_for_others(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_messages_that_are_dropped_for_others(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
     topic = make_topic()
     await write(broker, topic, [*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
@@ -317,28 +296,7 @@ async def test_messages_that_are_dropped_for_others(broker: str, make_topic: Mak
         assert found == []
 
 
-async def test_time_counts_while_a_partition_is_read(broker: str, make_topic: MakeTopic) -> None:
-    """A message does not expire while its partition is paused, nor while the application makes no call."""
-
-    async def check(client: type[Reader]) -> None:
-        topic, found = make_topic(), list[Discarded]()
-        chunks = pieces("u", 2_000)
-        await write(broker, topic, chunks[:1])
-        async with client(broker, topic, {EXPIRES: 1_500}, found.append) as reader:
-            await reader.becomes(lambda: reader.consumer.stats()["pendingChunkedMessages"] == 1, "it has begun")
-            await reader.pause(0)
-            await write(broker, topic, chunks[1:])
-            assert await reader.poll(2.0) == []
-            await asyncio.sleep(2.0)
-            await reader.resume(0)
-            assert await reader.values() == [value_of(2_000)]
-        assert found == []
-
-    await asyncio.gather(*map(check, CHUNKS))
-
-
-@every
-async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
     topic, seen = make_topic(), list[str]()
     chunks = pieces("u", 3_000)
@@ -381,11 +339,10 @@ def failing_digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseExcept
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["interrupt", "memory"])
-@every
 async def test_an_interrupt_while_a_message_is_put_together(
     broker: str,
     make_topic: MakeTopic,
-    client: type[Reader],
+    client: Client,
     failing_digests: list[BaseException],
     memory: bool,  # noqa: FBT001
 ) -> None:
@@ -415,8 +372,7 @@ async def test_an_interrupt_while_a_message_is_put_together(
         assert len(given) == 10 or client.repeats
 
 
-@every
-async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What was fetched of it is neither lost nor given twice, and what is sought while it is paused comes next."""
     topic = make_topic()
     await write(broker, topic, [plain(b"a"), *pieces("u", 3_000, 1), plain(b"b"), plain(b"c")])
@@ -433,8 +389,7 @@ async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeT
         assert await reader.values(2) == [b"b", b"c"]
 
 
-@every
-async def test_a_call_that_waits_commits(broker: str, make_topic: MakeTopic, client: type[Reader]) -> None:
+async def test_a_call_that_waits_commits(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What was given is committed while a call waits, and not what was only fetched."""
     topic = make_topic()
     await write(broker, topic, [plain(b"%d" % n) for n in range(3)])

@@ -16,18 +16,15 @@ from app.serializers import LargeMessageDeserializer
 from tests.integration.aiokafka_records import produce
 from tests.integration.chunk_records import interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import LARGE, ON_GATE, Config
-from tests.integration.client_readers import READERS, Reader, share
-from tests.integration.client_stores import GatedStore
+from tests.integration.client_readers import READERS, Client, share
+from tests.integration.client_stores import Gate
 from tests.integration.way import MakeTopic
 
-every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
+pytestmark = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
 _REBALANCES = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, KafkaException)
 
 
-@every
-async def test_incomplete_messages_outlast_a_rebalance(
-    broker: str, make_topic: MakeTopic, client: type[Reader]
-) -> None:
+async def test_incomplete_messages_outlast_a_rebalance(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """Their first chunks are not committed, and they come whole, from whichever consumer has their partition then."""
     topic, found = make_topic(2), list[Discarded]()
     chunks = {number: pieces(f"u{number}", 3_000, number) for number in (0, 1)}
@@ -48,9 +45,8 @@ async def test_incomplete_messages_outlast_a_rebalance(
     assert found == []
 
 
-@every
 async def test_consumers_come_and_go(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], least_session_ms: int, client: type[Reader]
+    broker: str, make_topic: MakeTopic, gate: Gate, least_session_ms: int, client: Client
 ) -> None:
     """Rebalanced and stopped at any time, with room for one message: every value comes, nothing is discarded."""
     topic, found, got = make_topic(2), list[Discarded](), set[bytes]()
