@@ -144,6 +144,9 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                 if self._is_quiet() and not self._is_ours(record):
                     return record
                 self._put({TopicPartition(record.topic, record.partition): [record]})
+                if self._size(record) is not None:  # the downloads of the next ones begin with its own
+                    fetching = super().getmany(*partitions, timeout_ms=0, max_records=min(self._most or _AHEAD, _AHEAD))
+                    self._put(await self._waited(fetching) or {})
             delivered = self._taken(partitions, 1) or await self._whole(partitions, time.monotonic() + _LOOK_S, 1)
             for records in delivered.values():
                 return records[0]
@@ -318,6 +321,9 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                     return  # the next call raises it
                 entry.work = None
                 self._inbox.put_last(tp)
+                raise
+            except BaseException:  # an interrupt of a stage behind the download: the next call tries again
+                entry.work = None
                 raise
             self._inbox.pop(tp)
             delivered.setdefault(tp, []).append(record)

@@ -27,7 +27,7 @@ from tests.integration.client_config import (
     producing,
     to_json,
 )
-from tests.integration.client_readers import BATCHES, READERS, Client, Getone, Given, Reader
+from tests.integration.client_readers import BATCHES, READERS, Client, Given, Reader
 from tests.integration.client_stores import Gate
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
@@ -136,7 +136,7 @@ async def test_aborted_transactions(broker: str, make_topic: MakeTopic, gate: Ga
 # --- downloads --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("client", [each for each in READERS if each is not Getone], ids=lambda each: each.__name__)
+@every
 async def test_downloads_of_the_next_records_are_under_way(
     broker: str, make_topic: MakeTopic, gate: Gate, client: Client
 ) -> None:
