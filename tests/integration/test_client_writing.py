@@ -184,17 +184,20 @@ async def test_order(make_log: MakeLog, writer: type[Writer]) -> None:
     """Records that are not waited for leave in order, small bytes and large ones; after `flush` all are written."""
     log = make_log(2)
     values = [b"first", b"second", LARGE, b"", LARGE * 2, None, b"last"]
-    sent = [(value, b"k" * number, (1, number - 1, 1_000 * number)) for number, value in enumerate(values, 1)]
+    headers = [("n", b"1"), ("n", b"2")]
+    given = list(headers)  # one list, as an application may have it
+    places = [(1, number, 1_000 * (number + 1)) for number in range(len(values))]
     async with writer(log.storing()) as producer:
         outcomes = [
-            await producer.start(log.topic, value, key, partition=partition, timestamp=timestamp)
-            for value, key, (partition, _, timestamp) in sent
+            await producer.start(log.topic, value, b"k", headers=given, partition=partition, timestamp=timestamp)
+            for value, (partition, _, timestamp) in zip(values, places, strict=True)
         ]
         await producer.flush()
         assert end_offsets(log.broker, log.topic)[1] == len(values)
         # aiokafka gives some records the timestamp of another one in their batch.
-        assert [(await outcome())[:2] for outcome in outcomes] == [place[:2] for *_, place in sent]
-    assert [(each.value, each.key, each.outcome) for each in await log.written()] == sent
+        assert [(await outcome())[:2] for outcome in outcomes] == [place[:2] for place in places]
+    found = [(each.value, each.headers, each.outcome) for each in await log.written()]
+    assert found == [(value, headers, place) for value, place in zip(values, places, strict=True)]
 
 
 # --- what is too large ------------------------------------------------------------------------------------------------
