@@ -23,10 +23,12 @@ class Download:
 
     Attributes:
         future: gives the restored record.
+        size: the most bytes that it downloads.
         ahead: whether it was begun when other records came first.
     """
 
     future: asyncio.Future[Any]
+    size: int
     ahead: bool
 
 
@@ -76,7 +78,7 @@ class Prefetch(Generic[R]):
             for entry in islice(self._inbox.entries(place), _LOOK)
             if entry.work is not None
         ]
-        held = sum(self._wanted(entry) or 0 for _, entry in begun)
+        held = sum(entry.work.size for _, entry in begun)
         running = {entry.work.future for place, entry in begun if place in places and not entry.work.future.done()}
         queues = [list(islice(self._inbox.entries(place), min(most or _LOOK, _LOOK))) for place in places]
         heads = {queue[0] for queue in queues if queue}
@@ -89,7 +91,7 @@ class Prefetch(Generic[R]):
                 break
             future = asyncio.ensure_future(self._restore(entry.record))  # goes on if the call is cancelled
             future.add_done_callback(heard)
-            entry.work = Download(future, entry not in heads)
+            entry.work = Download(future, size, entry not in heads)
             running.add(future)
             held, free = held + size, False
         return running

@@ -156,3 +156,38 @@ async def test_messages_expire_though_each_call_is_cancelled(monkeypatch: pytest
             await asyncio.wait_for(consumer.getone(), 0.005)
     assert [each.reason for each in told] == ["expired"]
     await consumer.stop()
+
+
+async def test_plain_records_go_out_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing waits, the application gets what aiokafka gave, also with headers of its own; else in order."""
+    fetches = Fetches(monkeypatch)
+    batch = [fetched(0, b"a"), fetched(1, b"b", [("trace", b"1")])]
+    fetches.batches = [batch, [fetched(2, b"c"), letter(3, "u", 0), fetched(4, b"d")], [fetched(5, b"e")]]
+    consumer = consuming()
+    assert (await consumer.getmany())[P3] is batch
+    assert [each.offset for each in (await consumer.getmany())[P3]] == [2, 4]
+    assert [each.offset for each in (await consumer.getmany())[P3]] == [5]
+    assert consumer.safe_offsets({P3: 6})[P3].offset == 3
+    with pytest.raises(ValueError, match="max_records"):
+        await consumer.getmany(max_records=0)
+    await consumer.stop()
+
+
+async def test_call_that_waits_gets_what_another_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits within aiokafka, which knows nothing of what is here; so it is woken."""
+    fetches, waiters = Fetches(monkeypatch), set[asyncio.Future[None]]()
+
+    async def wait(*_: object) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        waiters.add(waiter)
+        await waiter
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getone", wait)
+    consumer = consuming()
+    consumer._subscription.register_fetch_waiters(waiters)
+    waiting = asyncio.create_task(consumer.getone())
+    await asyncio.sleep(0)
+    fetches.batches = [[letter(0, "u", 0), fetched(1, b"taken"), fetched(2, b"left")]]
+    assert [each.value for each in (await consumer.getmany(max_records=1))[P3]] == [b"taken"]
+    assert (await asyncio.wait_for(waiting, 30)).value == b"left"
+    await consumer.stop()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks.consumer import AssemblingConsumer
@@ -88,6 +89,18 @@ async def test_note_of_a_commit_that_has_left_the_log(consumer: AssemblingConsum
         state.await_reset(-2)
         state.reset_to(log_start)
     assert reported.events[3::3] == [(0, 9, "note"), (0, 10, None), (0, 7, None)]
+
+
+async def test_reading_again_from_the_beginning(consumer: AssemblingConsumer, reported: Reported) -> None:
+    """All comes again, also what the note of a commit there says was delivered."""
+    consumer.assign([P0])
+    state = consumer._subscription.subscription.assignment.state_value(P0)
+    state.update_committed(OffsetAndMetadata(8, "note"))
+    with contextlib.suppress(ConsumerStoppedError, AttributeError):  # it was not started
+        await consumer.seek_to_beginning(P0)
+    state.await_reset(-2)
+    state.reset_to(8)
+    assert reported.events[-1] == (0, 8, None)
 
 
 @pytest.mark.usefixtures("reported")
