@@ -142,12 +142,13 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         left = self.config["max_poll_records"] if max_records is None else max_records
         self._fill(time.monotonic() + timeout_ms / 1000, left)
         given: dict[TopicPartition, list[ConsumerRecord]] = {}
+        rest: dict[TopicPartition, deque[ConsumerRecord]] = {}
         for tp in self._fetchable(self._ready):
             if left:
-                records = self._ready[tp]
-                given[tp] = list(itertools.islice(records, left))
+                given[tp] = list(itertools.islice(self._ready[tp], left))
+                rest[tp] = deque(itertools.islice(self._ready[tp], left, None))
                 left -= len(given[tp])
-                self._ready[tp] = deque(itertools.islice(records, len(given[tp]), None))
+        self._ready.update(rest)  # all of them, or none after an interrupt
         return given
 
     def __next__(self) -> ConsumerRecord:
@@ -247,8 +248,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         for tp in [tp for tp in found if tp in self._ready or self._inbox.entries(tp)]:
             super().seek(tp, found.pop(tp)[0].offset)  # that is enough: the poll was for the group, and for others
         self._inbox.add(found)
-        for tp, records in found.items():
-            self._next[tp] = records[-1].offset + 1
+        self._next.update({tp: records[-1].offset + 1 for tp, records in found.items()})
 
     def _begin(self, tp: TopicPartition, offset: int) -> None:
         """Reading begins: at the commit, if the application has not sought. Without its note records may come again."""
