@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.errors import IllegalStateError, KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
@@ -79,11 +79,9 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
     def close(self, *args: Any, **named: Any) -> None:
         """As `KafkaProducer.close`; then closes the serializers and their stores."""
+        super().close(*args, **named)  # callbacks may still send
         self._ended = True
-        try:
-            super().close(*args, **named)
-        finally:
-            self._oversized.serializers.close()
+        self._oversized.serializers.close()
 
     def send(
         self,
@@ -104,8 +102,10 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
             ChunkError: the record cannot be split, or its topic is compacted.
             ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
         """
-        if self._ended or not isinstance(headers, list | None):
-            return super().send(topic, value, key, headers, partition, timestamp_ms)  # which refuses it
+        if self._ended:
+            raise IllegalStateError("KafkaProducer already closed!")
+        if not isinstance(headers, list | None):
+            raise TypeError("headers must be list-type")
         if topic in self._plain_topics and is_plain(self._plain_bytes, key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
             return super().send(topic, value, key, headers, partition, timestamp_ms)
