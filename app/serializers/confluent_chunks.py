@@ -239,9 +239,11 @@ class PollingConsumer(confluent_kafka.Consumer):
             if entry.error is None and entry.work is not _DONE and message.error() is None:
                 if self._size(message) is None:
                     self.deserialize(message)
-                elif (restored := self._downloads.restore(self._upcoming(), allowance.takes)) is None:
-                    return False
                 else:
+                    others = (each for each in self._upcoming() if each is not entry)
+                    restored = self._downloads.restore(chain([entry], others), allowance.takes)
+                    if restored is None:
+                        return False
                     found, headers = restored
                     message.set_headers(headers)
                     message.set_key(found["key"])

@@ -344,10 +344,9 @@ def test_no_key_of_the_installed_release_is_missing() -> None:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_call_behind_a_short_batch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure does not wait until the other partitions have nothing more."""
-    values = [(0, b"a"), (0, b"bad"), (1, b"b"), (1, b"c")]
-    batches = [[Message("t", number, at, b"k", value, None) for at, (number, value) in enumerate(values)]]
+def fetching(monkeypatch: pytest.MonkeyPatch, values: list[tuple[int, bytes, Any]], **config: Any) -> OurConsumer:
+    """A consumer of two partitions that fetches these values, each with its headers, by one call."""
+    batches = [[Message("t", number, at, b"k", value, own) for at, (number, value, own) in enumerate(values)]]
 
     class Fetched(Consumer):
         """Gives what the test has."""
@@ -355,14 +354,36 @@ def test_the_call_behind_a_short_batch_raises(monkeypatch: pytest.MonkeyPatch) -
         def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
             return batches.pop() if batches else []
 
+    monkeypatch.setattr(confluent_chunks, "_CLIENT", Fetched)
+    consumer = OurConsumer(nowhere(**{"group.id": "g", **config}))
+    consumer.assign([TopicPartition("t", number, 0) for number in (0, 1)])
+    return consumer
+
+
+def test_payloads_of_several_partitions(config_of: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message gets its own, whichever partition is read first."""
+    values: list[tuple[int, bytes, Any]] = []
+    for number in (0, 0, 0, 1, 1):
+        headers: list[Any] = []
+        path = LargeMessageSerializer(config_of())(b"%d" % len(values) * 5_000, context(headers))
+        assert path is not None
+        values.append((number, path, headers))
+    with fetching(monkeypatch, values, **config_of(**{"value.deserializer": LargeMessageDeserializer})) as consumer:
+        found = consumer.consume(5, 0)
+        assert [each.value() for each in found] == [b"%d" % (each.offset() or 0) * 5_000 for each in found]
+        assert len(found) == 5
+
+
+def test_the_call_behind_a_short_batch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure does not wait until the other partitions have nothing more."""
+    values: list[tuple[int, bytes, Any]] = [(0, b"a", None), (0, b"bad", None), (1, b"b", None), (1, b"c", None)]
+
     def failing(data: bytes) -> bytes:
         if data == b"bad":
             raise ValueError(data)
         return data
 
-    monkeypatch.setattr(confluent_chunks, "_CLIENT", Fetched)
-    with OurConsumer(nowhere(**{"group.id": "g", "value.deserializers": [failing]})) as consumer:
-        consumer.assign([TopicPartition("t", number, 0) for number in (0, 1)])
+    with fetching(monkeypatch, values, **{"value.deserializers": [failing]}) as consumer:
         assert [each.value() for each in consumer.consume(4, 0)] == [b"a"]
         with pytest.raises(ValueDeserializationError):
             consumer.consume(4, 0)
