@@ -254,6 +254,7 @@ class ConfluentMember(Member):
                 self.play.tell(f"{self.name}: the call raised {exc!r}")
                 failed = exc.message if isinstance(exc, _AppError) else None
                 found = [] if failed is None else [failed]
+            message = None  # of a former call: its partition may have gone within this one
             for message in found:
                 if message.error() is None:
                     number, offset = message.partition(), message.offset()
