@@ -237,7 +237,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         message = entry.record
         try:
             if entry.error is None and entry.work is not _DONE and message.error() is None:
-                if self._size(message) is None:
+                if entry.work is None and self._size(message) is None:
                     self.deserialize(message)
                 else:
                     others = (each for each in self._upcoming() if each is not entry)
