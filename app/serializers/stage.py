@@ -188,12 +188,13 @@ class Ours:
             return call(context.topic, None, data)
         adds, mark = self._DIRECTION == "serialize", _MARKS.get(str(context.field), _MARKS["value"])
         listed = given.items() if isinstance(given, dict) else given
-        headers = [header for header in listed if not (adds and isinstance(header[1], mark))]
+        headers = [header for header in listed if not isinstance(header[1], mark)] if adds else list(listed)
         count = len(headers)
         found = call(context.topic, headers, data)
-        added = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
-        given.clear()
-        (given.update if isinstance(given, dict) else given.extend)([*headers[:count], *added])
+        if adds or len(headers) != count:
+            added = [(name, mark(value) if isinstance(value, bytes) else value) for name, value in headers[count:]]
+            given.clear()
+            (given.update if isinstance(given, dict) else given.extend)([*headers[:count], *added])
         return found
 
     def _error(self, topic: str, reason: str) -> SerializationError:
