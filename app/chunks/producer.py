@@ -241,11 +241,9 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     async def _result(
         self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
     ) -> ChunkedRecordMetadata | None:
-        await asyncio.wait(sent)
-        done = [each.result() for each in sent]
+        metadata = await metadata_of(sent, timestamp)
         self._rates[topic].add()
-        # With acks=0 there is no metadata.
-        return None if done[-1] is None else ChunkedRecordMetadata.of(done[0], done[-1], timestamp)
+        return metadata
 
     def _refused(self, topic: str) -> None:
         """The topic takes less than it did."""
@@ -269,6 +267,17 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         if self._gap:
             self._gap = False
             self._controls.renew_id()
+
+
+async def metadata_of(sent: list[asyncio.Future[Any]], timestamp: int) -> ChunkedRecordMetadata | None:
+    """The metadata of a message, once all its chunks were sent; None if the cluster gives none (acks=0).
+
+    Raises:
+        KafkaError: the first with which a chunk failed.
+    """
+    await asyncio.wait(sent)
+    done = [each.result() for each in sent]
+    return None if done[-1] is None else ChunkedRecordMetadata.of(done[0], done[-1], timestamp)
 
 
 def _bytes(name: str, data: Any) -> bytes | None:

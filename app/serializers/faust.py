@@ -10,7 +10,7 @@ own and stay as they are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, cast
 
 import faust
@@ -20,10 +20,12 @@ from faust.types import AppT, CodecArg, K, SchemaT, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import MessageSentCallback, RecordMetadata
 
-from app.chunks.producer import ChunkedRecordMetadata
+from app.chunks.producer import metadata_of
 from app.config.naming import check_topics
 from app.serializers.faust_app import partition_of
-from app.serializers.faust_schema import LargeMessageSchema, OnDiscarded, OnFailure
+from app.serializers.faust_chunks import OnDiscarded, listed
+from app.serializers.faust_schema import LargeMessageSchema, OnFailure
+from app.serializers.faust_writes import Writes
 from transforms.errors import SerializationError
 from transforms.record import Record
 from transforms.reference import VALUE
@@ -78,86 +80,66 @@ class LargeMessageTopic(faust.Topic):
 
         Raises:
             ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: see `app.serializers.faust_writes.Writes.sized`.
+            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes; or it takes
+                less than `producer_max_batch_size`.
             SerializationError: the store failed, and nothing is sent; `__cause__` is its error.
         """
-        used = schema or self.schema
+        used, name = schema or self.schema, self.get_topic_name()
+        how: dict[str, Any] = {"partition": partition, "callback": callback, "force": force}
         if not isinstance(used, LargeMessageSchema):
+            codecs: dict[str, Any] = {"key_serializer": key_serializer, "value_serializer": value_serializer}
             return await super().send(
-                key=key,
-                value=value,
-                partition=partition,
-                timestamp=timestamp,
-                headers=headers,
-                schema=schema,
-                key_serializer=key_serializer,
-                value_serializer=value_serializer,
-                callback=callback,
-                force=force,
+                key=key, value=value, timestamp=timestamp, headers=headers, schema=schema, **codecs, **how
             )
-        name = self.get_topic_name()
-        key, value, given = await used.dumps(
+        writes, prepared = used.writes(self.app), self.prepare_headers(headers)
+        key, value, prepared = await used.dumps(
             self.app,
             name,
             key,
             value,
-            self.prepare_headers(headers),
+            prepared,
             key_serializer=key_serializer,
             value_serializer=value_serializer,
         )
-        value, given, pieces = await used.sized(self.app, name, key, value, given, timestamp)
-        if pieces is not None:
-            if not force and self.app.conf.stream_publish_on_commit and current_event() is not None:
-                raise SerializationError(
-                    name,
-                    VALUE.name,
-                    "LargeMessageTopic: it must go in chunks, and with stream_publish_on_commit Faust keeps no order "
-                    "among what it sends for one event; give send force=True, or switch this setting off",
-                )
-            return await self._send_pieces(used, name, pieces, partition, callback)
-        sent = await super().send(
-            key=key,
-            value=value,
-            partition=partition,
-            timestamp=timestamp,
-            headers=given,
-            schema=_BYTES,
-            callback=callback,
-            force=force,
-        )
-        self._watch(used, name, sent)
-        return sent
-
-    async def _send_pieces(
-        self,
-        schema: LargeMessageSchema,
-        name: str,
-        pieces: Iterator[Record],
-        partition: int | None,
-        callback: MessageSentCallback | None,
-    ) -> Awaitable[RecordMetadata]:
+        given = listed(prepared)
+        value, pieces = await writes.sized(name, key, value, given, timestamp)
+        if pieces is None:
+            return await self._sent(writes, name, key=key, value=value, timestamp=timestamp, headers=given, **how)
+        if not force and self.app.conf.stream_publish_on_commit and current_event() is not None:
+            raise SerializationError(
+                name,
+                VALUE.name,
+                "LargeMessageTopic: it must go in chunks, and with stream_publish_on_commit Faust keeps no order "
+                "among what it sends for one event; give send force=True, or switch this setting off",
+            )
         piece: Record | None = await asyncio.to_thread(next, pieces)  # hashes the value
         assert piece is not None
-        stamp_ms = piece.timestamp
+        stamp_ms, how["force"] = piece.timestamp, True
         if partition is None:
-            partition = await self._partition(name, piece.key)
+            how["partition"] = await self._partition(name, piece.key)
         sent: list[asyncio.Future[Any]] = []
         while piece is not None and not any(future.done() and future.exception() is not None for future in sent):
             following = next(pieces, None)
-            future = await super().send(
-                key=piece.key,
-                value=piece.value,
-                partition=partition,
-                timestamp=piece.timestamp / 1000,
-                headers=list(piece.headers),  # type: ignore[arg-type]  # Faust takes null values, too
-                schema=_BYTES,
-                callback=callback if following is None else None,
-                force=True,
+            how["callback"] = callback if following is None else None
+            seconds, headers = piece.timestamp / 1000, cast("HeadersArg", list(piece.headers))
+            sent.append(
+                await self._sent(
+                    writes, name, key=piece.key, value=piece.value, timestamp=seconds, headers=headers, **how
+                )
             )
-            sent.append(cast("asyncio.Future[Any]", future))
-            self._watch(schema, name, future)
             piece = following
-        return asyncio.ensure_future(_last(sent, stamp_ms))
+        return cast("Awaitable[RecordMetadata]", asyncio.ensure_future(metadata_of(sent, stamp_ms)))
+
+    async def _sent(self, writes: Writes, name: str, **record: Any) -> asyncio.Future[Any]:
+        """As Faust's own `send` of bytes; has the topic asked again for what it takes, if it refuses the record."""
+
+        def look(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled() and isinstance(future.exception(), MessageSizeTooLargeError):
+                writes.refused(name)
+
+        sent = cast("asyncio.Future[Any]", await super().send(schema=_BYTES, **record))
+        sent.add_done_callback(look)
+        return sent
 
     async def _partition(self, name: str, key: bytes | None) -> int | None:
         """The partition of all chunks, as the app's producer chooses it; None where the key alone decides."""
@@ -173,28 +155,3 @@ class LargeMessageTopic(faust.Topic):
                 "partition for a topic that the app does not read; give the record a key",
             )
         return chosen
-
-    @staticmethod
-    def _watch(schema: LargeMessageSchema, name: str, sent: Awaitable[Any]) -> None:
-        """Has the topic asked again for what it takes, if it refuses the record."""
-
-        def look(future: asyncio.Future[Any]) -> None:
-            if not future.cancelled() and isinstance(future.exception(), MessageSizeTooLargeError):
-                schema.refused(name)
-
-        if isinstance(sent, asyncio.Future):
-            sent.add_done_callback(look)
-
-
-async def _last(sent: Sequence[asyncio.Future[Any]], stamp_ms: int) -> Any:
-    """The metadata of a message in chunks.
-
-    Raises:
-        KafkaError: the first that a chunk failed with.
-    """
-    done = await asyncio.gather(*sent, return_exceptions=True)
-    for each in done:
-        if isinstance(each, BaseException):
-            raise each
-    first, last = done[0], done[-1]
-    return None if last is None else ChunkedRecordMetadata.of(first, last, stamp_ms)

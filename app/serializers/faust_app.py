@@ -7,22 +7,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from aiokafka import AIOKafkaConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials_to_aiokafka_auth, server_list
 from faust.types import AppT, ProcessingGuarantee
 
 from app.config.naming import check_name
 from app.kafka.consumer_controls import count_as_poll, idle_s
-
-__all__ = [
-    "check_names",
-    "client_keys",
-    "cluster_arguments",
-    "consumer_arguments",
-    "idle_seconds",
-    "keep_membership",
-    "outlive_crash",
-    "partition_of",
-]
 
 
 def check_names(app: AppT, *, enabled: bool) -> None:
@@ -84,12 +74,16 @@ async def partition_of(app: AppT, topic: str, key: bytes | None) -> int:
     return int(producer.key_partition(topic, key).partition)
 
 
+def _consumer(app: AppT) -> AIOKafkaConsumer | None:
+    """The aiokafka client with which Faust reads, while the app runs."""
+    thread = getattr(app.consumer, "_thread", None) if app.started else None
+    return thread._consumer if isinstance(thread, AIOKafkaConsumerThread) else None  # noqa: SLF001  # nothing public does
+
+
 def idle_seconds(app: AppT) -> float:
     """For how long Faust has not asked for records: it does not while its agents have all that they can hold."""
-    thread = getattr(app.consumer, "_thread", None) if app.started else None
-    if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
-        return idle_s(thread._consumer)  # noqa: SLF001  # the same
-    return 0.0
+    consumer = _consumer(app)
+    return 0.0 if consumer is None else idle_s(consumer)
 
 
 def keep_membership(app: AppT) -> None:
@@ -98,9 +92,8 @@ def keep_membership(app: AppT) -> None:
     A consumer that does not poll for `broker_max_poll_interval` leaves its group. Then aiokafka waits for a poll before
     it joins again, and Faust waits for the group before it polls: for ever (tried).
     """
-    thread = getattr(app.consumer, "_thread", None) if app.started else None
-    if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
-        count_as_poll(thread._consumer)  # noqa: SLF001  # the same
+    if (consumer := _consumer(app)) is not None:
+        count_as_poll(consumer)
 
 
 def outlive_crash(app: AppT) -> None:
@@ -111,8 +104,5 @@ def outlive_crash(app: AppT) -> None:
     """
     thread = getattr(getattr(app, "_consumer", None), "_thread", None)
     if isinstance(thread, AIOKafkaConsumerThread):
-        cast("Any", thread)._crash = _stay  # noqa: SLF001  # nothing public parts it from the app's crash
-
-
-def _stay(_: BaseException) -> None:
-    """In the place of what marks a service as crashed, which ends its thread."""
+        # In the place of what marks a service as crashed, which ends its thread.
+        cast("Any", thread)._crash = lambda _: None  # noqa: SLF001  # nothing public parts it from the app's crash

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from inspect import isawaitable
 from typing import Any, cast
 
@@ -17,16 +18,18 @@ from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message
 
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
-from app.config.client import LIMIT, limits_names
+from app.chunks.keys import STRATEGY
+from app.config.client import coerced, limits_names
+from app.config.wrapping import HEADER_KEY, WRAPPER_KEYS, is_header_key, wrapper_settings
 from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
 from app.serializers.faust_chunks import Chunks, OnDiscarded, listed
-from app.serializers.faust_wrapping import Wrapping, is_wrapper_key
 from app.serializers.faust_writes import Writes
 from app.serializers.large_message import LargeMessageDeserializer
 from app.serializers.options import check_time
+from stores.keys import read
 from stores.registry import STORE_CLASS
 from transforms.errors import (
+    MalformedWrapperError,
     PayloadNotFoundError,
     ReferenceRefusedError,
     SerializationError,
@@ -35,8 +38,7 @@ from transforms.errors import (
 from transforms.logger_name import logger_name
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Field, is_reference
-
-__all__ = ["LargeMessageSchema", "OnDiscarded", "OnFailure"]
+from transforms.wrapper import MessageWrapper, Unwrap
 
 OnFailure = Callable[[SerializationError, Message], "object | Awaitable[object]"]
 
@@ -48,9 +50,6 @@ _OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
 _logger = logging.getLogger(logger_name(__name__))
 
 
-_NOT_THE_READERS = {STRATEGY.name, *(key.name for key in (*CONSUMER_KEYS, *PRODUCER_KEYS))} - {LIMIT.name}
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """What a schema works with once it knows its app.
@@ -59,13 +58,13 @@ class _Opened:
         writes: what is written.
         readers: of keys and values; none without a store.
         chunks: puts chunks together.
-        wrapping: None if values have no wrappers.
+        unwrap: takes values out of their wrappers; None if they have none.
     """
 
     writes: Writes
     readers: Mapping[Field, LargeMessageDeserializer]
     chunks: Chunks
-    wrapping: Wrapping | None
+    unwrap: Unwrap | None
 
 
 class LargeMessageSchema(faust.Schema[Any, Any]):
@@ -159,6 +158,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
+    def writes(self, app: AppT) -> Writes:
+        """What is written by this schema."""
+        return self._opened(app).writes
+
     def dumps_key(
         self, app: AppT, key: K, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
@@ -168,10 +171,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             SerializationError: the store failed; `__cause__` is its error.
         """
         data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
-        own = listed(headers)
-        if KEY not in self._parts or not self._opened(app).writes.wants(KEY, data, own):
-            return data, headers
-        return self._offloaded(app, KEY, None, data, own), _as_given(headers, own)
+        writes, own = self.writes(app), listed(headers)
+        if writes.wants(KEY, data, own):
+            data = writes.offloaded(KEY, self._only_topic(KEY), data, own)
+        return data, _as_given(headers, own)
 
     def dumps_value(
         self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
@@ -183,13 +186,12 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 compacted topic; or the value must go in chunks.
         """
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
-        opened = self._opened(app)
-        own = listed(headers)
-        if opened.wrapping is not None:
-            data, own = self._wrapped(app, self._only_topic(VALUE), data, own)
-        if opened.writes.wants(VALUE, data, own):
-            data = self._offloaded(app, VALUE, None, data, own)
-        opened.writes.check_whole(",".join(sorted(self._topics)), data, own)
+        writes, own = self.writes(app), listed(headers)
+        if writes.wraps(data):
+            data = writes.wrapped(self._only_topic(VALUE), data, own)
+        if writes.wants(VALUE, data, own):
+            data = writes.offloaded(VALUE, self._only_topic(VALUE), data, own)
+        writes.check_whole(",".join(sorted(self._topics)), data, own)
         return data, _as_given(headers, own)
 
     async def dumps(
@@ -208,43 +210,18 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         Raises:
             SerializationError: as `dumps_value`, but for chunks.
         """
-        opened, own = self._opened(app), listed(headers)
+        writes, own = self.writes(app), listed(headers)
         if key is not None:
             key, _ = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
-            if KEY in self._parts and opened.writes.wants(KEY, key, own):
-                key = await asyncio.to_thread(self._offloaded, app, KEY, topic, key, own)
+            if writes.wants(KEY, key, own):
+                key = await asyncio.to_thread(writes.offloaded, KEY, topic, key, own)
         value, _ = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
-        if opened.wrapping is not None:
-            if value is None:
-                value, own = await asyncio.to_thread(self._wrapped, app, topic, value, own)
-            else:
-                value, own = self._wrapped(app, topic, value, own)
-        if opened.writes.wants(VALUE, value, own):
-            value = await asyncio.to_thread(self._offloaded, app, VALUE, topic, value, own)
+        if writes.wraps(value):
+            wrapped = partial(writes.wrapped, topic, value, own)
+            value = wrapped() if value is not None else await asyncio.to_thread(wrapped)  # which asks for the topic
+        if writes.wants(VALUE, value, own):
+            value = await asyncio.to_thread(writes.offloaded, VALUE, topic, value, own)
         return key, value, _as_given(headers, own)
-
-    async def sized(
-        self, app: AppT, topic: str, key: object, value: object, headers: OpenHeadersArg, timestamp: float | None
-    ) -> tuple[Any, OpenHeadersArg, Iterator[Record] | None]:
-        """Value, headers and chunks in place of a record that its topic would refuse; see `Writes.sized`."""
-        own = listed(headers)
-        value, pieces = await self._opened(app).writes.sized(topic, key, value, own, timestamp)
-        return value, _as_given(headers, own), pieces
-
-    def refused(self, topic: str) -> None:
-        """Takes in that a topic refused a record as too large: it is asked again for what it takes."""
-        if self._known is not None:
-            self._known.writes.refused(topic)
-
-    def _offloaded(self, app: AppT, part: Field, topic: str | None, data: object, headers: list[Header]) -> Any:
-        return self._opened(app).writes.offloaded(part, topic or self._only_topic(part), data, headers)
-
-    def _wrapped(self, app: AppT, topic: str, data: Any, headers: list[Header]) -> tuple[Any, list[Header]]:
-        opened = self._opened(app)
-        assert opened.wrapping is not None
-        if data is None and opened.wrapping.wraps_null():
-            opened.writes.check_null(topic)
-        return opened.wrapping.wrapped(topic, data, headers)
 
     def _only_topic(self, part: Field) -> str:
         if len(self._topics) != 1:
@@ -268,92 +245,50 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
+            opened = self._opened(app)
             try:
-                return await event_of(message, **how)
+                if not await opened.chunks.take(message):
+                    return opened.chunks.skipped(message)
+                if opened.unwrap is None and not any(_is_referenced(message, part) for part in self._parts):
+                    return await decode(message, **how)
+                whole = Message.from_message(message, message.tp)
+                whole.headers = cast("HeadersArg", listed(message.headers))
+                try:
+                    await self._restore(app, opened, whole)
+                except SerializationError as exc:
+                    return await self._replacement(app, exc, message, whole)
+                if (event := await decode(whole, **how)) is not None:
+                    event.message = message  # by which Faust tracks offsets
+                return event
             except Exception:
                 outlive_crash(app)  # Faust crashes with it, but for a decode error of its own
                 raise
 
-        async def event_of(message: Message, **how: bool) -> Any:
-            opened = self._opened(app)
-            if not await opened.chunks.take(message):
-                return opened.chunks.skipped(message)
-            headers = listed(message.headers)
-            if opened.wrapping is None and not _is_referenced(headers):
-                return await decode(message, **how)
-            whole = _copy(message, headers)
-            try:
-                await self._restored(app, opened, message, whole)
-            except SerializationError as exc:
-                return await self._replacement(app, exc, message, whole)
-            event = await decode(whole, **how)
-            if event is not None:
-                # Faust tracks offsets by the message that came from the consumer.
-                event.message = message
-            return event
-
         return cast("DecodeFunction", restore)
 
-    async def _restored(self, app: AppT, opened: _Opened, message: Message, whole: Message) -> None:
-        """Puts key, value and headers into `whole`, as they were before a writer made references or wrappers of them.
+    async def _restore(self, app: AppT, opened: _Opened, whole: Message) -> None:
+        """Makes key, value and headers what they were before a writer made references or wrappers of them.
 
         A wrapper may hold a reference, as the worker writes it, and a payload may be a wrapper, as clients write it.
         """
-        wrapping, is_wrapped = opened.wrapping, False
-        if wrapping is not None and (wrapping.is_wrapper(whole.value) or not _is_referenced(listed(whole.headers))):
-            self._unwrap(wrapping, message, whole)
-            is_wrapped = True
+        unwrap = opened.unwrap
+        is_inside = whole.value is not None and not MessageWrapper.check(whole.value) and _is_referenced(whole, VALUE)
+        if unwrap is not None and not is_inside:
+            _unwrap(unwrap, whole)
         with opened.chunks.downloading():
             for part in self._parts:
-                await self._download(app, opened.readers.get(part), part, message, whole)
-        if wrapping is not None and not is_wrapped:
-            self._unwrap(wrapping, message, whole)
-
-    @staticmethod
-    def _unwrap(wrapping: Wrapping, message: Message, whole: Message) -> None:
-        try:
-            whole.value, headers = wrapping.unwrapped(message.topic, whole.value, listed(whole.headers))
-        except SerializationError as exc:
-            raise exc.at(message.partition, message.offset) from exc.__cause__
-        whole.headers = cast("HeadersArg", headers)
-
-    @staticmethod
-    async def _download(
-        app: AppT, reader: LargeMessageDeserializer | None, part: Field, message: Message, whole: Message
-    ) -> None:
-        """Puts the payload into `whole`, and removes the reference from its headers, if there is one."""
-        data, headers = getattr(whole, part.name), cast("list[Header]", whole.headers)
-        if data is None or not is_reference(headers, part):
-            return
-        if reader is None:
-            reason = f"LargeMessageSchema: it is a reference to a payload, and {STORE_CLASS} is missing"
-            error = SerializationError(message.topic, part.name, reason, deserializing=True)
-            raise error.at(message.partition, message.offset)
-        # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
-        longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
-        wait_s = _FIRST_WAIT_S
-        while reader.wants(data, headers):
-            keep_membership(app)
-            try:
-                restored = await asyncio.to_thread(reader.deserialize, message.topic, headers, data)
-            except SerializationError as exc:
-                error = exc.at(message.partition, message.offset)
-                if not exc.retriable:
-                    raise error from exc.__cause__
-            else:
-                setattr(whole, part.name, restored)
-                return
-            if wait_s == _FIRST_WAIT_S:
-                _logger.warning("%s; it is tried again until it succeeds, and the records behind it wait", error)
-            keep_membership(app)
-            await asyncio.sleep(min(wait_s, longest_wait_s))
-            wait_s *= 2
+                if getattr(whole, part.name) is not None and _is_referenced(whole, part):
+                    await _download(app, opened.readers.get(part), part, whole)
+        if unwrap is not None and is_inside:
+            _unwrap(unwrap, whole)
 
     async def _replacement(self, app: AppT, error: SerializationError, message: Message, whole: Message) -> EventT[Any]:
         """The event with the result of `on_failure`, for a record that cannot be restored."""
+        located = error.at(message.partition, message.offset)
         if self._on_failure is None or not isinstance(error.__cause__, _OF_THE_RECORD):
-            raise error
-        value = self._on_failure(error, message)
+            raise located from error.__cause__
+        located.__cause__ = error.__cause__
+        value = self._on_failure(located, message)
         value = await value if isawaitable(value) else value
         key = None if error.field == KEY.name else self.loads_key(app, whole)
         return app.create_event(key, value, whole.headers, message)
@@ -363,16 +298,18 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     def _opened(self, app: AppT) -> _Opened:
         if self._known is None:
             check_names(app, enabled=limits_names(self._config))
-            whole = {**client_keys(app), **self._config}
-            wrapping = Wrapping(whole) if self._is_wrapped else None
-            if wrapping is not None:
+            whole, wrap, unwrap = {**client_keys(app), **self._config}, None, None
+            if self._is_wrapped:
+                # The properties are those of the worker's `wrap` and `unwrap`, and so is what they do.
+                settings = wrapper_settings(read(WRAPPER_KEYS, coerced(WRAPPER_KEYS, whole)), whole, ("unwrap", "wrap"))
+                wrap, unwrap = settings.wrap, settings.unwrap
                 whole = {name: value for name, value in whole.items() if not is_wrapper_key(name)}
             chunks = Chunks(app, whole, self._on_discarded)
             with ExitStack() as opened:
-                writes = opened.enter_context(closing(Writes(app, whole, self._parts)))
+                writes = opened.enter_context(closing(Writes(app, whole, self._parts, wrap)))
                 readers = {}
-                if self._config.get(STORE_CLASS) is not None:
-                    config = {name: value for name, value in whole.items() if name not in _NOT_THE_READERS}
+                if whole.get(STORE_CLASS) is not None:
+                    config = {name: value for name, value in whole.items() if name != STRATEGY.name}
                     for part in self._parts:
                         reader = LargeMessageDeserializer(config, is_key=part is KEY)
                         readers[part] = opened.enter_context(closing(reader))
@@ -380,13 +317,54 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 store_ms = sum(reader.store_timeout_ms for reader in readers.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
                 self._stores = opened.pop_all()  # no error: they stay open
-            self._known = _Opened(writes, readers, chunks, wrapping)
+            self._known = _Opened(writes, readers, chunks, unwrap)
         return self._known
 
 
-def _is_referenced(headers: list[Header]) -> bool:
-    """Whether the key or the value is a reference."""
-    return bool(headers) and (is_reference(headers, VALUE) or is_reference(headers, KEY))
+def is_wrapper_key(name: str) -> bool:
+    """Whether a property of a schema is for wrappers."""
+    return is_header_key(name) or name == HEADER_KEY.name or any(key.name == name for key in WRAPPER_KEYS)
+
+
+def _is_referenced(message: Message, part: Field) -> bool:
+    return bool(message.headers) and is_reference(listed(message.headers), part)
+
+
+def _unwrap(unwrap: Unwrap, whole: Message) -> None:
+    record = Record(None, whole.value, cast("list[Header]", whole.headers))
+    if unwrap.wants(record):
+        try:
+            found = unwrap.unwrap(record)
+        except MalformedWrapperError as exc:
+            reason = f"LargeMessageSchema: {exc}"
+            raise SerializationError(whole.topic, VALUE.name, reason, deserializing=True) from exc
+        whole.value, whole.headers = found.value, cast("HeadersArg", list(found.headers))
+
+
+async def _download(app: AppT, reader: LargeMessageDeserializer | None, part: Field, whole: Message) -> None:
+    """Puts the payload in the place of a reference, and removes the reference's headers."""
+    if reader is None:
+        reason = f"LargeMessageSchema: it is a reference to a payload, and {STORE_CLASS} is missing"
+        raise SerializationError(whole.topic, part.name, reason, deserializing=True)
+    # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
+    longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
+    wait_s, headers = _FIRST_WAIT_S, cast("list[Header]", whole.headers)
+    while True:
+        keep_membership(app)
+        try:
+            data = await asyncio.to_thread(reader.deserialize, whole.topic, headers, getattr(whole, part.name))
+        except SerializationError as exc:
+            if not exc.retriable:
+                raise
+            if wait_s == _FIRST_WAIT_S:
+                located = exc.at(whole.partition, whole.offset)
+                _logger.warning("%s; it is tried again until it succeeds, and the records behind it wait", located)
+        else:
+            setattr(whole, part.name, data)
+            return
+        keep_membership(app)
+        await asyncio.sleep(min(wait_s, longest_wait_s))
+        wait_s *= 2
 
 
 def _as_given(given: OpenHeadersArg, headers: list[Header]) -> OpenHeadersArg:
@@ -394,10 +372,3 @@ def _as_given(given: OpenHeadersArg, headers: list[Header]) -> OpenHeadersArg:
     if headers == listed(given):
         return given
     return cast("OpenHeadersArg", dict(headers) if isinstance(given, Mapping) else headers)
-
-
-def _copy(message: Message, headers: list[Header]) -> Message:
-    """A message to decode; it shares `headers`, from which a download removes the reference's."""
-    copied = Message.from_message(message, message.tp)
-    copied.headers = cast("HeadersArg", headers)
-    return copied

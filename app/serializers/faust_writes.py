@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from faust.types import AppT
 
@@ -15,20 +15,19 @@ from app.chunks.keys import CONSUMER_KEYS, STRATEGY
 from app.chunks.keys import PRODUCER_KEYS as CHUNK_PRODUCER_KEYS
 from app.serializers.faust_app import cluster_arguments
 from app.serializers.large_message import LargeMessageSerializer
-from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key
+from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key, own_names
 from app.serializers.strategy import Oversized, strategy_of
 from stores.keys import misspelt, unknown
-from stores.registry import STORE_CLASS, named_keys, store_keys
+from stores.registry import STORE_CLASS
 from stores.store import COMMON_KEYS
-from transforms.chunk import Chunking
-from transforms.errors import ConfigurationError, SerializationError
+from transforms.batch_size import is_within
+from transforms.errors import ConfigurationError, SerializationError, WrapError
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Field
-from transforms.wrapper import MessageWrapper
+from transforms.wrapper import MessageWrapper, Wrap
 
-__all__ = ["Writes"]
-
-_NAMES = frozenset({"bootstrap.servers", "max.request.size", "max.poll.interval.ms", MAX_BLOCK.name})
+_NAMES = ("bootstrap.servers", "max.request.size", "max.poll.interval.ms", MAX_BLOCK.name)
+_KEYS = (STRATEGY, STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS, *CHUNK_PRODUCER_KEYS, *CONSUMER_KEYS)
 _OF_CLIENTS = ("security.", "sasl.", "ssl.")
 
 
@@ -37,21 +36,27 @@ class Writes:
 
     Args:
         app: the app.
-        config: of the schema, with the keys of the app's own clients.
+        config: of the schema, with the properties of the app's own clients.
         parts: what is serialized: keys, values, or both.
+        wrap: puts values into wrappers; None if they have none.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy needs a store and there is
-            none.
+        ConfigurationError: a property is unknown or missing, its value is wrong, or the strategy needs a store and
+            there is none.
     """
 
-    def __init__(self, app: AppT, config: Mapping[str, object], parts: Collection[Field]) -> None:
+    def __init__(self, app: AppT, config: Mapping[str, object], parts: Collection[Field], wrap: Wrap | None) -> None:
+        self._wrap = wrap
         self._strategy = strategy_of(config)
-        has_store = config.get(STORE_CLASS) is not None
+        stages = {
+            f"{part.name}.serializer": LargeMessageSerializer
+            for part in parts
+            if part is KEY or self._strategy != "chunk"
+        }
         names = [*_NAMES, *(key.name for key in CONSUMER_KEYS), *(n for n in config if n.startswith(_OF_CLIENTS))]
-        keys = (STRATEGY, STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS, *CHUNK_PRODUCER_KEYS)
-        known = [*names, *(key.name for key in keys)]
-        if not has_store and (self._strategy != "chunk" or KEY in parts):
+        known = [*names, *(key.name for key in _KEYS)]
+        store = cast("str | type | None", config.get(STORE_CLASS))
+        if stages and store is None:
             for name in config:
                 if misspelt(name, known) is not None:
                     raise unknown(name, known)  # that something else is missing would be half of the truth
@@ -59,27 +64,37 @@ class Writes:
             raise ConfigurationError(
                 STORE_CLASS, f'is missing; {what} needs a store, and only {STRATEGY.name} = "chunk" for values does not'
             )
-        stages = {
-            f"{part.name}.serializer": LargeMessageSerializer
-            for part in parts
-            if part is KEY or self._strategy != "chunk"
-        }
-        if not stages and has_store:
-            config = _without_store(config, known)
+        if store is not None and not stages:  # which only the reader has, and checks
+            any_name = own_names(store) is None
+            names += [n for n in config if is_store_key(n, store) or (any_name and misspelt(n, known) is None)]
         self._largest = cast("int", config["max.request.size"]) - ESTIMATE_BYTES
-        self._oversized = Oversized(
-            {**config, **stages},
-            names,
-            self._largest,
-            app.conf.producer_max_batch_size,
-            partial(described, cluster_arguments(app)),
-        )
+        ask = partial(described, cluster_arguments(app))
+        self._oversized = Oversized({**config, **stages}, names, self._largest, app.conf.producer_max_batch_size, ask)
         larges = self._oversized.serializers.larges
         self._serializers = {part: cast("LargeMessageSerializer", stage) for part, stage in larges}
+        self.refused = self._oversized.destinations.forget
+        self.close = self._oversized.serializers.close
 
-    def close(self) -> None:
-        """Closes the stores."""
-        self._oversized.serializers.close()
+    def wraps(self, value: bytes | None) -> bool:
+        """Whether `wrapped` does anything."""
+        return self._wrap is not None and self._wrap.wants(Record(None, value))
+
+    def wrapped(self, topic: str, value: bytes | None, headers: list[Header]) -> bytes | None:
+        """The wrapper, into which the headers go. Blocks for a null, if the topic was not asked before.
+
+        Raises:
+            SerializationError: the wrapper cannot hold a header; or a wrapped null, which deletes nothing, would go to
+                a compacted topic.
+        """
+        assert self._wrap is not None
+        if value is None:
+            self._oversized.check(topic, MessageWrapper({}, None))
+        try:
+            wrapped = self._wrap.wrap(Record(None, value, headers)).value
+        except WrapError as exc:
+            raise SerializationError(topic, VALUE.name, f"LargeMessageSchema: {exc}") from exc
+        headers.clear()
+        return wrapped
 
     def wants(self, part: Field, data: object, headers: list[Header]) -> bool:
         """Whether `offloaded` calls the store."""
@@ -94,14 +109,6 @@ class Writes:
         """
         return self._serializers[part.name].serialize(topic, headers, data)
 
-    def check_null(self, topic: str) -> None:
-        """Refuses a wrapped null for a compacted topic. Blocks where the topic was not asked before.
-
-        Raises:
-            SerializationError: the topic is compacted.
-        """
-        self._oversized.check(topic, MessageWrapper({}, None))
-
     def check_whole(self, topic: str, value: object, headers: list[Header]) -> None:
         """Refuses a value that must go in chunks, for what can send only one record.
 
@@ -110,7 +117,7 @@ class Writes:
         """
         if self._strategy == "offload" or not isinstance(value, bytes):
             return
-        if Chunking(self._largest).wants(Record(None, value, headers)):
+        if not is_within(Record(None, value, headers), self._largest):
             raise SerializationError(
                 topic,
                 VALUE.name,
@@ -119,19 +126,11 @@ class Writes:
             )
 
     async def sized(
-        self, topic: str, key: object, value: object, headers: list[Header], timestamp_s: float | None
-    ) -> tuple[object, Iterator[Record] | None]:
-        """What is sent in place of a record that its topic would refuse.
+        self, topic: str, key: Any, value: Any, headers: list[Header], timestamp_s: float | None
+    ) -> tuple[Any, Iterator[Record] | None]:
+        """The value that its topic takes, and None; or the value as it was, and its chunks.
 
-        Args:
-            topic: the topic.
-            key: serialized.
-            value: serialized.
-            headers: of the record; those of a reference join them.
-            timestamp_s: of the record, since the epoch.
-
-        Returns:
-            The value, and None; or the value as it was, and its chunks.
+        The headers of a reference join `headers`.
 
         Raises:
             ChunkError: it cannot be split, or its topic is compacted.
@@ -139,29 +138,10 @@ class Writes:
                 than `producer_max_batch_size`.
             SerializationError: the store failed.
         """
-        if not isinstance(value, bytes) or not isinstance(key, bytes | None):
-            return value, None
         if not self._oversized.asks(key, value, headers):
             return value, None
-        stamp_ms = int((time.time() if timestamp_s is None else timestamp_s) * 1000)
-        record = Record(key, value, headers, stamp_ms)
+        record = Record(key, value, headers, int((time.time() if timestamp_s is None else timestamp_s) * 1000))
         if self._oversized.fits(topic, record):
             return value, None
         record, pieces = await asyncio.to_thread(self._oversized.written, topic, record)
         return record.value, pieces
-
-    def refused(self, topic: str) -> None:
-        """Takes in that a topic refused a record as too large."""
-        self._oversized.destinations.forget(topic)
-
-
-def _without_store(config: Mapping[str, object], known: Collection[str]) -> Mapping[str, object]:
-    """The keys of a schema that only reads references, without those of its store, which only the reader has."""
-    store = cast("str | type", config[STORE_CLASS])
-    any_key = store_keys(store) is None and not named_keys(store)
-
-    def is_stores(name: str) -> bool:
-        foreign = any_key and name not in known and misspelt(name, known) is None
-        return name != STRATEGY.name and (foreign or is_store_key(name, store))
-
-    return {name: value for name, value in config.items() if not is_stores(name)}
