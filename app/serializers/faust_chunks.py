@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -21,12 +22,10 @@ from faust.types.core import HeadersArg
 from faust.types.tuples import ConsumerMessage, Message
 
 from app.chunks.inbox import Inbox
-from app.chunks.keys import CONSUMER_KEYS, limits
+from app.chunks.keys import limits
 from app.chunks.range_reader import RangeReader
-from app.config.client import coerced
 from app.kafka.source_batch import ReadRecord
 from app.serializers.faust_app import consumer_arguments, idle_seconds, keep_membership, outlive_crash
-from stores.keys import read
 from transforms.chunk import is_chunk
 from transforms.chunked_message import Assembled, Discarded
 from transforms.read_range import ReadRange
@@ -70,24 +69,22 @@ class Chunks:
 
     Args:
         app: the app.
-        config: with the properties of `app.chunks.keys.CONSUMER_KEYS`.
+        values: of `app.chunks.keys.CONSUMER_KEYS`.
         on_discarded: called with each message that is not whole. If it raises, the worker stops, and the next one calls
             it with the message again.
 
     Raises:
-        ConfigurationError: the value of a property is wrong.
+        ConfigurationError: one message may be larger than all pending messages together.
     """
 
-    def __init__(self, app: AppT, config: Mapping[str, object], on_discarded: OnDiscarded) -> None:
-        values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, config))
+    def __init__(self, app: AppT, values: Mapping[str, Any], on_discarded: OnDiscarded) -> None:
         self._app, self._on_discarded = app, on_discarded
-        self._inbox = _Inbox(limits(values), cast("int", values["chunk.lookback"]))
+        self._inbox = _Inbox(limits(values), values["chunk.lookback"])
         self._partitions: dict[TP, _Partition] = {}
         self._acting = asyncio.Lock()  # one at a time does the actions of the inbox: a record, or the watch
         self._watching = False
         self._reader: RangeReader | None = None
-        self._downloads = 0
-        self._has_waited = False  # for a download, since the watch looked last
+        self._downloads_end_s = 0.0  # when the last download ended; infinite while one is under way
         app.on_partitions_revoked.connect(cast("Any", self._revoked))
 
     def stats(self) -> dict[str, int]:
@@ -97,12 +94,11 @@ class Chunks:
     @contextmanager
     def downloading(self) -> Iterator[None]:
         """While the block runs, Faust reads no further: the time of incomplete messages stands still."""
-        self._downloads += 1
-        self._has_waited = True
+        self._downloads_end_s = math.inf
         try:
             yield
         finally:
-            self._downloads -= 1
+            self._downloads_end_s = time.monotonic()
 
     async def take(self, message: Message) -> bool:
         """Takes a record, in the order of offsets; a last chunk becomes the whole message.
@@ -197,8 +193,8 @@ class Chunks:
                 # Neither is time of reading: what is spent on downloads and on messages that are read again, nor what
                 # Faust waits for agents that are slow.
                 read_s = max(0.0, time.monotonic() - since_s - idle_seconds(self._app))
-                read_s = 0.0 if self._has_waited or not self._app.flow_control.is_active() else read_s
-                self._has_waited = self._downloads > 0
+                if self._downloads_end_s > since_s or not self._app.flow_control.is_active():
+                    read_s = 0.0
                 async with self._acting:
                     self._inbox.tick(read_s, [place for place, each in self._partitions.items() if each.held])
                     await self._act()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
@@ -18,14 +17,17 @@ from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message
 
 from app.chunks.discarded import warn
-from app.chunks.keys import STRATEGY
+from app.chunks.keys import CONSUMER_KEYS, STRATEGY
 from app.config.client import coerced, limits_names
 from app.config.wrapping import HEADER_KEY, WRAPPER_KEYS, is_header_key, wrapper_settings
+from app.serializers import config as taken
+from app.serializers.composable import ComposableDeserializer
 from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
 from app.serializers.faust_chunks import Chunks, OnDiscarded, listed
 from app.serializers.faust_writes import Writes
 from app.serializers.large_message import LargeMessageDeserializer
 from app.serializers.options import check_time
+from app.serializers.stage import close_all
 from stores.keys import read
 from stores.registry import STORE_CLASS
 from transforms.errors import (
@@ -56,13 +58,13 @@ class _Opened:
 
     Attributes:
         writes: what is written.
-        readers: of keys and values; none without a store.
+        reads: the deserializers of keys and values; none without a store.
         chunks: puts chunks together.
         unwrap: takes values out of their wrappers; None if they have none.
     """
 
     writes: Writes
-    readers: Mapping[Field, LargeMessageDeserializer]
+    reads: taken.ClientConfig[ComposableDeserializer]
     chunks: Chunks
     unwrap: Unwrap | None
 
@@ -145,7 +147,6 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._topics = set() if topic is None else {topic}
         self._is_named = topic is not None
         self._known: _Opened | None = None
-        self._stores = ExitStack()
 
     def stats(self) -> dict[str, int]:
         """The incomplete messages, as the other clients tell them; nothing before the first use."""
@@ -153,8 +154,9 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
-        self._known = None
-        self._stores.close()
+        known, self._known = self._known, None
+        if known is not None:
+            close_all([known.writes, known.reads])
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -245,11 +247,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
-            opened = self._opened(app)
             try:
+                opened = self._known or self._opened(app)
                 if not await opened.chunks.take(message):
                     return opened.chunks.skipped(message)
-                if opened.unwrap is None and not any(_is_referenced(message, part) for part in self._parts):
+                if opened.unwrap is None and not (
+                    message.headers and any(_is_referenced(message, part) for part in self._parts)
+                ):
                     return await decode(message, **how)
                 whole = Message.from_message(message, message.tp)
                 whole.headers = cast("HeadersArg", listed(message.headers))
@@ -278,7 +282,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         with opened.chunks.downloading():
             for part in self._parts:
                 if getattr(whole, part.name) is not None and _is_referenced(whole, part):
-                    await _download(app, opened.readers.get(part), part, whole)
+                    await _download(app, opened.reads.parts.get(part.name), part, whole)
         if unwrap is not None and is_inside:
             _unwrap(unwrap, whole)
 
@@ -304,20 +308,18 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 settings = wrapper_settings(read(WRAPPER_KEYS, coerced(WRAPPER_KEYS, whole)), whole, ("unwrap", "wrap"))
                 wrap, unwrap = settings.wrap, settings.unwrap
                 whole = {name: value for name, value in whole.items() if not is_wrapper_key(name)}
-            chunks = Chunks(app, whole, self._on_discarded)
-            with ExitStack() as opened:
-                writes = opened.enter_context(closing(Writes(app, whole, self._parts, wrap)))
-                readers = {}
-                if whole.get(STORE_CLASS) is not None:
-                    config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-                    for part in self._parts:
-                        reader = LargeMessageDeserializer(config, is_key=part is KEY)
-                        readers[part] = opened.enter_context(closing(reader))
-                interval_ms = int(app.conf.broker_max_poll_interval * 1000)
-                store_ms = sum(reader.store_timeout_ms for reader in readers.values())
-                check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
-                self._stores = opened.pop_all()  # no error: they stay open
-            self._known = _Opened(writes, readers, chunks, unwrap)
+            stages = {f"{part.name}.deserializer": LargeMessageDeserializer for part in self._parts}
+            config = {**whole, **(stages if whole.get(STORE_CLASS) is not None else {})}
+            config.pop(STRATEGY.name, None)
+            writes = Writes(app, whole, self._parts, wrap)  # refuses what is unknown to both
+            with writes.closed_on_error():
+                reads = taken.consumer(config, list(whole), CONSUMER_KEYS)
+                with reads.closed_on_error():
+                    interval_ms = int(app.conf.broker_max_poll_interval * 1000)
+                    of_app = " (broker_max_poll_interval of the app)"
+                    check_time(reads.store_timeout_ms, "max.poll.interval.ms", interval_ms, of_app)
+                    chunks = Chunks(app, reads.values, self._on_discarded)
+            self._known = _Opened(writes, reads, chunks, unwrap)
         return self._known
 
 
@@ -327,7 +329,7 @@ def is_wrapper_key(name: str) -> bool:
 
 
 def _is_referenced(message: Message, part: Field) -> bool:
-    return bool(message.headers) and is_reference(listed(message.headers), part)
+    return is_reference(listed(message.headers), part)
 
 
 def _unwrap(unwrap: Unwrap, whole: Message) -> None:
@@ -341,7 +343,7 @@ def _unwrap(unwrap: Unwrap, whole: Message) -> None:
         whole.value, whole.headers = found.value, cast("HeadersArg", list(found.headers))
 
 
-async def _download(app: AppT, reader: LargeMessageDeserializer | None, part: Field, whole: Message) -> None:
+async def _download(app: AppT, reader: ComposableDeserializer | None, part: Field, whole: Message) -> None:
     """Puts the payload in the place of a reference, and removes the reference's headers."""
     if reader is None:
         reason = f"LargeMessageSchema: it is a reference to a payload, and {STORE_CLASS} is missing"

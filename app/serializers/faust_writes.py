@@ -74,6 +74,7 @@ class Writes:
         self._serializers = {part: cast("LargeMessageSerializer", stage) for part, stage in larges}
         self.refused = self._oversized.destinations.forget
         self.close = self._oversized.serializers.close
+        self.closed_on_error = self._oversized.serializers.closed_on_error
 
     def wraps(self, value: bytes | None) -> bool:
         """Whether `wrapped` does anything."""

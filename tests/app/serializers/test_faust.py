@@ -16,9 +16,11 @@ from faust.exceptions import KeyDecodeError, ValueDecodeError
 from faust.types.tuples import ConsumerMessage, Message
 
 from app.chunks.destinations import described
+from app.chunks.keys import CONSUMER_KEYS
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
 from app.serializers.faust_app import cluster_arguments
 from app.serializers.faust_chunks import Chunks
+from stores.keys import read
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
 from tests.integration.client_config import ON_GATE
@@ -439,6 +441,11 @@ async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) ->
 # --- chunks -----------------------------------------------------------------------------------------------------------
 
 
+def values() -> dict[str, Any]:
+    """Those of a schema that says nothing of chunks."""
+    return read(CONSUMER_KEYS, {})
+
+
 def given(offset: int, record: Record) -> ConsumerMessage:
     """A record that one agent gets."""
     headers = cast("Any", list(record.headers))
@@ -454,7 +461,7 @@ def pieces(uuid: str = "uuid") -> list[Record]:
 
 async def test_an_app_goes_back(app: faust.App) -> None:
     """From an earlier offset on, within a generation of the group, each message comes again, whole and once."""
-    chunks = Chunks(app, {"large.message.strategy": "chunk"}, lambda _: None)
+    chunks = Chunks(app, values(), lambda _: None)
     count = len(pieces())
     for until in (2, count, count):
         records = [given(offset, piece) for offset, piece in enumerate(pieces()[:until])]
@@ -465,7 +472,7 @@ async def test_an_app_goes_back(app: faust.App) -> None:
 
 async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App, thread: Any) -> None:
     """What waits to be committed keeps its offset alone, once its agent has done with it."""
-    chunks = Chunks(app, {}, lambda _: None)
+    chunks = Chunks(app, values(), lambda _: None)
     piece = given(0, pieces()[0])
     behind = [given(n, Record(b"k", b"v" * 100)) for n in range(1, 4)]
     assert [await chunks.take(each) for each in (piece, *behind)] == [False, True, True, True]
@@ -485,7 +492,7 @@ async def test_what_is_done_holds_back_no_later_message(
     app: faust.App, thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record behind a message is acknowledged once, and not held again when the next message begins behind it."""
-    chunks, acked = Chunks(app, {}, lambda _: None), list[int]()
+    chunks, acked = Chunks(app, values(), lambda _: None), list[int]()
     monkeypatch.setattr(app.consumer, "ack", lambda message: acked.append(message.offset))
     records = [*pieces("a"), Record(b"k", b"behind"), *pieces("b")]
     taken = [given(offset, record) for offset, record in enumerate(records)]
@@ -508,7 +515,7 @@ async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(ap
     def refuse(discarded: Discarded) -> None:
         raise ValueError(discarded.reason)
 
-    chunks = Chunks(app, {"expire.time.of.incomplete.chunked.message.ms": 1}, refuse)
+    chunks = Chunks(app, values() | {"expire.time.of.incomplete.chunked.message.ms": 1}, refuse)
     app.flow_control.resume()
     await chunks.take(given(0, pieces()[0]))
     async with asyncio.timeout(30):
