@@ -16,7 +16,7 @@ from app.chunks.keys import PRODUCER_KEYS as CHUNK_PRODUCER_KEYS
 from app.serializers.faust_app import cluster_arguments
 from app.serializers.large_message import LargeMessageSerializer
 from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key, own_names
-from app.serializers.strategy import Oversized, strategy_of
+from app.serializers.strategy import Oversized, byte_count, strategy_of
 from stores.keys import misspelt, unknown
 from stores.registry import STORE_CLASS
 from stores.store import COMMON_KEYS
@@ -67,7 +67,7 @@ class Writes:
         if store is not None and not stages:  # which only the reader has, and checks
             any_name = own_names(store) is None
             names += [n for n in config if is_store_key(n, store) or (any_name and misspelt(n, known) is None)]
-        self._largest = cast("int", config["max.request.size"]) - ESTIMATE_BYTES
+        self._largest = byte_count(config, "max.request.size", None) - ESTIMATE_BYTES
         ask = partial(described, cluster_arguments(app))
         self._oversized = Oversized({**config, **stages}, names, self._largest, app.conf.producer_max_batch_size, ask)
         larges = self._oversized.serializers.larges

@@ -421,7 +421,7 @@ def test_the_apps_own_limit_counts(tmp_path: Path, config_of: Config) -> None:
     schema = LargeMessageSchema(config_of(**threshold), topic="orders", value_serializer="raw")
     assert written(schema, app, b"x" * 50_000)[0].startswith(b"memory://")
     schema = LargeMessageSchema(
-        config_of(**threshold, **{"max.request.size": 60_000}), topic="orders", value_serializer="raw"
+        config_of(**threshold, **{"max.request.size": "60000"}), topic="orders", value_serializer="raw"
     )
     assert written(schema, app, b"x" * 50_000)[0] == b"x" * 50_000
 
