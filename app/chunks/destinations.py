@@ -65,7 +65,8 @@ class Destination:
     @property
     def plain_bytes(self) -> int:
         """The most bytes of key and value with which a record without headers surely goes as it is."""
-        return self.limit_bytes - HEADERLESS_OVERHEAD_BYTES if self.topic else ANY_TOPIC_BYTES
+        most = self.limit_bytes - HEADERLESS_OVERHEAD_BYTES
+        return most if self.topic else min(most, ANY_TOPIC_BYTES)
 
     def stores(self, record: Record) -> bool:
         """Whether the value of a record goes to the store."""

@@ -110,6 +110,14 @@ async def test_a_cluster_without_an_answer_is_asked_again(
     assert caplog.text.count("max.message.bytes of topic orders is not known") == 1
 
 
+@pytest.mark.parametrize("answer", [topic(), OSError("cut")])
+async def test_a_short_limit_of_chunks_is_kept(answer: Topic | Exception) -> None:
+    """`chunk.max.bytes` may be less than what each topic takes, known or not: nothing longer bypasses it."""
+    found = await made(Cluster(answer), chunk_max_bytes=500).of("orders")
+    assert found.plain_bytes == 420
+    assert found.pieces(Record(None, bytes(500))) is not None
+
+
 async def test_what_is_stored() -> None:
     """With a store, what the topic would refuse, but no reference; what stays too large is split with `auto` alone."""
     offload, auto = [await made(Cluster(topic()), strategy).of("orders") for strategy in ("offload", "auto")]
