@@ -36,9 +36,7 @@ _AHEAD = 100  # records that `getone` fetches together: to fetch each alone take
 
 
 class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
-    """The base of consumers whose records come whole; see `AssemblingConsumer` for what it promises about chunks.
-
-    Its commits, automatic ones too, are of delivered records only.
+    """The base of consumers whose records come whole, and are committed when delivered; see `AssemblingConsumer`.
 
     Args:
         values: of `app.chunks.keys.CONSUMER_KEYS`.
@@ -72,6 +70,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         self._stop_s = arguments["request_timeout_ms"] / 1000
         self._spare_s = (arguments["max_poll_interval_ms"] - self._download_ms) / 1000
         self._most: int | None = arguments["max_poll_records"]
+        self._ahead = min(self._most or _AHEAD, _AHEAD)
         self._waiting = 0  # calls that wait for records
         self._rates = defaultdict[str, Average](Average)
         self._controls = ConsumerControls(self)
@@ -145,8 +144,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                     return record
                 self._put({TopicPartition(record.topic, record.partition): [record]})
                 if self._size(record) is not None:  # the downloads of the next ones begin with its own
-                    fetching = super().getmany(*partitions, timeout_ms=0, max_records=min(self._most or _AHEAD, _AHEAD))
-                    self._put(await self._waited(fetching) or {})
+                    self._put(await self._waited(super().getmany(*partitions, max_records=self._ahead)) or {})
             delivered = self._taken(partitions, 1) or await self._whole(partitions, time.monotonic() + _LOOK_S, 1)
             for records in delivered.values():
                 return records[0]
@@ -245,7 +243,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
 
     async def _fetch(self, partitions: tuple[TopicPartition, ...], until_s: float, most: int | None) -> None:
         """Fetches for the partitions without records here; waits for some only if no partition of the call has any."""
-        most = min(self._most or _AHEAD, _AHEAD) if most == 1 else most
+        most = self._ahead if most == 1 else most
         since_s, waits = time.monotonic(), self._inbox.waits
         wait_s = max(0.0, until_s - since_s)
         if waits:
@@ -316,14 +314,11 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         while left and (entry := self._inbox.head(tp)) is not None and self._prefetch.ready(entry):
             try:
                 record = self._restore(entry.record) if entry.work is None else entry.work.future.result()
-            except Exception:
-                if delivered:
+            except BaseException as exc:
+                if delivered and isinstance(exc, Exception):
                     return  # the next call raises it
-                entry.work = None
+                entry.work = None  # the next call tries again
                 self._inbox.put_last(tp)
-                raise
-            except BaseException:  # an interrupt of a stage behind the download: the next call tries again
-                entry.work = None
                 raise
             self._inbox.pop(tp)
             delivered.setdefault(tp, []).append(record)
@@ -394,8 +389,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
             return self._inbox.safe(commit_structure_validate(dict(offsets)), stated=True)
         if (assignment := self._controls.assignment) is None:
             raise IllegalStateError("No partitions assigned")
-        found: dict[TopicPartition, OffsetAndMetadata] = assignment.all_consumed_offsets()
-        return found
+        return dict(assignment.all_consumed_offsets())
 
     async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
         """As `AIOKafkaConsumer.commit`, with `safe_offsets`.
