@@ -375,7 +375,8 @@ async def test_an_interrupt_while_a_message_is_put_together(
 async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic, client: Client) -> None:
     """What was fetched of it is neither lost nor given twice, and what is sought while it is paused comes next."""
     topic = make_topic()
-    await write(broker, topic, [plain(b"a"), *pieces("u", 3_000, 1), plain(b"b"), plain(b"c")])
+    first, *rest = pieces("u", 3_000, 1)
+    await write(broker, topic, [first, plain(b"a"), *rest, plain(b"b"), plain(b"c")])
     async with client(broker, topic) as reader:
         assert await reader.values() == [b"a"]
         await reader.pause(0)
