@@ -671,10 +671,11 @@ class Reading(RuleBasedStateMachine):
     def commit(self, behind: int) -> None:
         """All was delivered but for the last records that were read."""
         self.read(len(self.log))
-        position = max(self.committed, self.reader.position - behind)
+        position = self.done = max(self.done, self.reader.position - behind)
         offset, self.metadata = self.reader.machine.commit(0, position)
         assert offset >= self.committed or self.sent_back
-        self.committed, self.saved = offset, [each for each in self.got if each[1] < position]
+        self.committed = offset
+        self.saved = [each for each in self.got if each in self.saved or each[1] < position]
         done = {uuid for uuid, _ in self.saved}
         chunks = [record for record in self.log[:position] if is_chunk(record.headers)]
         late = [record.offset for record in chunks if Chunk.parse(record)[0].uuid not in done]
@@ -686,12 +687,13 @@ class Reading(RuleBasedStateMachine):
             self.commit(behind)
         self.reader = Reader(self.limits, self.log, self.committed, rereads=self.rereads)
         self.reader.machine.resume(0, self.metadata)
+        self.done = self.committed
         self.got = [*self.saved]
 
     @precondition(lambda self: self.rereads)
     @rule(data=st.data())
     def seek(self, data: st.DataObject) -> None:
-        target = data.draw(st.integers(0, self.reader.position))
+        target = self.done = data.draw(st.integers(0, self.done))
         self.reader.machine.move(0, target)
         self.reader.machine.begin(0, target)
         self.reader.position = target
