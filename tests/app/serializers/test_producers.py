@@ -39,3 +39,16 @@ async def test_an_error_of_the_client_closes_what_was_opened() -> None:
     """The stages and their store; the error is the client's own."""
     with pytest.raises(ValueError, match="Invalid ACKS"):
         aiokafka.SerializingProducer(producing("nowhere:1", ON_GATE, acks=7))
+
+
+def test_the_question_of_kafka_python_knows_its_own_names() -> None:
+    """What a topic takes is asked over a connection that the names of kafka-python's arguments may describe, too."""
+    own = {
+        "sasl.plain.username": "u",
+        "sasl.plain.password": "p",
+        "ssl.cafile": "f",
+        "bootstrap.servers": ["a:1", "b:2"],
+    }
+    found = kafka_python._cluster(own)
+    assert (found["sasl.username"], found["sasl.password"], found["ssl.ca.location"]) == ("u", "p", "f")
+    assert found["bootstrap.servers"] == "a:1,b:2"
