@@ -625,7 +625,8 @@ class Reading(RuleBasedStateMachine):
         self.texts: dict[str, str] = {}
         self.written: dict[str, int] = {}
         self.committed, self.metadata, self.saved = 0, "", list[tuple[str, int]]()
-        self.sent_back = False
+        self.sent_back, self.done = False, 0
+        self.got: list[tuple[str, int]] = []
         self.restart()
 
     @rule(size=st.integers(1, 5), count=st.integers(0, 5))
