@@ -218,7 +218,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         What is read goes on when the time of the call is over.
         """
         async with self._acting:
-            if not self._inbox.actions:
+            if self.closed or not self._inbox.actions:
                 return
             action = self._inbox.actions[0]
             if isinstance(action, Discarded):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError
 
 from app.chunks.consumer import AssemblingConsumer
 from app.chunks.range_reader import RangeReader
@@ -191,3 +192,31 @@ async def test_call_that_waits_gets_what_another_leaves(monkeypatch: pytest.Monk
     assert [each.value for each in (await consumer.getmany(max_records=1))[P3]] == [b"taken"]
     assert (await asyncio.wait_for(waiting, 30)).value == b"left"
     await consumer.stop()
+
+
+async def test_stop_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waited for another one's `on_discarded` opens no consumer behind the end of its own."""
+    batches, told, may_end, begun = [[letter(0, "u", 0), letter(1, "v", 0)]], asyncio.Event(), asyncio.Event(), [0]
+    monkeypatch.setattr(RangeReader, "begin", lambda *_: begun.append(1))
+
+    async def wait(*_: TopicPartition, **__: object) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
+        await asyncio.sleep(0.02)
+        return {P3: batches.pop()} if batches else {}
+
+    async def waits(_: Discarded) -> None:
+        told.set()
+        await may_end.wait()
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", wait)
+    # Both expire, and the second one, which was set aside, is to be read again.
+    keys = {"max.pending.chunked.message": 1, "expire.time.of.incomplete.chunked.message.ms": 10}
+    consumer = consuming(**keys, on_discarded=waits)
+    calls = [asyncio.create_task(consumer.getmany(timeout_ms=30_000)) for _ in range(2)]
+    await asyncio.wait_for(told.wait(), 30)
+    await asyncio.sleep(0.1)
+    await consumer.stop()
+    may_end.set()
+    for call in calls:
+        with pytest.raises(ConsumerStoppedError):
+            await asyncio.wait_for(call, 30)
+    assert begun == [0]
