@@ -3,8 +3,8 @@
     app = faust.App("orders", broker=..., Topic=LargeMessageTopic)
     orders = app.topic("orders", value_type=Order, schema=LargeMessageSchema({...}))
 
-Codecs and models work as ever: after the download, before the upload. Tables and their changelogs have schemas of their
-own and stay as they are.
+Codecs and models work after the download and before the upload. Tables and their changelogs have schemas of their own
+and stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import faust
 from aiokafka.errors import MessageSizeTooLargeError
 from faust.streams import current_event
 from faust.types import AppT, CodecArg, K, SchemaT, V
-from faust.types.core import HeadersArg, OpenHeadersArg
+from faust.types.core import HeadersArg
 from faust.types.tuples import MessageSentCallback, RecordMetadata
 
 from app.chunks.producer import metadata_of
@@ -33,17 +33,8 @@ from transforms.reference import VALUE
 __all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnDiscarded", "OnFailure"]
 
 
-class _Bytes(faust.Schema[Any, Any]):
-    """For keys and values that are bytes already."""
-
-    def dumps_key(self, app: AppT, key: K, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
-        return key, headers
-
-    def dumps_value(self, app: AppT, value: V, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
-        return value, headers
-
-
-_BYTES = _Bytes()
+# For keys and values that are serialized already.
+_BYTES: faust.Schema[Any, Any] = faust.Schema(key_serializer="raw", value_serializer="raw")
 
 
 class LargeMessageTopic(faust.Topic):
@@ -93,13 +84,7 @@ class LargeMessageTopic(faust.Topic):
             )
         writes, prepared = used.writes(self.app), self.prepare_headers(headers)
         key, value, prepared = await used.dumps(
-            self.app,
-            name,
-            key,
-            value,
-            prepared,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
+            self.app, name, key, value, prepared, key_serializer=key_serializer, value_serializer=value_serializer
         )
         given = listed(prepared)
         value, pieces = await writes.sized(name, key, value, given, timestamp)

@@ -99,8 +99,8 @@ def keep_membership(app: AppT) -> None:
 def outlive_crash(app: AppT) -> None:
     """Has the thread of Faust's consumer run on when the app crashes, until it is stopped; to be called before.
 
-    A crash ends the thread at once, and so the app's last commit may come when the thread takes no more work, and has
-    not yet ended. Then Faust waits for the commit's end for ever, and the worker does not stop (tried).
+    A crash ends the thread immediately. If the app's last commit then comes while the thread takes no more work and has
+    not ended yet, Faust waits for the end of the commit for ever, and the worker does not stop (tried).
     """
     thread = getattr(getattr(app, "_consumer", None), "_thread", None)
     if isinstance(thread, AIOKafkaConsumerThread):

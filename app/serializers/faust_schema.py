@@ -96,7 +96,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         topic: the topic to write to; by default the topic that has this schema.
         keys: whether keys are offloaded and restored too.
         wrapped: whether values are message wrappers (seed 002). Codecs, models and `event.headers` then have what is in
-            the wrapper, and what is sent is wrapped, headers and all. Not beside `keys`.
+            the wrapper, and what is sent is wrapped, headers and all. Not together with `keys`.
         on_failure: called with the error (with topic, partition, offset, and the reason as `__cause__`) and the record
             that cannot be restored; may be a coroutine function. Its result becomes the value of the record's event,
             which agents acknowledge as any other. An error that it raises stops the worker.
@@ -112,7 +112,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         ConfigurationError: the first use raises it, as a rule `app.topic`: a key of `config` is missing, unknown or
             wrong, the store may take longer than `broker_max_poll_interval`, or the app's id is over the limit of a
             group id.
-        ValueError: `wrapped` beside `keys`.
+        ValueError: `wrapped` together with `keys`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             allow_empty=allow_empty,
         )
         if keys and wrapped:
-            raise ValueError("LargeMessageSchema: found keys=True beside wrapped=True, allowed is one of the two")
+            raise ValueError("LargeMessageSchema: found keys=True and wrapped=True, allowed is one of the two")
         self._config = config
         self._parts = (KEY, VALUE) if keys else (VALUE,)
         self._is_wrapped = wrapped
@@ -149,7 +149,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._known: _Opened | None = None
 
     def stats(self) -> dict[str, int]:
-        """The incomplete messages, as the other clients tell them; nothing before the first use."""
+        """The incomplete messages, as the other clients report them; nothing before the first use."""
         return {} if self._known is None else self._known.chunks.stats()
 
     def close(self) -> None:
@@ -307,7 +307,8 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 # The properties are those of the worker's `wrap` and `unwrap`, and so is what they do.
                 settings = wrapper_settings(read(WRAPPER_KEYS, coerced(WRAPPER_KEYS, whole)), whole, ("unwrap", "wrap"))
                 wrap, unwrap = settings.wrap, settings.unwrap
-                whole = {name: value for name, value in whole.items() if not is_wrapper_key(name)}
+                own = {key.name for key in (*WRAPPER_KEYS, HEADER_KEY)}
+                whole = {name: value for name, value in whole.items() if not (name in own or is_header_key(name))}
             stages = {f"{part.name}.deserializer": LargeMessageDeserializer for part in self._parts}
             config = {**whole, **(stages if whole.get(STORE_CLASS) is not None else {})}
             config.pop(STRATEGY.name, None)
@@ -321,11 +322,6 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                     chunks = Chunks(app, reads.values, self._on_discarded)
             self._known = _Opened(writes, reads, chunks, unwrap)
         return self._known
-
-
-def is_wrapper_key(name: str) -> bool:
-    """Whether a property of a schema is for wrappers."""
-    return is_header_key(name) or name == HEADER_KEY.name or any(key.name == name for key in WRAPPER_KEYS)
 
 
 def _is_referenced(message: Message, part: Field) -> bool:

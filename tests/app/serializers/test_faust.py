@@ -115,7 +115,7 @@ def test_headers_of_a_reference_join_a_copy(
 
 
 def test_a_schema_knows_its_topic(app: faust.App, config_of: Config) -> None:
-    """That of the topic which it is the schema of, where it is not told."""
+    """That of the topic which it is the schema of, if no topic was given."""
     schema = LargeMessageSchema(config_of())
     app.topic("orders", schema=schema)
     assert b"/orders/" in written(schema, app, LARGE)[0]
@@ -152,7 +152,7 @@ class ThreadStore:
     threads: ClassVar[list[threading.Thread]] = []
 
     def configure(self, config: dict[str, object]) -> None:
-        """Begins anew."""
+        """Forgets what was called."""
         self.names.clear()
         self.threads.clear()
 
@@ -338,7 +338,7 @@ async def test_a_crash_does_not_end_the_consumers_thread(app: faust.App, gate: t
 async def test_a_store_that_is_down_is_asked_again(
     app: faust.App, gate: type[GatedStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until it answers; the loop runs meanwhile, and one line of the log says what is waited for."""
+    """Until it answers; the loop runs on, and one line of the log says what is waited for."""
     schema = LargeMessageSchema(on_gate(), on_failure=lambda *_: None)
     orders = app.topic("orders", value_serializer="raw", schema=schema)
     path, headers = written(schema, app, LARGE, [])
@@ -373,7 +373,7 @@ async def test_waiting_for_a_store_can_be_cancelled(app: faust.App, gate: type[G
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_configuration_is_told_where_the_topic_is_made(app: faust.App, config_of: Config) -> None:
+def test_a_wrong_configuration_is_reported_where_the_topic_is_made(app: faust.App, config_of: Config) -> None:
     """Before a worker starts."""
     with pytest.raises(ConfigurationError, match=r"^large\.message\.payload\.store\.class: is missing"):
         app.topic("orders", schema=LargeMessageSchema({}))
@@ -427,7 +427,7 @@ def test_the_apps_own_limit_counts(tmp_path: Path, config_of: Config) -> None:
 
 
 async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) -> None:
-    """So an app that is stopped may be started anew, with the topics that it has."""
+    """So an app that is stopped may be started again, with the topics that it has."""
     schema = LargeMessageSchema(config_of())
     orders = app.topic("orders", value_serializer="raw", schema=schema)
     path, headers = written(schema, app, LARGE, [])
