@@ -56,6 +56,15 @@ def gate() -> Iterator[type[GatedStore]]:
     GatedStore.reset()
 
 
+@pytest.fixture
+async def thread(app: faust.App) -> AsyncIterator[Any]:
+    """The thread of the app's consumer, which is part of the app as in a worker, but was never started."""
+    consumer: Any = app.consumer
+    app.add_dependency(consumer)
+    yield consumer._thread
+    consumer._thread.thread_loop.close()
+
+
 def on_gate(**more: object) -> dict[str, object]:
     """The configuration of that store."""
     return {"large.message.payload.store.class": GatedStore, "large.message.threshold.bytes": 100, **more}
@@ -231,16 +240,37 @@ def app_topic(app: faust.App, schema: LargeMessageSchema) -> faust.App:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_missing_payload_is_no_decode_error_of_fausts(app: faust.App, config_of: Config) -> None:
-    """Faust acknowledges a record with a decode error of its own; this one is ours, with coordinates and cause."""
-    schema = LargeMessageSchema(config_of())
+def refuse(error: SerializationError, record: Message) -> object:
+    """An `on_failure` that has no value for a record."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("cause", "on_failure"),
+    [
+        (PayloadNotFoundError("gated://orders/0"), None),
+        (PayloadNotFoundError("gated://orders/0"), refuse),
+        # It says nothing of the record, so `on_failure` is not asked: each record would be passed over.
+        (PayloadStoreError("access denied", retriable=False), lambda *_: None),
+    ],
+)
+async def test_what_stops_the_worker(
+    app: faust.App, gate: type[GatedStore], thread: Any, cause: Exception, on_failure: Any
+) -> None:
+    """An error of ours, with coordinates and cause: Faust acknowledges a record with a decode error of its own.
+
+    The app that stops then commits by the thread of its consumer; if it had ended, the worker would wait for ever.
+    """
+    schema = LargeMessageSchema(on_gate(), on_failure=on_failure)
     orders = app.topic("orders", value_serializer="raw", schema=schema)
     path, headers = written(schema, app, LARGE, [])
-    MemoryStore.clear()
+    gate.fails = cause
     with pytest.raises(SerializationError, match=r"topic orders partition 3 offset 42") as caught:
         await orders.decode(message(path, headers), propagate=True)
-    assert isinstance(caught.value.__cause__, PayloadNotFoundError)
+    assert caught.value.__cause__ is cause
     assert not isinstance(caught.value, KeyDecodeError | ValueDecodeError)
+    await app.crash(caught.value)  # as Faust does
+    assert (app.consumer.should_stop, thread.should_stop) == (True, False)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -287,52 +317,6 @@ async def test_a_key_that_cannot_be_had_is_null(app: faust.App, config_of: Confi
     MemoryStore.clear()
     event = await schema.decode(app, message(b"v", headers, path), propagate=True)
     assert (event.key, event.value) == (None, "key")
-
-
-async def test_a_store_that_refuses_stops_the_worker(app: faust.App, gate: type[GatedStore]) -> None:
-    """Access denied says nothing of the record: `on_failure` is not asked, or each record would be passed over."""
-    schema = LargeMessageSchema(on_gate(), on_failure=lambda *_: None)
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
-    gate.fails = PayloadStoreError("access denied", retriable=False)
-    with pytest.raises(SerializationError, match="access denied"):
-        await orders.decode(message(path, headers), propagate=True)
-
-
-async def test_what_on_failure_raises_stops_the_worker(app: faust.App, gate: type[GatedStore]) -> None:
-    """It is not taken for an answer."""
-
-    def refuse(error: SerializationError, record: Message) -> object:
-        raise error
-
-    schema = LargeMessageSchema(on_gate(), on_failure=refuse)
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
-    gate.fails = PayloadNotFoundError("gated://orders/0")
-    with pytest.raises(SerializationError):
-        await orders.decode(message(path, headers), propagate=True)
-
-
-@pytest.fixture
-async def thread(app: faust.App) -> AsyncIterator[Any]:
-    """The thread of the app's consumer, which is part of the app as in a worker, but was never started."""
-    consumer: Any = app.consumer
-    app.add_dependency(consumer)
-    yield consumer._thread
-    consumer._thread.thread_loop.close()
-
-
-async def test_a_crash_does_not_end_the_consumers_thread(app: faust.App, gate: type[GatedStore], thread: Any) -> None:
-    """The app that stops then commits by that thread; if it had ended, the worker would wait for ever."""
-    schema = LargeMessageSchema(on_gate())
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
-    gate.fails = PayloadNotFoundError("gated://orders/0")
-    with pytest.raises(SerializationError) as caught:
-        await orders.decode(message(path, headers), propagate=True)
-    await app.crash(caught.value)  # as Faust does
-    assert app.consumer.should_stop
-    assert not thread.should_stop
 
 
 async def test_a_store_that_is_down_is_asked_again(
@@ -457,17 +441,6 @@ def given(offset: int, record: Record) -> ConsumerMessage:
 def pieces(uuid: str = "uuid") -> list[Record]:
     """The chunks of a value of 3,000 bytes."""
     return list(Chunking(1_000).split(Record(b"k", bytes(3_000)), uuid))
-
-
-async def test_an_app_goes_back(app: faust.App) -> None:
-    """From an earlier offset on, within a generation of the group, each message comes again, whole and once."""
-    chunks = Chunks(app, values(), lambda _: None)
-    count = len(pieces())
-    for until in (2, count, count):
-        records = [given(offset, piece) for offset, piece in enumerate(pieces()[:until])]
-        assert [await chunks.take(record) for record in records] == [n == count for n in range(1, until + 1)]
-        assert [each.offset for each in chunks._partitions[records[0].tp].held] == list(range(until))
-        assert records[-1].value == (bytes(3_000) if until == count else pieces()[1].value)
 
 
 async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App, thread: Any) -> None:

@@ -90,9 +90,9 @@ class Life:
         self.chunks = Chunks(cast("Any", self), values, self.discarded.append)
         self.chunks._reader = cast("Any", self)
 
-    def join(self, committed: int | None) -> None:
-        """Gets the partition, in a new generation of the group."""
-        self.generation += 1
+    def join(self, committed: int | None, generations: int) -> None:
+        """Gets the partition in a new generation of the group, or goes back in it."""
+        self.generation += generations
         self.position = committed or 0
         self.has = deque[ConsumerMessage]()
         self._acked, self._acked_index, self._gap = defaultdict[TP, Any](list), defaultdict[TP, Any](set), {PLACE: None}
@@ -147,7 +147,7 @@ def no_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_histories(seed: int) -> None:
-    """Workers that are killed, agents that are slow, little memory: see the module."""
+    """Workers that are killed, and that go back; agents that are slow; little memory: see the module."""
     random = Random(seed)
     log = Log(random)
     values = read(CONSUMER_KEYS, {}) | {"expire.time.of.incomplete.chunked.message.ms": 0}
@@ -162,7 +162,7 @@ async def test_histories(seed: int) -> None:
             case 1:
                 await life.chunks._revoked(cast("Any", life), [PLACE])
                 assert life.chunks.stats()["pendingChunkedMessages"] == 0
-        life.join(committed)
+        life.join(committed, random.randrange(2))
         for _ in range(steps):
             if life.position < len(log.records) and (not life.has or random.random() < 0.5):
                 await life.poll()
