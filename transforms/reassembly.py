@@ -231,11 +231,6 @@ class Reassembly:
         state = self._partitions.get(partition, _Partition())
         return offset, note(offset, max(position, state.delivered), state.torn.ids(offset), most_bytes)
 
-    def delivered(self, partition: Hashable, offset: int) -> bool:
-        """Whether an ordinary record at this offset was delivered before the restart."""
-        state = self._partitions.get(partition)
-        return state is not None and offset < state.delivered
-
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def clear(self, partition: Hashable) -> None:

@@ -462,7 +462,7 @@ def test_clear() -> None:
     machine.clear(0)
     machine.clear("unknown")
     assert (machine.pending, machine.pending_bytes) == (1, held // 2)
-    assert (machine.delivered(0, 0), machine.delivered(1, 0)) == (False, True)
+    assert [machine.commit(partition, 0)[1] for partition in (0, 1)] == [note(0, 0, ()), note(0, 1, ())]
     assert reasons(machine.receive(0, second)) == ["missing-first"]
     assert reasons(machine.receive(1, second)) == ["ab"]
 
@@ -474,7 +474,6 @@ def test_resume() -> None:
     machine = Reassembly(UNLIMITED)
     assert machine.resume(0, "of another application") == 0
     assert machine.resume(0, note(10, 14, ())) == 14
-    assert [machine.delivered(0, offset) for offset in (13, 14)] == [True, False]
     assert [machine.commit(0, offset, [10])[1] for offset in (11, 20)] == [note(10, 14, ()), note(10, 20, ())]
     assert reasons(feed(machine, log)) == ["abc"]
     assert machine.counts.discarded == {}
