@@ -62,12 +62,13 @@ class Prefetch(Generic[R]):
             return False
         return True
 
-    def begin(self, places: Collection[Place], most: int | None = None) -> set[Any]:
+    def begin(self, places: Collection[Place], most: int | None = None, parallel: int = PARALLEL) -> set[Any]:
         """Begins downloads of the next records of these partitions.
 
         Args:
             places: the partitions.
             most: of how many records of each; of those that are near by default.
+            parallel: how many may be under way; one may always be.
 
         Returns:
             Those that are under way in these partitions.
@@ -87,7 +88,7 @@ class Prefetch(Generic[R]):
             if entry is None or entry.work is not None or (size := self._wanted(entry)) is None:
                 continue
             # One must begin, whatever others hold: else nothing would ever be delivered.
-            if not (free and entry in heads) and (len(running) >= PARALLEL or (held and held + size > self._max_bytes)):
+            if not (free and entry in heads) and (len(running) >= parallel or (held and held + size > self._max_bytes)):
                 break
             future = asyncio.ensure_future(self._restore(entry.record))  # goes on if the call is cancelled
             future.add_done_callback(heard)

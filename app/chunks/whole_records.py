@@ -15,6 +15,7 @@ from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
+from app.chunks.allowance import PARALLEL
 from app.chunks.keys import limits
 from app.chunks.prefetch import Prefetch
 from app.chunks.range_reader import RangeReader
@@ -52,7 +53,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
     # awaited between that a record leaves its queue and that the application has it, so a cancelled call loses none.
 
     _keeps_plain = True  # whether `_restore` changes no record without a size
-    _download_ms = 0  # the longest time of one download
+    _download_s = 1.0  # the longest time of one download
 
     def __init__(
         self, values: Mapping[str, Any], on_discarded: OnDiscarded, topics: Iterable[str], arguments: Mapping[str, Any]
@@ -68,7 +69,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
         self._acting = asyncio.Lock()
         self.closed = False
         self._stop_s = arguments["request_timeout_ms"] / 1000
-        self._spare_s = (arguments["max_poll_interval_ms"] - self._download_ms) / 1000
+        self._interval_s = arguments["max_poll_interval_ms"] / 1000
         self._most: int | None = arguments["max_poll_records"]
         self._ahead = min(self._most or _AHEAD, _AHEAD)
         self._waiting = 0  # calls that wait for records
@@ -280,13 +281,12 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
 
     async def _download(self, partitions: tuple[TopicPartition, ...], most: int | None) -> None:
         """Waits for all downloads of the next records; `getone` for one record that is ready."""
-        begin_until_s = time.monotonic() + self._spare_s
-        running: set[asyncio.Task[ConsumerRecord]] = set()
+        until_s = time.monotonic() + self._interval_s
         while not self.closed:
             heads = self._heads(partitions)
-            if not running or time.monotonic() <= begin_until_s:
-                running = self._prefetch.begin(heads, None if most == 1 else most)
-            running = {each for each in running if not each.done()}
+            # As many again wait for the threads, unless they would end too late: a thread does not wait for the loop.
+            rounds = min(2, (until_s - time.monotonic()) // self._download_s)
+            running = self._prefetch.begin(heads, None if most == 1 else most, int(rounds) * PARALLEL)
             if not running or (most == 1 and any(self._prefetch.ready(self._inbox.first(tp)) for tp in heads)):
                 return
             await asyncio.wait(running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)

@@ -133,7 +133,7 @@ class DeserializingConsumer(WholeRecordConsumer):
         self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         self._threads = Threads()
         self._keeps_plain = all(composable.keeps_plain for composable in self._deserializers.parts.values())
-        self._download_ms = self._deserializers.store_timeout_ms
+        self._download_s = max(1, self._deserializers.store_timeout_ms) / 1000
         with self._deserializers.closed_on_error():
             arguments = {**_CONSUMER.defaults, **_CONSUMER.read(self._deserializers.client)}
             super().__init__(self._deserializers.values, on_discarded, topics, arguments)

@@ -87,6 +87,9 @@ async def test_one_may_always_begin() -> None:
     store.put(P0, b"300", b"300")
     assert store.prefetch.begin([P0]) == {store.futures[0, 0]}
     assert store.begun[5:] == [(0, 0)]
+    late = Store()
+    late.put(P0, b"1", b"1")
+    assert len(late.prefetch.begin([P0], parallel=0)) == 1
 
 
 async def test_most_records() -> None:
