@@ -34,14 +34,15 @@ class Log:
     Attributes:
         records: the chunks of messages between each other, and plain records; some messages have no end.
         wanted: by the offset at which an agent gets it: the value, and the offset of its first chunk.
-        end: the highest offset that may be committed.
+        incomplete: where the messages begin that have no end.
     """
 
     def __init__(self, random: Random) -> None:
         self.records: list[Record] = []
         self.wanted: dict[int, tuple[bytes, int]] = {}
         open_: dict[int, tuple[bytes, int, Iterator[Record], int]] = {}
-        numbers, ends = count(), list[int]()
+        self.incomplete: list[int] = []
+        numbers = count()
         for _ in range(random.randrange(5, 60)):
             offset = len(self.records)
             match random.randrange(4):
@@ -64,8 +65,8 @@ class Log:
                     elif random.random() < 0.95:  # else its writer has died
                         open_[number] = value, first, rest, left - 1
                     else:
-                        ends.append(first)
-        self.end = min([len(self.records), *ends, *(first for _, first, *_ in open_.values())])
+                        self.incomplete.append(first)
+        self.incomplete += [first for _, first, *_ in open_.values()]
 
     def logged(self, offset: int) -> ReadRecord:
         """A record as a second consumer has it."""
@@ -150,7 +151,7 @@ async def test_histories(seed: int) -> None:
     """Workers that are killed, and that go back; agents that are slow; little memory: see the module."""
     random = Random(seed)
     log = Log(random)
-    values = read(CONSUMER_KEYS, {}) | {"expire.time.of.incomplete.chunked.message.ms": 0}
+    values = read(CONSUMER_KEYS, {})
     values |= random.choice([{}, {"max.pending.chunked.message": 1}])
     committed: int | None = None
     done: dict[int, bytes] = {}
@@ -179,4 +180,8 @@ async def test_histories(seed: int) -> None:
                 assert behind <= done.keys()
         assert not life.discarded
     assert done == {offset: value for offset, (value, _) in log.wanted.items()}
-    assert (life.commit() or 0, list(life.unacked)) == (log.end, [])
+    assert (life.commit() or 0, list(life.unacked)) == (min([len(log.records), *log.incomplete]), [])
+    life.chunks._inbox.tick(61.0, [PLACE])
+    await life.chunks._act()
+    assert sorted(each.first for each in life.discarded) == sorted(log.incomplete)
+    assert life.commit() == len(log.records)
