@@ -291,6 +291,8 @@ class Inbox(Generic[R]):
     def _position(self, place: Place, offset: int, *, stated: bool) -> int:
         if ready := self.ready.get(place):
             offset = min(offset, self.offset(ready[0]))
+        if place in self._resets:  # the offsets of what was fetched before are of a log that is gone
+            offset = min(offset, self._resets[place][1])
         lasts = [each.last for each in self.actions if _place(each) == place]
         for entry in self._queues.get(place, ()):
             if entry.offset >= offset:

@@ -331,3 +331,19 @@ def test_client_that_resets_its_position(*, fetched: bool) -> None:
     assert inbox.commit(PLACE, 501) == (500, "")
     assert given(inbox, log) == [b"v"]
     assert inbox.commit(PLACE, 501) == (501, "")
+
+
+def test_log_that_was_made_again_while_records_wait() -> None:
+    """What was fetched of the former log is delivered; no commit passes a record of the new one behind it."""
+    inbox = Records(Limits(), 10)
+    inbox.begin(PLACE, 50)
+    inbox.put(PLACE, [plain(50, b"former")])
+    inbox.begin(PLACE, 0)
+    inbox.put(PLACE, [plain(0, b"new"), plain(1)])
+    assert (inbox.position(PLACE, 2), inbox.commit(PLACE, 2)[0]) == (0, 0)
+    inbox.head(PLACE)
+    inbox.pop(PLACE)
+    assert (inbox.position(PLACE, 2), inbox.commit(PLACE, 2)[0]) == (0, 0)
+    inbox.head(PLACE)
+    inbox.pop(PLACE)
+    assert inbox.commit(PLACE, 2)[0] == 1
