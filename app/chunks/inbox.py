@@ -6,7 +6,7 @@ there: when they are delivered, not when they are fetched. So the head of a queu
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -67,7 +67,7 @@ class Inbox(Generic[R]):
         self.torn: dict[Place, tuple[int, str]] = {}
         self._lookback = lookback
         self._reassembly = Reassembly(limits, rereads=True, lookback=lookback)
-        self._queues: dict[Place, deque[Entry[R]]] = {}
+        self._queues = OrderedDict[Place, deque[Entry[R]]]()
         self._begun: set[Place] = set()
         self._noted: dict[Place, int] = {}  # below which all was delivered before the restart
         self._resets: dict[Place, tuple[Entry[R], int, str | None]] = {}  # what `begin` is called with behind an entry
@@ -182,23 +182,28 @@ class Inbox(Generic[R]):
 
     def pop(self, place: Place) -> None:
         """Drops the head of a partition, which the application has, and lets the other partitions go first."""
-        entry = self._queues[place].popleft()
-        self.put_last(place)
+        queue = self._queues[place]
+        entry = queue[0]
+        if len(queue) > 1:
+            queue.popleft()
+            self.put_last(place)
+        else:  # an interrupt leaves no empty queue
+            self._queues.pop(place).popleft()
+            if self._waited:
+                self._expire(place)
         if self._resets and place in self._resets and self._resets[place][0] is entry:
             self._begin(place, *self._resets.pop(place)[1:])
 
     def put_last(self, place: Place) -> None:
         """Lets the other partitions go first."""
-        queue = self._queues.pop(place)
-        if queue:
-            self._queues[place] = queue
-        elif self._waited:
-            self._expire(place)
+        self._queues.move_to_end(place)
 
     def put_back(self, popped: Sequence[tuple[Place, Entry[R]]]) -> None:
-        """Undoes these calls of `pop`, as the application has not got the records."""
+        """Undoes these calls of `pop`, as the application has not got the records; the last one may have failed."""
         for place, entry in reversed(popped):
-            self._queues.setdefault(place, deque()).appendleft(entry)
+            queue = self._queues.setdefault(place, deque())
+            if not queue or queue[0] is not entry:
+                queue.appendleft(entry)
 
     def tick(self, seconds: float, places: Iterable[Place]) -> None:
         """Counts the time in which a call has waited for records of these partitions: messages expire by it.

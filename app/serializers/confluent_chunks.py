@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby, islice
@@ -168,8 +168,8 @@ class PollingConsumer(confluent_kafka.Consumer):
                 entries = [Entry(each, each.offset() or 0) for each in messages]
                 for entry in entries[:at]:
                     entry.work = _DONE
-                self._inbox.put_back([(place_of(each.record), each) for each in entries])
                 self._empty = False
+                self._inbox.put_back([(place_of(each.record), each) for each in entries])
                 if not isinstance(error, Exception):
                     raise
                 entries[at].error = failure_of(error, message)
@@ -224,8 +224,8 @@ class PollingConsumer(confluent_kafka.Consumer):
                         self._inbox.pop(place)
                         raise entry.error
                     return
+                given.append((place, entry))  # first: `put_back` undoes what an interrupt leaves half done
                 self._inbox.pop(place)
-                given.append((place, entry))
 
     def _upcoming(self) -> Iterator[Entry[Message]]:
         """The next entries."""
@@ -277,9 +277,17 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._put(messages)
         return bool(messages)
 
-    def _put(self, messages: Iterable[Message]) -> None:
-        for place, found in groupby(messages, _queue_of):
-            self._inbox.put(place, found)
+    def _put(self, messages: Sequence[Message]) -> None:
+        try:
+            self._empty = False
+            for place, found in groupby(messages, _queue_of):
+                self._inbox.put(place, found)
+        except BaseException:  # no memory, or an interrupt: librdkafka is already behind them
+            for message in reversed(messages):
+                place, offset = _queue_of(message), message.offset() or 0
+                self._inbox.torn[place] = self._inbox.commit(place, offset)
+            self._go_back()
+            raise
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -370,11 +378,11 @@ class PollingConsumer(confluent_kafka.Consumer):
         for place, commit in [*self._inbox.torn.items()]:
             at = noting(place, *commit)
             with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
-                if self._stores:
+                if self._stores and place not in self._new:
                     _CLIENT.store_offsets(self, offsets=[at])
                 _CLIENT.seek(self, at)
             self._inbox.clear(place)
-            self._new[place] = at
+            self._new.setdefault(place, at)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.chunks import Discarded
+from app.chunks.inbox import Inbox
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
 from tests.integration.client_config import Config
 from tests.integration.client_readers import CHUNKS, Client
@@ -315,9 +316,9 @@ async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def failing_digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
-    """Errors that the next checksums of whole values raise, as an interrupt or a lack of memory would there."""
+@pytest.fixture(params=["checksum", "put"])
+def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[BaseException]]:
+    """Errors, as of an interrupt or a lack of memory, that the next checksums of values raise; or what puts records."""
     errors: list[BaseException] = []
     sha256 = hashlib.sha256
 
@@ -333,20 +334,29 @@ def failing_digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseExcept
                 raise errors.pop()
             return self._digest.hexdigest()
 
-    monkeypatch.setattr(hashlib, "sha256", Digest)
+    def put(*arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        real_put(*arguments)
+
+    real_put: Any = Inbox.put
+    if request.param == "put":
+        monkeypatch.setattr(Inbox, "put", put)
+    else:
+        monkeypatch.setattr(hashlib, "sha256", Digest)
     yield errors
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["interrupt", "memory"])
-async def test_an_interrupt_while_a_message_is_put_together(
+async def test_an_interrupt_while_records_are_put_where_they_wait_or_put_together(
     broker: str,
     make_topic: MakeTopic,
     client: Client,
-    failing_digests: list[BaseException],
+    failing: list[BaseException],
     memory: bool,  # noqa: FBT001
 ) -> None:
-    """The next calls get the message and what was fetched with it; so does the next consumer of the group."""
+    """The next calls get the records and what was fetched with them; so does the next consumer of the group."""
     topic = make_topic(2)
     chunks = pieces("u", 3_000, 1)
     for number in (0, 1):
@@ -355,9 +365,9 @@ async def test_an_interrupt_while_a_message_is_put_together(
     for restarts in (False, True):
         given: list[tuple[int, int]] = []
         failed = 0
-        failing_digests.append(error("now"))
+        failing.append(error("now"))
         while len(set(given)) < 10:
-            async with client(broker, topic, {"group.id": f"{topic}-{restarts}"}) as reader:
+            async with client(broker, topic, {"group.id": f"{topic}-{restarts}", "chunk.lookback": 0}) as reader:
                 while len(set(given)) < 10:
                     try:
                         given += [(each.partition, each.offset) for each in await reader.read()]
