@@ -45,7 +45,7 @@ class Message:
         partition: where it is.
         chunk: what the first chunk that was read says of the message.
         first: the lowest offset of its chunks that were read.
-        key: a hash of its key.
+        key_hash: a hash of its key.
         below: the offset where reading began, if its first chunk was not read and may be before that; else None.
         first_ms: when its first chunk was read.
         began_ms: when its writer began it the last time.
@@ -56,7 +56,7 @@ class Message:
         held: the memory that it takes.
         records: its chunks; None if they are not kept.
         headers: the headers of the message itself; empty if its chunks are not kept.
-        beginning: a hash of its first chunk, once its chunks are not kept.
+        first_hash: a hash of its first chunk, once its chunks are not kept.
         moved: whether the position was set since its last chunk: then any chunk of it may come next.
         ended: the offset at which it ended; None while it is incomplete.
         whole_at: the offset of its last chunk, if that was read before the position was set.
@@ -66,7 +66,7 @@ class Message:
     partition: Hashable
     chunk: Chunk
     first: int
-    key: int = 0
+    key_hash: int = 0
     below: int | None = None
     first_ms: float = 0.0
     began_ms: float = 0.0
@@ -78,7 +78,7 @@ class Message:
     held: int = 0
     records: list[LoggedRecord] | None = field(default_factory=list)
     headers: tuple[Header, ...] = ()
-    beginning: int | None = None
+    first_hash: int | None = None
     moved: bool = False
     ended: int | None = None
     whole_at: int | None = None
@@ -109,7 +109,7 @@ class Message:
     def drop_chunks(self) -> None:
         """Lets go of the chunks; what is left says where to read them again, and recognises them."""
         if self.records and self.below is None:
-            self.beginning = hash_of(self.records[0])
+            self.first_hash = hash_of(self.records[0])
         self.records, self.headers, self._digest = None, (), None
 
     def set_aside(self) -> int:
@@ -136,7 +136,7 @@ class Message:
         """
         if self.state is State.DISCARDED or self.ended is None or record.offset <= self.ended:
             return False
-        return self.beginning == hash_of(record) and self.is_same_as(chunk)
+        return self.first_hash == hash_of(record) and self.is_same_as(chunk)
 
     def problem(
         self, chunk: Chunk, record: LoggedRecord, *, torn: bool
@@ -154,7 +154,7 @@ class Message:
         if not self.is_same_as(chunk):
             found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
             return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
-        if record.key != self.records[0].key if self.records else hash(record.key) != self.key:
+        if record.key != self.records[0].key if self.records else hash(record.key) != self.key_hash:
             return "contradictory", f"chunk {chunk.id} has another key than the first"
         if chunk.id < self.expected:
             same = self.records is None or self.records[chunk.id].value == record.value

@@ -35,8 +35,8 @@ class Beginnings:
         self._found: dict[str, int] = {}
         self._now: dict[str, int] = {}
 
-    def missing(self, uuid: str) -> tuple[int, int] | None:
-        """The range to search next; None if that is of no use."""
+    def next_range(self, uuid: str) -> tuple[int, int] | None:
+        """The range to search next for a message; None if it was found, or is not there."""
         self._now = {}
         if uuid in self._found or self._searched <= self._floor:
             return None
@@ -71,7 +71,7 @@ class ReadRange:
         start: the offset to read from.
         end: the offset behind the last one to read.
         searches: whether the range is searched for the first chunk.
-        beginning: a hash of its first chunk; None if that was not read.
+        first_hash: a hash of its first chunk; None if that was not read.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class ReadRange:
         self.partition: Hashable = message.partition
         self.uuid, self.size, self.first, self.last = message.chunk.uuid, message.chunk.size, message.first, last
         self.reason, self.detail = reason, detail
-        self.start, self.end = message.first, last + 1
         self._most_bytes = 2 * limits.pending_bytes
         self._beginnings = beginnings
         self._receiver = receiver
@@ -95,13 +94,13 @@ class ReadRange:
 
     def begin(self) -> None:
         """Begins the range, for the first time or once more."""
-        self.beginning: int | None = None
+        self.first_hash: int | None = None
         self._receive = self._receiver()
         self._chunks: dict[Hashable, LoggedRecord] = {}
         self._bytes = 0
         self._repeats = False
         self._outcome: Assembled | Discarded | None = None
-        range_ = None if self._beginnings is None else self._beginnings.missing(self.uuid)
+        range_ = None if self._beginnings is None else self._beginnings.next_range(self.uuid)
         self.searches = range_ is not None
         if range_ is not None:
             self.start, self.end = range_
@@ -154,7 +153,7 @@ class ReadRange:
 
     def _add(self, chunk: Chunk, record: LoggedRecord) -> None:
         if not chunk.id:
-            self.beginning = hash_of(record)
+            self.first_hash = hash_of(record)
         size = len(record.value or b"") + LEAST_CHUNK_BYTES
         same = chunk, record.key, hash(record.value)
         if same not in self._chunks and self._bytes + size <= self._most_bytes:

@@ -34,7 +34,7 @@ from transforms.message import Message, State, too_large
 from transforms.read_range import Beginnings, ReadRange, Receive
 from transforms.torn import REMEMBERED, TornMessages
 
-_BEGINNINGS = 10  # for so many times `expire_ms` a writer may begin its message again
+_LONGEST = 10  # a message that its writer begins again and again expires after so many times `expire_ms`
 _SPARE = 100
 # These depend on other messages or on the time, so the same chunks may have another outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
@@ -120,7 +120,7 @@ class Reassembly:
         self._kept: dict[Message, None] = {}
         self._aside: dict[Message, None] = {}
         self._held = 0
-        self._longest_ms = _BEGINNINGS * limits.expire_ms  # 0 for ever
+        self._longest_ms = _LONGEST * limits.expire_ms  # 0 for ever
 
     @property
     def pending(self) -> int:
@@ -281,7 +281,7 @@ class Reassembly:
             state = self._of(range_.partition)
             message = state.ended.get(range_.uuid)
             if message is not None and message.state is State.READING:
-                message.beginning = range_.beginning
+                message.first_hash = range_.first_hash
                 if isinstance(outcome, Discarded):
                     message.state, message.reason = State.DISCARDED, outcome.reason
                 else:

@@ -57,14 +57,14 @@ class Inbox(Generic[R]):
             to the application (then call `done`), or read a range (then call `resolve`).
         ready: what was popped, or need not be put here, and the application does not have yet: of a client that gives
             several records at a time. They count like entries that stand before the others.
-        torn: the partitions whose work was interrupted, each with the offset and the metadata of a commit: the client
-            seeks there, and calls `begin`.
+        interrupted: the partitions whose work an interrupt, or a lack of memory, has ended in the middle, each with the
+            offset and the metadata of a commit: the client seeks there, and calls `begin`.
     """
 
     def __init__(self, limits: Limits, lookback: int) -> None:
         self.actions: deque[Action] = deque()
         self.ready: dict[Place, deque[R]] = {}
-        self.torn: dict[Place, tuple[int, str]] = {}
+        self.interrupted: dict[Place, tuple[int, str]] = {}
         self._lookback = lookback
         self._reassembly = Reassembly(limits, rereads=True, lookback=lookback)
         self._queues = OrderedDict[Place, deque[Entry[R]]]()
@@ -97,8 +97,8 @@ class Inbox(Generic[R]):
 
     @property
     def empty(self) -> bool:
-        """Whether records without chunks may go to the application as they are: none waits, and nothing is late."""
-        return not (self._queues or self.actions or self.torn or self._noted)
+        """Whether records without chunks may go to the application as they are: none waits, none comes again."""
+        return not (self._queues or self.actions or self.interrupted or self._noted)
 
     @property
     def quiet(self) -> bool:
@@ -167,7 +167,7 @@ class Inbox(Generic[R]):
     def head(self, place: Place) -> Entry[R] | None:
         """The next entry of a partition that is ready; None if there is none, or an action comes first.
 
-        After an interrupt, or without memory, the partition is in `torn`, and the error goes on.
+        After an interrupt, or without memory, the partition is in `interrupted`, and the error is raised.
         """
         queue = self._queues.get(place, ())
         while queue and not self.actions:
@@ -176,6 +176,7 @@ class Inbox(Generic[R]):
                 self._assemble(place, entry)
             if entry.ready:
                 return entry
+            # The last chunk of a message that is read again stays: `resolve` puts the message in its place.
             if not any(each.reason is None for each in self.actions if isinstance(each, ReadRange)):
                 self.pop(place)
         return None
@@ -216,7 +217,7 @@ class Inbox(Generic[R]):
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
-    def done(self, discarded: Action) -> None:
+    def done(self, discarded: Discarded) -> None:
         """The application has this message, the first of `actions`; unless it is gone, as the partition is."""
         if self.actions and self.actions[0] is discarded:
             self.actions.popleft()
@@ -323,7 +324,7 @@ class Inbox(Generic[R]):
         except BaseException:
             commit = self.commit(place, entry.offset)  # not before: what was popped may be given back
             self.clear(place)
-            self.torn[place] = commit
+            self.interrupted[place] = commit
             raise
 
     def _complete(self, entry: Entry[R], message: Assembled) -> None:
@@ -337,16 +338,22 @@ class Inbox(Generic[R]):
     def _forget(self, place: Place) -> None:
         self._begun.discard(place)
         by_place: dict[Place, Any]
-        for by_place in (self.ready, self._queues, self._noted, self._resets, self._waited, self.torn):
+        for by_place in (self.ready, self._queues, self._noted, self._resets, self._waited, self.interrupted):
             by_place.pop(place, None)
         self.actions = deque(each for each in self.actions if _place(each) != place)
 
 
 def _place(action: Action) -> Place:
     """Where an action is, as `receive` was given it."""
-    place: Any = action.partition if isinstance(action, ReadRange) else action.gone and action.gone.partition
-    first: Any = None if place else action.records[0]  # type: ignore[union-attr]  # no range
-    return place or (first.topic, first.partition)
+    place: Any
+    if isinstance(action, ReadRange):
+        place = action.partition
+    elif action.gone is not None:
+        place = action.gone.partition
+    else:
+        record: Any = action.records[0]
+        place = record.topic, record.partition
+    return place  # type: ignore[no-any-return]
 
 
 def _is_chunk(headers: Iterable[Header] | None) -> bool:

@@ -304,7 +304,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                 self._take(tp, delivered, most)
         except BaseException:  # no memory, or an interrupt: the application has none of them
             for tp, commit in back.items():
-                if tp in delivered or tp in self._inbox.torn:
+                if tp in delivered or tp in self._inbox.interrupted:
                     self._read_on(tp, *commit)
             raise
         return delivered

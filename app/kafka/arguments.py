@@ -80,7 +80,7 @@ class Arguments:
         for name, value in options.items():
             key = name.replace("_", ".")
             if key in config:
-                raise ConfigurationError(key, f"stands in the configuration and as {name}=, allowed is one of the two")
+                raise ConfigurationError(key, f"is set in the configuration and as {name}=; set one of the two")
             whole[key] = value
         return whole
 

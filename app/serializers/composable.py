@@ -33,7 +33,7 @@ class Composable(Ours):
             found = f"class {listed.__name__}" if isinstance(listed, type) else type(listed).__name__
             raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
         if not listed or listed == [""]:
-            raise ConfigurationError(key, "is an empty list, allowed is one of at least one stage")
+            raise ConfigurationError(key, "is an empty list; list at least one stage")
         own = [
             load(item, self._DIRECTION, key, f"stage {position}, ", config or {}, self._field)
             for position, item in enumerate(listed, start=1)

@@ -21,7 +21,7 @@ from app.chunks.keys import CONSUMER_KEYS
 from app.config.idempotence import idempotent
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
-from app.serializers.confluent_chunks import PollingConsumer
+from app.serializers.confluent_reads import PollingConsumer
 from app.serializers.confluent_writes import WritingProducer, bare_produce
 from app.serializers.librdkafka import KEYS
 from app.serializers.strategy import Oversized, byte_count, strategy_of

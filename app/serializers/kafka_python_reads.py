@@ -382,7 +382,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def _go_back(self) -> None:
         """Reads partitions again whose work was interrupted."""
-        for place, (offset, metadata) in [*self._inbox.torn.items()]:
+        for place, (offset, metadata) in [*self._inbox.interrupted.items()]:
             tp = TopicPartition(*place)
             with suppress(ValueError):  # it has gone
                 super().seek(tp, offset)

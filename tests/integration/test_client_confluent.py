@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_chunks
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_reads
 from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import async_consumer_config
 from tests.integration.aiokafka_records import produce
@@ -191,7 +191,7 @@ async def test_rebalance_while_messages_wait(
     broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call hears of it though it has a message to give: what waited goes to the other member."""
-    monkeypatch.setattr(confluent_chunks, "_LOOK_S", 0.1)
+    monkeypatch.setattr(confluent_reads, "_LOOK_S", 0.1)
     topic, gone = make_topic(), list[int]()
     await write(broker, topic, [plain(b"%d" % n) for n in range(200)])
 

@@ -310,7 +310,7 @@ class ConfluentPlay(PolledPlay):
 
     def client_class(self) -> Any:
         """Our consumer, derived from the fake in this process."""
-        module: Any = importlib.import_module("app.serializers.confluent_chunks")
+        module: Any = importlib.import_module("app.serializers.confluent_reads")
         replaced: Any = confluent_kafka.Consumer
         if replaced is not FakeConsumer:
             setattr(confluent_kafka, "Consumer", FakeConsumer)  # noqa: B010

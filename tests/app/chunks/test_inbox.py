@@ -205,8 +205,8 @@ def test_work_that_was_interrupted() -> None:
     with pytest.raises(MemoryError):
         inbox.head(PLACE)
     inbox.whole = whole  # type: ignore[method-assign]
-    assert inbox.torn == {PLACE: (3, note(3, 5, ()))}
-    offset, metadata = inbox.torn[PLACE]
+    assert inbox.interrupted == {PLACE: (3, note(3, 5, ()))}
+    offset, metadata = inbox.interrupted[PLACE]
     inbox.move(PLACE, offset)
     inbox.begin(PLACE, offset, metadata)
     inbox.put(PLACE, log)

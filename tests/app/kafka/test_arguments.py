@@ -92,7 +92,7 @@ def test_an_argument_named_twice_is_refused() -> None:
 def test_options_join_the_configuration() -> None:
     """An option is the key with other dots; one of the two, not both."""
     assert CLIENT.merged({"acks": "all"}, {"max_request_size": 5}) == {"acks": "all", "max.request.size": 5}
-    with pytest.raises(ConfigurationError, match=r"^linger\.ms: stands in the configuration and as linger_ms="):
+    with pytest.raises(ConfigurationError, match=r"^linger\.ms: is set in the configuration and as linger_ms="):
         CLIENT.merged({"linger.ms": 5}, {"linger_ms": 5})
 
 

@@ -220,8 +220,8 @@ def test_a_stage_may_make_a_null() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "value.serializers: is an empty list, allowed is one of at least one stage"),
-        ("", "value.serializers: is an empty list, allowed is one of at least one stage"),
+        ([], "value.serializers: is an empty list; list at least one stage"),
+        ("", "value.serializers: is an empty list; list at least one stage"),
         (Reversing, "value.serializers: found one class Reversing, allowed is a list of classes or dotted paths"),
         ([to_json, object], "value.serializers: stage 2, object: lacks the method serialize(topic, headers, data)"),
         (

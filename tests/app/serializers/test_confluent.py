@@ -34,7 +34,7 @@ from app.serializers import (
     ComposableSerializer,
     LargeMessageDeserializer,
     LargeMessageSerializer,
-    confluent_chunks,
+    confluent_reads,
 )
 from app.serializers.confluent import AwaitedDeserializer, async_consumer_config, consumer_config, producer_config
 from app.serializers.confluent import DeserializingConsumer as OurConsumer
@@ -354,7 +354,7 @@ def fetching(monkeypatch: pytest.MonkeyPatch, values: list[tuple[int, bytes, Any
         def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
             return batches.pop() if batches else []
 
-    monkeypatch.setattr(confluent_chunks, "_CLIENT", Fetched)
+    monkeypatch.setattr(confluent_reads, "_CLIENT", Fetched)
     consumer = OurConsumer(nowhere(**{"group.id": "g", **config}))
     consumer.assign([TopicPartition("t", number, 0) for number in (0, 1)])
     return consumer

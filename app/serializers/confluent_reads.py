@@ -215,7 +215,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         """Takes the next messages out of the inbox, deserialized; raises the error of the first one."""
         places = [each for each in self._inbox.places if each not in self._paused]
         # An error that an earlier call met goes first, whatever the other partitions have.
-        for place in sorted(places, key=lambda each: next(iter(self._inbox.entries(each))).error is None):
+        for place in sorted(places, key=lambda each: self._inbox.first(each).error is None):
             if place in self._new:
                 self._begin(place)
             while len(given) < most and (entry := self._inbox.head(place)) is not None:
@@ -285,7 +285,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         except BaseException:  # no memory, or an interrupt: librdkafka is already behind them
             for message in reversed(messages):
                 place, offset = _queue_of(message), message.offset() or 0
-                self._inbox.torn[place] = self._inbox.commit(place, offset)
+                self._inbox.interrupted[place] = self._inbox.commit(place, offset)
             self._go_back()
             raise
 
@@ -362,7 +362,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _begin(self, place: Place) -> None:
         """Begins a partition at its first record, and goes by the note of its commit if it begins there."""
-        offset = next(iter(self._inbox.entries(place))).offset
+        offset = self._inbox.first(place).offset
         if self._new[place] is None:
             asked = [TopicPartition(*each) for each, commit in self._new.items() if commit is None]
             try:
@@ -375,7 +375,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _go_back(self) -> None:
         """Lets partitions whose work was interrupted be read again from where nothing is lost."""
-        for place, commit in [*self._inbox.torn.items()]:
+        for place, commit in [*self._inbox.interrupted.items()]:
             at = noting(place, *commit)
             with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
                 if self._stores and place not in self._new:
