@@ -57,13 +57,13 @@ def note(offset: int, delivered: int, torn: Sequence[str], most_bytes: int = KAF
         torn: as in `Noted`; if there is no room for all, the last ones, which are the newest, are noted.
         most_bytes: the most that brokers take; with less than `LEAST_BYTES` a restart may deliver messages again.
     """
-    told = f"{_DELIVERED}{delivered}"
-    free = most_bytes - len(told) - len(_END)
+    text = f"{_DELIVERED}{delivered}"
+    free = most_bytes - len(text) - len(_END)
     room = (free - len(_TORN) + 1) // (_ID_BYTES + 1)
     kept = torn[-room:] if room > 0 else ()
     if free < 0 or (delivered <= offset and not kept):
         return ""
-    return told + (_TORN + ",".join(kept) if kept else "") + _END
+    return text + (_TORN + ",".join(kept) if kept else "") + _END
 
 
 def noted(metadata: str | None) -> Noted | None:

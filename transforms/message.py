@@ -18,7 +18,7 @@ from transforms.record import Header, Record
 if TYPE_CHECKING:
     from hashlib import _Hash  # known to type checkers only
 
-# The memory of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
+# The memory of a record of aiokafka in addition to the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
 _LEAST_HEADERS = 4
@@ -178,7 +178,7 @@ class Message:
 
 
 def too_large(chunk: Chunk, limits: Limits) -> str | None:
-    """Why a message cannot be assembled within the limits, as far as its first chunk tells; None if it can."""
+    """Why a message cannot be assembled within the limits, as far as its first chunk says; None if it can."""
     if chunk.size > limits.message_bytes:
         return f"a message of {chunk.size:,} bytes, allowed are {limits.message_bytes:,}"
     least = chunk.size + chunk.count * LEAST_CHUNK_BYTES
@@ -189,5 +189,5 @@ def too_large(chunk: Chunk, limits: Limits) -> str | None:
 
 
 def hash_of(record: LoggedRecord) -> int:
-    """Tells a chunk from another one, within this process."""
+    """Distinguishes a chunk from another one, within this process."""
     return hash((record.key, record.value, tuple(record.headers)))

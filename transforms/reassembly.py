@@ -219,7 +219,7 @@ class Reassembly:
     def commit(
         self, partition: Hashable, position: int, firsts: Iterable[int] = (), most_bytes: int = KAFKAS_BYTES
     ) -> tuple[int, str]:
-        """The offset to commit, and the note beside it (see `transforms.commit_metadata`).
+        """The offset to commit, and the note that goes with it (see `transforms.commit_metadata`).
 
         Args:
             partition: as in `receive`.

@@ -2,7 +2,7 @@
 
 A writer that seems dead is replaced by another one, which writes its message again, and that is delivered. If the first
 writer was only slow, it later writes the rest of its message, without a beginning. The rest is a duplicate, and after a
-restart only what is noted beside a commit tells so. An id is 22 characters of base64: a hash of uuid, count, size and
+restart only the note of a commit says so. An id is 22 characters of base64: a hash of uuid, count, size and
 checksum.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from transforms.chunk import Chunk
 
 REMEMBERED = 1_000
-_NOTED = 32  # ids of a partition beside a commit; as many as a writer has in its hands
+_NOTED = 32  # ids of a partition in the note of a commit; as many as a writer has in its hands
 _ID_BYTES = 16
 
 
@@ -53,7 +53,7 @@ class TornMessages:
             torn.ends.append(offset)
 
     def ids(self, offset: int) -> tuple[str, ...]:
-        """What to note beside a commit of `offset`: the newest ids, each as often as there are writers."""
+        """What to note in a commit of `offset`: the newest ids, each as often as there are writers."""
         found: list[str] = []
         for id_, torn in list(self._torn.items()):
             torn.ends = [end for end in torn.ends if end >= offset]  # a restart reads these again

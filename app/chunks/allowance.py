@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["PARALLEL", "Allowance"]
-
 # How many downloads a client has under way; as many as a pipeline's `store.threads`, below `s3.max.connections`.
 PARALLEL = 8
 

@@ -21,7 +21,7 @@ class AssemblingConsumer(WholeRecordConsumer):
     """An `AIOKafkaConsumer` that delivers whole messages, as `AssembledRecord`, between the ordinary records.
 
     A message is delivered with the offset of its last chunk. No commit, automatic or not, passes the first chunk of an
-    incomplete message. The commit's metadata notes the offset up to which records have been delivered all the same, so
+    incomplete message. The commit's metadata notes the offset up to which records have been delivered, so
     that a restart does not deliver them again.
 
     `on_discarded` gets each discarded message, before any record behind it is delivered. If it raises, `getone` or

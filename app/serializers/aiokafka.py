@@ -21,7 +21,7 @@ from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.idempotence import idempotent
 from app.kafka.arguments import Arguments
 from app.serializers import config as taken
-from app.serializers.strategy import Oversized, byte_count, check_wrapper, strategy_of
+from app.serializers.strategy import Outgoing, byte_count, check_wrapper, strategy_of
 from app.serializers.threads import Threads
 from transforms.errors import SerializationError
 from transforms.record import Header
@@ -72,24 +72,24 @@ class SerializingProducer(ChunkingProducer):
             whole = idempotent(whole)
         arguments = dict(_PRODUCER.defaults)
         ask = partial(described, arguments)
-        self._oversized = oversized = Oversized(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
+        self._outgoing = outgoing = Outgoing(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
         self._threads = Threads()
-        with oversized.serializers.closed_on_error():
-            arguments |= _PRODUCER.read(oversized.serializers.client)
-            self._begin(arguments, oversized.destinations, oversized.plain_bytes)
+        with outgoing.serializers.closed_on_error():
+            arguments |= _PRODUCER.read(outgoing.serializers.client)
+            self._begin(arguments, outgoing.destinations, outgoing.plain_bytes)
 
     async def _serialized(
         self, destination: Destination, headers: list[Header], key: Any, value: Any
     ) -> tuple[Any, Any]:
         check_wrapper(destination, value)
         data = {"key": key, "value": value}
-        for part, composable in self._oversized.serializers.parts.items():
+        for part, composable in self._outgoing.serializers.parts.items():
             data[part] = await self._threads.run(composable, destination.name, headers, data[part])
         return data["key"], data["value"]
 
     async def _offloaded(self, topic: str, headers: list[Header], value: Any) -> bytes:
-        assert self._oversized.large is not None
-        return await self._threads.offload(self._oversized.large, topic, headers, value)
+        assert self._outgoing.large is not None
+        return await self._threads.offload(self._outgoing.large, topic, headers, value)
 
     async def stop(self) -> None:
         """As `AIOKafkaProducer.stop`; then closes the serializers and their stores."""
@@ -97,7 +97,7 @@ class SerializingProducer(ChunkingProducer):
             await super().stop()
         finally:
             await self._threads.close()
-            self._oversized.serializers.close()
+            self._outgoing.serializers.close()
 
 
 class DeserializingConsumer(WholeRecordConsumer):

@@ -191,6 +191,8 @@ def _check_known(config: Mapping[str, object], known: Sequence[str], parts: Iter
         return
     error = min(errors, key=lambda error: ("did you mean" not in error.reason, error.key != STORE_CLASS))
     if error.key == STORE_CLASS:
-        reason = "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
+        reason = (
+            "is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the stages, or remove this"
+        )
         error = ConfigurationError(STORE_CLASS, reason)
     raise error

@@ -24,7 +24,7 @@ from app.serializers.composable import ComposableDeserializer, ComposableSeriali
 from app.serializers.confluent_reads import PollingConsumer
 from app.serializers.confluent_writes import WritingProducer, bare_produce
 from app.serializers.librdkafka import KEYS
-from app.serializers.strategy import Oversized, byte_count, strategy_of
+from app.serializers.strategy import Outgoing, byte_count, strategy_of
 from app.serializers.threads import Threads
 
 __all__ = [
@@ -143,11 +143,11 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         if strategy_of(whole) != "offload":
             whole = idempotent(whole)
         largest = byte_count(whole, _LIMIT, _LIMIT_BYTES)
-        oversized = Oversized(whole, _NAMES, largest, min(byte_count(whole, _BATCH, _BATCH_BYTES), largest))
-        self._split = oversized.serializers
+        outgoing = Outgoing(whole, _NAMES, largest, min(byte_count(whole, _BATCH, _BATCH_BYTES), largest))
+        self._split = outgoing.serializers
         with self._split.closed_on_error():
-            self.prepare(oversized, conf)
-            self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, oversized.plain_bytes), set[str]()
+            self.prepare(outgoing, conf)
+            self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, outgoing.plain_bytes), set[str]()
             if any(name.endswith("serializer.builder") for name in conf):
                 self._plain_bytes = -1  # confluent-kafka makes a serializer, which may change any value
             super().__init__(_librdkafka(self._split))
@@ -175,7 +175,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
             # Each call on the way costs; nothing on it would do anything for such a record.
             bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp, headers or None)
             return
-        self._oversized.check(topic, value)
+        self._outgoing.check(topic, value)
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
         self._plain_topics.add(topic)
 
@@ -207,8 +207,8 @@ class DeserializingConsumer(_Closing, PollingConsumer, _DeserializingConsumer, _
     """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
 
     A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
-    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
-    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given
+    behind it, so that a restart does not give it again. What memory does not hold is read again from the log, by a
     second consumer that does not join the group. Up to eight payloads are downloaded ahead. All else is as there,
     errors too.
 

@@ -90,7 +90,7 @@ class Log:
                         return
                     if error.fatal() or error.code() > 0:
                         raise KafkaException(error)
-                    continue  # librdkafka tells of connections, and tries again
+                    continue  # librdkafka reports connections, and tries again
                 offset = (message.offset() or 0) + 1
                 if offset <= end:
                     yield record_of(message)

@@ -71,7 +71,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         interval_ms = int(str(client.get("max.poll.interval.ms", _INTERVAL_MS)))
         self._split = split
         self._downloads = Downloads[Any](self._size, lambda message: restoring(split, record_of(message)))
-        self._limits = max_bytes, split.store_timeout_ms, interval_ms
+        self._allowance = partial(Allowance, max_bytes, split.store_timeout_ms, interval_ms)
         parts = {f"{part}.deserializer": composable for part, composable in split.parts.items()}
         # librdkafka would store the offset of each chunk.
         super().__init__({**client, **parts, "enable.auto.offset.store": False})
@@ -179,7 +179,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def _take(self, most: int, until_s: float) -> list[Message]:
         """The next messages, out of the inbox. While it waits they are all there: a rebalance may take them."""
         given: list[tuple[Place, Entry[Message]]] = []
-        allowance, over = Allowance(*self._limits), False
+        allowance, over = self._allowance(), False
         try:
             while True:
                 self._look_ahead()
@@ -188,7 +188,7 @@ class PollingConsumer(confluent_kafka.Consumer):
                     return [entry.record for _, entry in given]
                 left = most - len(given)
                 if not given:
-                    allowance = Allowance(*self._limits)
+                    allowance = self._allowance()
                 self._inbox.put_back(given)
                 given.clear()
                 if self._inbox.actions:
@@ -357,7 +357,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         if self._commits and (offsets := self._delivered()):
             try:
                 _CLIENT.store_offsets(self, offsets=offsets)
-            except KafkaException as exc:  # of partitions that have gone: whoever has them now begins at the commit
+            except KafkaException as exc:  # of partitions that have gone: their new owners begin at the commit
                 _logger.debug("offsets were not stored: %s", exc)
 
     def _begin(self, place: Place) -> None:
@@ -377,7 +377,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         """Lets partitions whose work was interrupted be read again from where nothing is lost."""
         for place, commit in [*self._inbox.interrupted.items()]:
             at = noting(place, *commit)
-            with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
+            with suppress(KafkaException):  # the partition has gone: its new owner begins at the commit
                 if self._stores and place not in self._new:
                     _CLIENT.store_offsets(self, offsets=[at])
                 _CLIENT.seek(self, at)

@@ -18,7 +18,7 @@ from confluent_kafka.error import ValueSerializationError
 
 from app.serializers.delivery import Delivery
 from app.serializers.stage import encoded
-from app.serializers.strategy import Oversized
+from app.serializers.strategy import Outgoing
 from transforms.chunk import Chunk
 from transforms.errors import SerializationError
 from transforms.record import Record
@@ -63,9 +63,9 @@ class WritingProducer(confluent_kafka.Producer):
     `prepare` comes before the constructor of confluent-kafka's own class.
     """
 
-    def prepare(self, oversized: Oversized, config: Mapping[str, object]) -> None:
+    def prepare(self, outgoing: Outgoing, config: Mapping[str, object]) -> None:
         """Takes what is done with records that are too large, and the configuration of the client."""
-        self._oversized = oversized
+        self._outgoing = outgoing
         self._calling = set[int]()
         self._most_queued = config.get(_QUEUE, _QUEUE_MESSAGES)
         self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
@@ -100,15 +100,15 @@ class WritingProducer(confluent_kafka.Producer):
         headers: Any = None,
     ) -> None:
         """As confluent-kafka's; see `SerializingProducer`."""
-        oversized, on_delivery = self._oversized, on_delivery or callback
+        outgoing, on_delivery = self._outgoing, on_delivery or callback
         key, value = _encoded(key), _encoded(value)
         own: Any = encoded(list(headers.items()) if isinstance(headers, Mapping) else headers) if headers else []
-        if not oversized.asks(key, value, own):
+        if not outgoing.asks(key, value, own):
             # Of two callbacks confluent-kafka takes the first, even if that is None.
             bare_produce(self, topic, value, key, partition, on_delivery, None, timestamp, headers)
             return
         try:
-            record, pieces = oversized.written(topic, Record(key, value, own, timestamp or int(time.time() * 1000)))
+            record, pieces = outgoing.written(topic, Record(key, value, own, timestamp or int(time.time() * 1000)))
         except SerializationError as exc:
             raise ValueSerializationError(exc) from exc
         delivery = self._delivery(topic, on_delivery or self._on_delivery)
@@ -129,7 +129,7 @@ class WritingProducer(confluent_kafka.Producer):
     def _delivery(self, topic: str, on_delivery: OnDelivery | None) -> Delivery:
         def done(error: KafkaError | None, message: Message) -> None:
             if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._oversized.destinations.forget(topic)
+                self._outgoing.destinations.forget(topic)
             if on_delivery is not None:
                 on_delivery(error, message)
 

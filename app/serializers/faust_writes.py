@@ -16,7 +16,7 @@ from app.chunks.keys import PRODUCER_KEYS as CHUNK_PRODUCER_KEYS
 from app.serializers.faust_app import cluster_arguments
 from app.serializers.large_message import LargeMessageSerializer
 from app.serializers.options import MAX_BLOCK, PRODUCER_KEYS, STORE_KEY, is_store_key, own_names
-from app.serializers.strategy import Oversized, byte_count, strategy_of
+from app.serializers.strategy import Outgoing, byte_count, strategy_of
 from stores.keys import misspelt, unknown
 from stores.registry import STORE_CLASS
 from stores.store import COMMON_KEYS
@@ -69,12 +69,12 @@ class Writes:
             names += [n for n in config if is_store_key(n, store) or (any_name and misspelt(n, known) is None)]
         self._largest = byte_count(config, "max.request.size", None) - ESTIMATE_BYTES
         ask = partial(described, cluster_arguments(app))
-        self._oversized = Oversized({**config, **stages}, names, self._largest, app.conf.producer_max_batch_size, ask)
-        larges = self._oversized.serializers.larges
+        self._outgoing = Outgoing({**config, **stages}, names, self._largest, app.conf.producer_max_batch_size, ask)
+        larges = self._outgoing.serializers.larges
         self._serializers = {part: cast("LargeMessageSerializer", stage) for part, stage in larges}
-        self.refused = self._oversized.destinations.forget
-        self.close = self._oversized.serializers.close
-        self.closed_on_error = self._oversized.serializers.closed_on_error
+        self.refused = self._outgoing.destinations.forget
+        self.close = self._outgoing.serializers.close
+        self.closed_on_error = self._outgoing.serializers.closed_on_error
 
     def wraps(self, value: bytes | None) -> bool:
         """Whether `wrapped` does anything."""
@@ -89,7 +89,7 @@ class Writes:
         """
         assert self._wrap is not None
         if value is None:
-            self._oversized.check(topic, MessageWrapper({}, None))
+            self._outgoing.check(topic, MessageWrapper({}, None))
         try:
             wrapped = self._wrap.wrap(Record(None, value, headers)).value
         except WrapError as exc:
@@ -139,10 +139,10 @@ class Writes:
                 than `producer_max_batch_size`.
             SerializationError: the store failed.
         """
-        if not self._oversized.asks(key, value, headers):
+        if not self._outgoing.asks(key, value, headers):
             return value, None
         record = Record(key, value, headers, int((time.time() if timestamp_s is None else timestamp_s) * 1000))
-        if self._oversized.fits(topic, record):
+        if self._outgoing.fits(topic, record):
             return value, None
-        record, pieces = await asyncio.to_thread(self._oversized.written, topic, record)
+        record, pieces = await asyncio.to_thread(self._outgoing.written, topic, record)
         return record.value, pieces

@@ -18,7 +18,7 @@ from app.kafka.topics import topic_of
 from app.serializers.kafka_python_callbacks import Tokens
 from app.serializers.kafka_python_reads import DeserializingConsumer
 from app.serializers.kafka_python_writes import WritingProducer
-from app.serializers.strategy import Oversized, byte_count
+from app.serializers.strategy import Outgoing, byte_count
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -63,9 +63,9 @@ class SerializingProducer(WritingProducer):
         limit = byte_count(whole, "max.request.size", _PRODUCER.defaults["max_request_size"])
         whole.setdefault("max.request.size", limit)
         ask = partial(topic_of, _cluster(whole))
-        oversized = Oversized(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
-        with oversized.serializers.closed_on_error():
-            super().__init__(oversized, **_PRODUCER.read(oversized.serializers.client))
+        outgoing = Outgoing(whole, _PRODUCER.keys(), limit - ESTIMATE_BYTES, ask=ask)
+        with outgoing.serializers.closed_on_error():
+            super().__init__(outgoing, **_PRODUCER.read(outgoing.serializers.client))
 
 
 def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:

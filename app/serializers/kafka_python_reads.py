@@ -49,8 +49,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     tries again; `seek` to the next offset skips the record.
 
     A value in chunks is the record of its last chunk, with the whole value and the record's own headers. No commit,
-    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
-    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given
+    behind it, so that a restart does not give it again. What memory does not hold is read again from the log, by a
     second consumer that does not join the group.
 
     One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
@@ -90,7 +90,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         # What kafka-python gives next; None if the application has sought the beginning or the end.
         self._next: dict[TopicPartition, int | None] = {}
         self._polled_s = -math.inf
-        self._polls = False  # kafka-python's positions may be behind records that are not here yet
+        self._polling = False  # kafka-python's positions may be behind records that are not here yet
         self._ended = False
         self._commits = arguments.get("enable_auto_commit", True) and arguments.get("group_id") is not None
         bounds = self.config["fetch_max_bytes"], deserializers.store_timeout_ms, self.config["max_poll_interval_ms"]
@@ -220,7 +220,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         until_s = min(until_s, self._polled_s + (_LOOK_S if waits else _LONG_LOOK_S))
         if self._commits and self.assignment():
             until_s = min(until_s, self._commit_s)
-        self._polls, found = True, dict[TopicPartition, list[ConsumerRecord]]()
+        self._polling, found = True, dict[TopicPartition, list[ConsumerRecord]]()
         try:
             found = super().poll(max(0.0, until_s - self._polled_s) * 1000, most)
             self._put(found)
@@ -233,7 +233,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
                     super().seek(tp, offset)
             raise
         finally:
-            self._polls = False
+            self._polling = False
         if waits:
             self._inbox.tick(time.monotonic() - self._polled_s, self._next.keys() - self.paused())
 
@@ -307,7 +307,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     def _safe_offsets(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is not None:
             return {tp: self._safe(tp, at.offset, at.metadata or "", stated=True) for tp, at in offsets.items()}
-        if not self._polls:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
+        if not self._polling:  # else a listener commits, or a signal handler: kafka-python's positions say nothing
             for tp in self.assignment():
                 # `poll` raises the first; the other comes where kafka-python's thread takes the partition away.
                 with suppress(KafkaError, KeyError):

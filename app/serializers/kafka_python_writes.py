@@ -16,7 +16,7 @@ from kafka.partitioner import DefaultPartitioner, Partitioner
 
 from app.chunks.destinations import ANY_TOPIC_BYTES, is_plain
 from app.serializers.delivery import Delivery
-from app.serializers.strategy import Oversized
+from app.serializers.strategy import Outgoing
 from transforms.record import Header, Record
 
 
@@ -59,13 +59,13 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
     Keys and values are serialized before kafka-python's own `send`, which has no place for several records of one.
 
     Args:
-        oversized: what is done with records that are too large.
+        outgoing: what is done with records that are too large.
         arguments: of kafka-python's own class.
     """
 
-    def __init__(self, oversized: Oversized, **arguments: Any) -> None:
-        self._oversized = oversized
-        self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, oversized.plain_bytes), set[str]()
+    def __init__(self, outgoing: Outgoing, **arguments: Any) -> None:
+        self._outgoing = outgoing
+        self._plain_bytes, self._plain_topics = min(ANY_TOPIC_BYTES, outgoing.plain_bytes), set[str]()
         self._given, self._ended = _Given(), False
         partitioner = arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"])
         self._by_key = type(partitioner) is DefaultPartitioner  # which goes by the key alone
@@ -81,7 +81,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         """As `KafkaProducer.close`; then closes the serializers and their stores."""
         super().close(*args, **named)  # callbacks may still send
         self._ended = True
-        self._oversized.serializers.close()
+        self._outgoing.serializers.close()
 
     def send(
         self,
@@ -109,11 +109,11 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         if topic in self._plain_topics and is_plain(self._plain_bytes, key, value, headers):
             # Each call on the way costs; nothing on it would do anything for such a record.
             return super().send(topic, value, key, headers, partition, timestamp_ms)
-        oversized = self._oversized
-        oversized.check(topic, value)
+        outgoing = self._outgoing
+        outgoing.check(topic, value)
         own = list(headers or ())
         data = {"key": key, "value": value}
-        for part, composable in oversized.serializers.parts.items():
+        for part, composable in outgoing.serializers.parts.items():
             data[part] = composable.serialize(topic, own, data[part])
         for part, found in data.items():
             if isinstance(found, bytearray | memoryview):
@@ -121,10 +121,10 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         self._plain_topics.add(topic)
         self._given.record = key, value
         try:
-            if not oversized.asks(data["key"], data["value"], own):
+            if not outgoing.asks(data["key"], data["value"], own):
                 return super().send(topic, data["value"], data["key"], own, partition, timestamp_ms)
             stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-            record, pieces = oversized.written(topic, Record(data["key"], data["value"], own, stamp_ms))
+            record, pieces = outgoing.written(topic, Record(data["key"], data["value"], own, stamp_ms))
             if pieces is None:
                 future = super().send(topic, record.value, record.key, own, partition, timestamp_ms)
                 return future.add_errback(self._refused, topic)
@@ -154,7 +154,7 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
 
     def _refused(self, topic: str, error: Exception) -> None:
         if isinstance(error, MessageSizeTooLargeError):
-            self._oversized.destinations.forget(topic)
+            self._outgoing.destinations.forget(topic)
 
 
 class _Partitioner(Partitioner):  # type: ignore[misc]  # kafka-python has no types

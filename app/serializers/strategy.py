@@ -1,4 +1,4 @@
-"""What `large.message.strategy` asks of a producer: which stages it needs, and what becomes of a record too large."""
+"""What `large.message.strategy` asks of a producer: which stages it needs, and what is sent in place of a record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def strategy_of(config: Mapping[str, object]) -> Strategy:
     if strategy == "chunk" and config.get(TYPE_NAME) not in (None, "none"):
         raise ConfigurationError(
             TYPE_NAME,
-            f"found {config[TYPE_NAME]!r} beside {STRATEGY.name} = 'chunk': chunks stay in Kafka, and are not "
+            f"found {config[TYPE_NAME]!r} with {STRATEGY.name} = 'chunk': chunks stay in Kafka, and are not "
             "encrypted; leave one of the two out",
         )
     return strategy
@@ -62,7 +62,7 @@ def is_wrapped_null(value: Any) -> bool:
     return isinstance(value, MessageWrapper | TypedWrapper) and value.value is None
 
 
-class Oversized:
+class Outgoing:
     """The serializers of a producer, and what it does with records that their topics would refuse.
 
     The methods are for threads that have no event loop.
@@ -103,8 +103,8 @@ class Oversized:
             if (strategy, large is None) in {("chunk", False), ("auto", True)}:
                 raise ConfigurationError(
                     STRATEGY.name,
-                    f"found {strategy!r} {'without' if large is None else 'beside'} a LargeMessageSerializer for "
-                    "values; allowed are offload and auto with one, and chunk without",
+                    f"found {strategy!r} {'without' if large is None else 'with'} a LargeMessageSerializer for values; "
+                    "auto needs one; for chunk, remove it and the properties of its store",
                 )
             values = self.serializers.values
             if strategy == "auto" and large is not None:

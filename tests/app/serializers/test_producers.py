@@ -19,7 +19,10 @@ CHUNKS = {STRATEGY: "chunk"}
 @pytest.mark.parametrize(
     ("producer", "given", "found"),
     [
-        *((each, {**producing("-", ON_GATE), **CHUNKS}, f"{STRATEGY}: found 'chunk' beside") for each in THREE),
+        *(
+            (each, {**producing("-", ON_GATE), **CHUNKS}, f"{STRATEGY}: found 'chunk' with a LargeMessageSerializer")
+            for each in THREE
+        ),
         *((each, {STRATEGY: "auto"}, f"{STRATEGY}: found 'auto' without a LargeMessageSerializer") for each in THREE),
         *((each, {STRATEGY: "both"}, f"{STRATEGY}: found 'both', allowed") for each in THREE),
         *((each, {"bootstrap.server": "x"}, "bootstrap.server: .*did you mean bootstrap.servers") for each in THREE),
