@@ -145,12 +145,13 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._store()
         until_s = _until(timeout)
         if self._empty:
-            returns = timeout is not None and 0 <= timeout <= _LOOK_S and not self._inbox.waits
-            messages = _CLIENT.consume(self, num_messages, timeout or 0.0 if returns else 0.0)
+            # librdkafka itself waits, if that is no longer than a look, and no message can expire.
+            is_short = timeout is not None and 0 <= timeout <= _LOOK_S and not self._inbox.waits
+            messages = _CLIENT.consume(self, num_messages, (timeout or 0.0) if is_short else 0.0)
             headers = [*filter(None, map(Message.headers, messages))]
             new = self._new and not self._new.keys().isdisjoint(map(place_of, messages))
             passes = not (new or any(map(Message.error, messages)) or any(map(self._is_ours, headers)))
-            if passes and (returns or len(messages) == num_messages):
+            if passes and (is_short or len(messages) == num_messages):
                 return messages if self._keeps_plain and not headers else self._deserialized(messages)
             self._put(messages)
         return self._take(num_messages, until_s)
@@ -370,8 +371,9 @@ class PollingConsumer(confluent_kafka.Consumer):
             except KafkaException as exc:  # without the note records may come again
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
         commit = self._new.pop(place)
-        noted = commit is not None and 0 <= commit.offset <= offset
-        self._inbox.begin(place, offset, commit.metadata if noted and commit is not None else None)
+        if commit is not None and not 0 <= commit.offset <= offset:  # reading did not begin there
+            commit = None
+        self._inbox.begin(place, offset, None if commit is None else commit.metadata)
 
     def _go_back(self) -> None:
         """Lets partitions whose work was interrupted be read again from where nothing is lost."""
