@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from app.serializers.aiokafka import SerializingProducer
-from tests.integration.client_config import Config, producing
+from tests.integration.chunk_records import write
+from tests.integration.client_config import ON_GATE, Config, producing
+from transforms.record import Record
 
 _LONG_S = 30.0
 
@@ -19,6 +21,25 @@ async def produce(broker: str, store: Config, topic: str, values: list[bytes | N
     async with SerializingProducer(producing(broker, store)) as producer:
         for value in values:
             await producer.send_and_wait(topic, value, b"k", partition)
+
+
+class Source:
+    """A topic that is read, and what fills it."""
+
+    def __init__(self, broker: str, topic: str) -> None:
+        self.broker = broker
+        self.topic = topic
+
+    async def write(self, records: Sequence[Record], partition: int = 0) -> None:
+        """Writes records as they are."""
+        await write(self.broker, self.topic, records, partition)
+
+    async def produce(self, values: list[bytes | None], partition: int = 0) -> None:
+        """Writes values; the large ones go to the store with a gate."""
+        await produce(self.broker, ON_GATE, self.topic, values, partition)
+
+
+MakeSource = Callable[..., Source]
 
 
 async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:

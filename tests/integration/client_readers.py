@@ -29,6 +29,7 @@ from app.serializers.aiokafka import DeserializingConsumer as AiokafkaConsumer
 from app.serializers.confluent import DeserializingConsumer as ConfluentConsumer
 from app.serializers.confluent import consumer_config
 from app.serializers.kafka_python import DeserializingConsumer as KafkaPythonConsumer
+from tests.integration.aiokafka_records import Source
 from tests.integration.client_config import Config
 from tests.integration.topics import marks
 from transforms.chunked_message import Discarded
@@ -54,8 +55,7 @@ class Reader(ABC):
     """A consumer that reads a topic from the beginning, or from where its group is; it commits when it is asked to.
 
     Args:
-        broker: `bootstrap.servers`.
-        topic: is subscribed to, unless `assigned` has partitions of it.
+        source: its topic is subscribed to, unless `assigned` has partitions of it.
         config: keys with Kafka's names.
         on_discarded: as the consumer has it; by default that of the consumer.
         assigned: where reading begins in these partitions; None is the committed offset.
@@ -67,6 +67,7 @@ class Reader(ABC):
         repeats: whether an interrupt may give records again.
         fetch_wait: the key of how long a broker waits for more.
         bounds: the keys of how many bytes a call may download.
+        joining_s: how long a call lasts before there are partitions.
         consumer: the client itself.
     """
 
@@ -76,20 +77,20 @@ class Reader(ABC):
     repeats: ClassVar[bool] = False
     fetch_wait: ClassVar[str] = "fetch.max.wait.ms"
     bounds: ClassVar[tuple[str, ...]] = ("fetch.max.bytes",)
+    joining_s: ClassVar[float] = 0.2
 
     def __init__(
         self,
-        broker: str,
-        topic: str,
+        source: Source,
         config: Config | None = None,
         on_discarded: Callable[[Discarded], Any] | None = None,
         *,
         assigned: dict[int, int | None] | None = None,
     ) -> None:
-        self.topic, self.assigned = topic, assigned
+        self.topic, self.assigned = source.topic, assigned
         self.config = {
-            "bootstrap.servers": broker,
-            "group.id": f"{topic}-g",
+            "bootstrap.servers": source.broker,
+            "group.id": f"{source.topic}-g",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "heartbeat.interval.ms": 300,
@@ -124,14 +125,11 @@ class Reader(ABC):
         return [each.value for each in await self.read(count)]
 
     async def becomes(self, condition: Callable[[], bool], what: str) -> None:
-        """Polls until a condition holds; no record comes before.
-
-        A poll of kafka-python that ends while it joins may leave it outside for minutes.
-        """
+        """Polls until a condition holds; no record comes before."""
         deadline = time.monotonic() + LONG_S
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain until {what}"
-            assert await self.poll(0.2 if self.assignment() else 1.0) == []
+            assert await self.poll(0.2 if self.assignment() else self.joining_s) == []
 
     async def marks(self) -> dict[int, tuple[int, str]]:
         """What its group has committed, by partition: offset and metadata, behind which librdkafka puts a zero."""
@@ -365,6 +363,7 @@ class KafkaPython(Blocking):
 
     batches = True
     repeats = True
+    joining_s = 1.0  # a poll that ends while it joins may leave it outside for minutes
 
     def make(self) -> None:
         topics = [self.topic] if self.assigned is None else []

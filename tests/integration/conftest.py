@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.proxy import FaultProxy
+from tests.integration.aiokafka_records import MakeSource, Source
 from tests.integration.client_config import SMALL_TOPIC
 from tests.integration.client_stores import CuttableWay, GatedStore
 from tests.integration.client_writers import Log, MakeLog
@@ -50,6 +51,25 @@ def gate() -> Iterator[type[GatedStore]]:
     GatedStore.reset()
     yield GatedStore
     GatedStore.reset()
+
+
+@pytest.fixture
+def make_source(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> MakeSource:
+    """Makes a topic that is read: `make_source(partitions=1, **configs)`."""
+    del gate  # no payloads and downloads of a test before
+    return lambda partitions=1, **configs: Source(broker, make_topic(partitions, **configs))
+
+
+@pytest.fixture
+def source(make_source: MakeSource) -> Source:
+    """A topic that is read, of one partition."""
+    return make_source()
+
+
+@pytest.fixture
+def wide(make_source: MakeSource) -> Source:
+    """The same, of two partitions."""
+    return make_source(2)
 
 
 @pytest.fixture

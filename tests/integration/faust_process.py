@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +16,15 @@ from confluent_kafka import SerializingProducer
 from app.serializers import LargeMessageSerializer
 from app.serializers.confluent import producer_config
 from tests.forks import fork
+from tests.integration.chunk_records import write as write_records
 from tests.integration.client_config import Config
 from tests.integration.topics import Found, end_offsets, read_all
 from tests.integration.worker_process import until
+from transforms.record import Record
 
 _ROOT = Path(__file__).parents[2]
 STARTS_S = 40.0
+NO_STORE: Config = {"large.message.strategy": "chunk"}
 
 
 def produce(
@@ -34,6 +39,11 @@ def produce(
         assert producer.flush(STARTS_S) == 0
     config["key.serializer"].close()
     config["value.serializer"].close()
+
+
+def write(broker: str, topic: str, records: Sequence[Record], partition: int = 0) -> None:
+    """Writes records as they are."""
+    asyncio.run(write_records(broker, topic, records, partition))
 
 
 def arrived(broker: str, topic: str, count: int) -> list[Found]:

@@ -14,13 +14,12 @@ from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDe
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_reads
 from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import async_consumer_config
-from tests.integration.aiokafka_records import produce
-from tests.integration.chunk_records import pieces, plain, value_of, write
+from tests.integration.aiokafka_records import MakeSource, Source
+from tests.integration.chunk_records import pieces, plain, value_of
 from tests.integration.client_config import LARGE, ON_GATE, Config, on_s3, producing
 from tests.integration.client_readers import Confluent, ConfluentBatches, ConfluentsOwn
 from tests.integration.client_stores import Gate, delete_payload
 from tests.integration.topics import read_all
-from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
 from transforms.errors import (
     PayloadNotFoundError,
@@ -43,82 +42,90 @@ def failure(consumer: Any, kind: type[Any] = ValueDeserializationError) -> Any:
 # --- our consumer -----------------------------------------------------------------------------------------------------
 
 
-async def test_errors_are_confluent_kafkas(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+async def test_errors_are_confluent_kafkas(source: Source, versitygw: S3Server) -> None:
     """`kafka_message` is the record as Kafka has it: a dead-letter topic gets references that can be restored."""
-    topic, key = make_topic(), b"k" * 3_000
-    config = {**producing(broker, on_s3(versitygw)), "key.serializer": LargeMessageSerializer}
+    key = b"k" * 3_000
+    config = {**producing(source.broker, on_s3(versitygw)), "key.serializer": LargeMessageSerializer}
     async with SerializingProducer(config) as producer:
         for name in (b"1", b"2"):
-            await producer.send_and_wait(topic, LARGE, key + name, headers=[("a", name)])
-    await asyncio.to_thread(lambda: delete_payload(versitygw, read_all(broker, topic)[0][1].key))
+            await producer.send_and_wait(source.topic, LARGE, key + name, headers=[("a", name)])
+    await asyncio.to_thread(lambda: delete_payload(versitygw, read_all(source.broker, source.topic)[0][1].key))
     large = {"key.deserializer": LargeMessageDeserializer, **on_s3(versitygw)}
     stages = {"value.deserializers": [LargeMessageDeserializer, json.loads]}
-    async with Confluent(broker, topic, {**large, **stages}) as reader:
+    async with Confluent(source, {**large, **stages}) as reader:
         for kind, offset, cause in (
             (ValueDeserializationError, 0, json.JSONDecodeError),
             (KeyDeserializationError, 1, PayloadNotFoundError),
         ):
             error = await reader.call(failure, reader.consumer, kind)
             assert isinstance(error.exception, RecordDeserializationError)
-            assert (error.exception.topic, error.exception.partition, error.exception.offset) == (topic, 0, offset)
-            assert isinstance(error.exception.__cause__, cause)
+            found = error.exception
+            assert (found.topic, found.partition, found.offset) == (source.topic, 0, offset)
+            assert isinstance(found.__cause__, cause)
             message = error.kafka_message
             assert message.offset() == offset
             assert (message.value().startswith(b"s3://"), message.key().startswith(b"s3://")) == (True, True)
             assert {"a", "large-message", "large-message-key"} <= dict(message.headers()).keys()
 
 
-async def test_callbacks_of_a_subscription(broker: str, make_topic: MakeTopic) -> None:
-    """They may be given by position, as with confluent-kafka's own class, and are called with the consumer."""
-    topic = make_topic()
-    await write(broker, topic, [plain(b"x")])
+async def test_what_an_assignment_costs(make_source: MakeSource) -> None:
+    """One call of a callback, given by position and called with the consumer, and one request for all commits."""
+    source = make_source(3)
+    for partition in range(3):
+        await source.write([plain(b"x")], partition)
     called: list[tuple[bool, list[int]]] = []
-    async with Confluent(broker, topic) as reader:
+    asked: list[int] = []
+    async with Confluent(source) as reader:
+        committed = reader.consumer.committed
+
+        def counted(partitions: list[TopicPartition], **more: Any) -> Any:
+            asked.append(len(partitions))
+            return committed(partitions, **more)
 
         def assigned(consumer: object, found: list[TopicPartition]) -> None:
-            called.append((consumer is reader.consumer, [each.partition for each in found]))
+            called.append((consumer is reader.consumer, sorted(each.partition for each in found)))
 
-        await reader.call(reader.consumer.subscribe, [topic], assigned)
-        assert await reader.values() == [b"x"]
-    assert called == [(True, [0])]
+        reader.consumer.committed = counted
+        await reader.call(reader.consumer.subscribe, [source.topic], assigned)
+        assert await reader.values(3) == [b"x"] * 3
+    assert called == [(True, [0, 1, 2])]
+    assert asked == [3]
 
 
-async def test_offsets_that_the_application_stores(broker: str, make_topic: MakeTopic) -> None:
+async def test_offsets_that_the_application_stores(source: Source) -> None:
     """With `enable.auto.offset.store` = false, only they are committed; none passes a message that is not whole."""
-    topic = make_topic()
     slow = pieces("slow", 3_000, 1)
-    await write(broker, topic, [plain(b"a"), plain(b"b"), slow[0], plain(b"c"), plain(b"d")])
+    await source.write([plain(b"a"), plain(b"b"), slow[0], plain(b"c"), plain(b"d")])
     config: Config = {"enable.auto.commit": True, "enable.auto.offset.store": False}
     for stores, offset in ((False, 0), (True, 1)):
-        async with Confluent(broker, topic, config) as reader:
+        async with Confluent(source, config) as reader:
             message = await reader.call(reader.consumer.poll, _LONG_S)
             assert message.value() == b"a"
             if stores:
                 await reader.call(lambda: reader.consumer.store_offsets(message))  # noqa: B023  # of this turn
             assert await reader.values(3) == [b"b", b"c", b"d"]
         assert await reader.committed() == {0: offset}
-    async with Confluent(broker, topic) as reader:
+    async with Confluent(source) as reader:
         assert await reader.values() == [b"b"]
         for expected in (b"c", b"d"):
             message = await reader.call(reader.consumer.poll, _LONG_S)
             assert message.value() == expected
             await reader.call(lambda: reader.consumer.commit(message=message, asynchronous=False))  # noqa: B023
             assert await reader.committed() == {0: 2}
-    await write(broker, topic, slow[1:])
-    async with Confluent(broker, topic) as reader:
+    await source.write(slow[1:])
+    async with Confluent(source) as reader:
         assert await reader.values() == [value_of(3_000, 1)]
 
 
-async def test_batches(broker: str, make_topic: MakeTopic) -> None:
+async def test_batches(source: Source) -> None:
     """`consume` waits for as many whole messages as it is asked for, and gives what there is when its time is over."""
-    topic = make_topic()
     chunks = pieces("u", 3_000, 1)
-    await write(broker, topic, [plain(b"a"), plain(b"b"), plain(b"c"), chunks[0]])
-    async with ConfluentBatches(broker, topic) as reader:
+    await source.write([plain(b"a"), plain(b"b"), plain(b"c"), chunks[0]])
+    async with ConfluentBatches(source) as reader:
         assert [each.value for each in await reader.poll(_LONG_S, 2)] == [b"a", b"b"]
         waiting = asyncio.create_task(reader.poll(_LONG_S, 3))
         await asyncio.sleep(0.1)
-        await write(broker, topic, [*chunks[1:], plain(b"end"), plain(b"more")])
+        await source.write([*chunks[1:], plain(b"end"), plain(b"more")])
         assert [each.value for each in await waiting] == [b"c", value_of(3_000, 1), b"end"]
         assert [each.value for each in await reader.poll(0.3, 3)] == [b"more"]
         assert await reader.poll(_LONG_S, 0) == []
@@ -127,10 +134,10 @@ async def test_batches(broker: str, make_topic: MakeTopic) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-async def test_a_batch_ends_before_a_failure(broker: str, make_topic: MakeTopic, error: type[BaseException]) -> None:
+async def test_a_batch_ends_before_a_failure(source: Source, error: type[BaseException]) -> None:
     """What is before it is given, or after an interrupt given by the next call; each is deserialized once."""
-    topic, errors, seen = make_topic(), [error("now")], list[bytes]()
-    await write(broker, topic, [plain(b"%d" % n) for n in range(4)])
+    errors, seen = [error("now")], list[bytes]()
+    await source.write([plain(b"%d" % n) for n in range(4)])
 
     def failing(data: bytes) -> bytes:
         if data == b"2" and errors:
@@ -138,7 +145,7 @@ async def test_a_batch_ends_before_a_failure(broker: str, make_topic: MakeTopic,
         seen.append(data)
         return data + b"!"
 
-    async with ConfluentBatches(broker, topic, {"value.deserializers": [failing]}) as reader:
+    async with ConfluentBatches(source, {"value.deserializers": [failing]}) as reader:
         if error is KeyboardInterrupt:
             with pytest.raises(KeyboardInterrupt):
                 await reader.poll(_LONG_S, 4)
@@ -156,56 +163,38 @@ async def test_a_batch_ends_before_a_failure(broker: str, make_topic: MakeTopic,
         assert await reader.committed() == {0: 4}
 
 
-async def test_ends_of_partitions(broker: str, make_topic: MakeTopic) -> None:
+async def test_ends_of_partitions(source: Source) -> None:
     """`consume` has them among the messages, behind those of their partition; `poll` raises them."""
-    topic = make_topic()
-    await write(broker, topic, [plain(b"a"), *pieces("u", 3_000, 1)])
-    async with Confluent(broker, topic, {"enable.partition.eof": True}) as reader:
+    await source.write([plain(b"a"), *pieces("u", 3_000, 1)])
+    async with Confluent(source, {"enable.partition.eof": True}) as reader:
         found = await reader.call(reader.consumer.consume, 3, _LONG_S)
         assert [each.value() for each in found[:2]] == [b"a", value_of(3_000, 1)]
         assert found[2].error().code() == KafkaError._PARTITION_EOF  # a public name
-        await write(broker, topic, [plain(b"b")])
+        await source.write([plain(b"b")])
         assert await reader.values() == [b"b"]
         with pytest.raises(ConsumeError, match="_PARTITION_EOF"):
             await reader.call(reader.consumer.poll, _LONG_S)
 
 
-async def test_one_request_for_the_commits_of_all_partitions(broker: str, make_topic: MakeTopic) -> None:
-    """A rebalance costs one request to the coordinator, and not one for each partition that has come."""
-    topic, asked = make_topic(3), list[int]()
-    for partition in range(3):
-        await write(broker, topic, [plain(b"a")], partition)
-    async with Confluent(broker, topic) as reader:
-        committed = reader.consumer.committed
-
-        def counted(partitions: list[TopicPartition], **more: Any) -> Any:
-            asked.append(len(partitions))
-            return committed(partitions, **more)
-
-        reader.consumer.committed = counted
-        assert await reader.values(3) == [b"a"] * 3
-    assert asked == [3]
-
-
-async def test_rebalance_while_messages_wait(
-    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rebalance_while_messages_wait(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call hears of it though it has a message to give: what waited goes to the other member."""
     monkeypatch.setattr(confluent_reads, "_LOOK_S", 0.1)
-    topic, gone = make_topic(), list[int]()
-    await write(broker, topic, [plain(b"%d" % n) for n in range(200)])
+    gone = list[int]()
+    await source.write([plain(b"%d" % n) for n in range(200)])
 
     def failing(data: bytes) -> bytes:
         if data == b"1":
             raise ValueError(data)
         return data
 
-    async with Confluent(broker, topic, {"value.deserializers": [failing]}) as reader:
-        reader.consumer.subscribe([topic], on_revoke=lambda _, found: gone.extend(each.partition for each in found))
+    async with Confluent(source, {"value.deserializers": [failing]}) as reader:
+        reader.consumer.subscribe(
+            [source.topic], on_revoke=lambda _, lost: gone.extend(each.partition for each in lost)
+        )
         assert len(await reader.call(reader.consumer.consume, 150, _LONG_S)) == 1
         with pytest.raises(RecordDeserializationError):
             await reader.poll(0.0)
-        async with Confluent(broker, topic) as other:
+        async with Confluent(source) as other:
             joining = asyncio.create_task(other.poll(0.1))
             for _ in range(100):
                 await reader.poll(0.0)
@@ -219,13 +208,12 @@ async def test_rebalance_while_messages_wait(
 # --- confluent-kafka's own classes ------------------------------------------------------------------------------------
 
 
-async def test_its_own_consumer_and_failures(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
+async def test_its_own_consumer_and_failures(source: Source, gate: Gate) -> None:
     """A record that failed is passed over, or had again by a seek, which the error says; chunks are an error."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3", LARGE + b"gone"])
-    await write(broker, topic, pieces("u", 1_000)[:1])
+    await source.produce([b"1", LARGE, b"3", LARGE + b"gone"])
+    await source.write(pieces("u", 1_000)[:1])
     gate.payloads.popitem()
-    async with ConfluentsOwn(broker, topic, REFERENCES) as reader:
+    async with ConfluentsOwn(source, REFERENCES) as reader:
         assert await reader.values() == [b"1"]
         gate.fails = PayloadStoreError("it is down", retriable=True)
         error = await reader.call(failure, reader.consumer)
@@ -242,37 +230,32 @@ async def test_its_own_consumer_and_failures(broker: str, make_topic: MakeTopic,
         assert "chunk" in str(await reader.call(failure, reader.consumer))
 
 
-async def test_its_own_commits_pass_a_failed_record(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
+async def test_its_own_commits_pass_a_failed_record(source: Source, gate: Gate) -> None:
     """librdkafka stores an offset before the record is deserialized, and a seek does not take it back.
 
     With enable.auto.offset.store=false the failed record stays.
     """
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3"])
+    await source.produce([b"1", LARGE, b"3"])
     gate.payloads.clear()
     for stores, expected in ((True, 2), (False, 1)):
-        for seeks in (True, False):
-            group = {"group.id": f"{topic}-{stores}-{seeks}", "enable.auto.commit": True}
-            config = {**REFERENCES, **group, "enable.auto.offset.store": stores}
-            async with ConfluentsOwn(broker, topic, config) as reader:
-                message = await reader.call(reader.consumer.poll, _LONG_S)
-                if not stores:
-                    await reader.call(reader.consumer.store_offsets, message)
-                await reader.call(failure, reader.consumer)
-                if seeks:
-                    await reader.seek(1)
-            assert await reader.committed() == {0: expected}
+        group = {"group.id": f"{source.topic}-{stores}", "enable.auto.commit": True}
+        async with ConfluentsOwn(source, {**REFERENCES, **group, "enable.auto.offset.store": stores}) as reader:
+            message = await reader.call(reader.consumer.poll, _LONG_S)
+            if not stores:
+                await reader.call(reader.consumer.store_offsets, message)
+            await reader.call(failure, reader.consumer)
+            await reader.seek(1)
+        assert await reader.committed() == {0: expected}
 
 
-async def test_its_asyncio_consumer(broker: str, make_topic: MakeTopic, gate: Gate) -> None:
+async def test_its_asyncio_consumer(source: Source, gate: Gate) -> None:
     """`confluent_kafka.aio` awaits our deserializers; a missing payload is the same error there."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [b"1", LARGE, None, LARGE + b"gone"])
+    await source.produce([b"1", LARGE, None, LARGE + b"gone"])
     gate.payloads.popitem()
-    config = async_consumer_config(Confluent(broker, topic, REFERENCES).config)
+    config = async_consumer_config(Confluent(source, REFERENCES).config)
     consumer = await AsyncDeserializingConsumer(config)
     try:
-        await consumer.subscribe([topic])
+        await consumer.subscribe([source.topic])
         found = [await consumer.poll(_LONG_S) for _ in range(3)]
         assert [each.value() for each in found if each is not None] == [b"1", LARGE, None]
         with pytest.raises(ValueDeserializationError) as caught:

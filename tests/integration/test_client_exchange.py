@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
-from tests.integration.aiokafka_records import produce
+from tests.integration.aiokafka_records import Source, produce
 from tests.integration.client_config import LARGE, Config, on_s3, to_json, worker_both_ways
 from tests.integration.client_readers import READERS, Client, ConfluentsOwn
 from tests.integration.client_stores import delete_payloads, run_example
@@ -78,7 +78,7 @@ async def test_clients_and_workers_read_each_other(
     async def check(client: Client) -> None:
         large = {"value.deserializer": LargeMessageDeserializer, "key.deserializer": LargeMessageDeserializer}
         group = {"group.id": f"{topic}-{client.__name__}"}
-        async with client(broker, topic, {**large, **reading, **group}) as reader:
+        async with client(Source(broker, topic), {**large, **reading, **group}) as reader:
             records = await reader.read(count)
         assert [(each.key, each.value, each.headers) for each in records] == expected
 

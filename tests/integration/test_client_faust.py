@@ -9,10 +9,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.forks import fork
+from tests.integration.chunk_records import pieces, plain, value_of
 from tests.integration.client_config import LARGE, THRESHOLD, on_s3
 from tests.integration.client_stores import CuttableWay, delete_payloads, example_environ
-from tests.integration.faust_process import STARTS_S, FaustProcess, arrived, digest, produce
+from tests.integration.faust_process import NO_STORE, STARTS_S, FaustProcess, arrived, digest, produce, write
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
@@ -69,18 +72,27 @@ def check_round_trip(broker: str, worker: FaustProcess, topic: str, sent: str, v
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_payload_stops_the_worker(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
+@pytest.mark.parametrize("stored", [True, False], ids=["missing payload", "no store"])
+def test_what_stops_the_worker(
+    broker: str,
+    make_topic: MakeTopic,
+    versitygw: S3Server,
+    tmp_path: Path,
+    stored: bool,  # noqa: FBT001
 ) -> None:
-    """Faust would log it, commit it and go on. The worker ends, says which record it was, and commits no more."""
+    """Faust would log it, commit it and go on. The worker ends, says which record it was and why, and commits no more.
+
+    A schema for chunks alone does not ask `on_failure` for each reference.
+    """
     topic = make_topic()
     produce(broker, on_s3(versitygw), topic, [b"1", LARGE, b"3"])
     delete_payloads(versitygw, broker, topic, 1)
-    with FaustProcess(tmp_path, broker, topic, on_s3(versitygw)) as worker:
+    config = on_s3(versitygw) if stored else NO_STORE
+    with FaustProcess(tmp_path, broker, topic, config, on_failure=not stored) as worker:
         assert worker.ends() != 0
     log = worker.log.read_text()
     assert f"topic {topic} partition 0 offset 1 cannot be deserialized" in log
-    assert "there is no payload at" in log
+    assert ("there is no payload at" if stored else "large.message.payload.store.class is missing") in log
     assert [event["offset"] for event in worker.lines()] == [0]
     assert committed(broker, f"{topic}-faust", topic)[0] <= 1
 
@@ -104,45 +116,34 @@ def test_on_failure_stands_for_what_is_missing(
     assert events[1]["headers"]["large-message"] == "true"
 
 
-def test_a_worker_ends_while_the_store_is_down(
-    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
-) -> None:
-    """SIGTERM does not wait for the store; the next worker has the record."""
-    topic = make_topic()
-    store = on_s3(cuttable.server)
-    produce(broker, store, topic, [b"1", LARGE])
+def test_a_store_that_is_down(broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path) -> None:
+    """Nothing is passed over, fails or expires: the record and what is behind it wait; `on_failure` is not asked.
+
+    SIGTERM does not wait. If it takes longer than the poll interval, the worker stays in its group; or it would never
+    come back to it.
+    """
+    topic, chunks = make_topic(), pieces("slow", 3_000, 1)
+    times = {"large.message.store.timeout.ms": 1_200, "s3.connection.timeout.ms": 100, "s3.read.timeout.ms": 100}
+    down = {**on_s3(cuttable.server), **times, "expire.time.of.incomplete.chunked.message.ms": 700}
+    write(broker, topic, [plain(b"1"), chunks[0]])
+    produce(broker, on_s3(cuttable.server), topic, [LARGE, b"3"])
+    write(broker, topic, chunks[1:])
     cuttable.cut()
-    with FaustProcess(tmp_path, broker, topic, store) as worker:
+    with FaustProcess(tmp_path / "ends", broker, topic, down) as worker:
         worker.says("it is tried again until it succeeds")
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ends() == 0
-    assert committed(broker, f"{topic}-faust", topic)[0] <= 1
-    cuttable.mend()
-    with FaustProcess(tmp_path, broker, topic, store) as worker:
-        until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", STARTS_S)
-
-
-def test_a_store_that_is_down_holds_the_record_until_it_is_up(
-    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
-) -> None:
-    """Nothing is passed over, nothing fails: the record and what is behind it wait; `on_failure` is not asked.
-
-    If that takes longer than the poll interval, the worker stays in its group; or it would never come back to it.
-    """
-    topic = make_topic()
-    times = {"large.message.store.timeout.ms": 1_200, "s3.connection.timeout.ms": 100, "s3.read.timeout.ms": 100}
-    down = {**on_s3(cuttable.server), **times}
-    produce(broker, on_s3(cuttable.server), topic, [b"1", LARGE, b"3"])
-    cuttable.cut()
-    with FaustProcess(tmp_path, broker, topic, down, on_failure=True, max_poll_s=1.2) as worker:
+    more = {"on_failure": True, "on_discarded": "write", "max_poll_s": 1.2}
+    with FaustProcess(tmp_path / "waits", broker, topic, down, **more) as worker:
         worker.says("it is tried again until it succeeds")
-        time.sleep(2.4)  # more than the interval
+        time.sleep(2.0)  # more than the interval, and than the time of expiry
         assert [event["offset"] for event in worker.lines()] in ([], [0])
-        assert committed(broker, f"{topic}-faust", topic)[0] <= 1
+        assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 1
         cuttable.mend()
-        events = worker.events(3)
-        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed", STARTS_S)
-    assert [event["value"] for event in events] == [digest(b"1"), digest(LARGE), digest(b"3")]
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 8}, "all is committed", STARTS_S)
+    found = [event["value"] for event in worker.lines()]
+    assert found[-3:] == [digest(LARGE), digest(b"3"), digest(value_of(3_000, 1))]
+    assert found[:-3] in ([], [digest(b"1")])  # the worker before may have committed it
     assert "LeaveGroup" not in worker.log.read_text()
 
 

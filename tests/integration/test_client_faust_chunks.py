@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.chunk_records import interleaved, pieces, plain, value_of
-from tests.integration.chunk_records import write as write_records
 from tests.integration.client_config import LARGE, Config, on_s3
-from tests.integration.client_stores import CuttableWay
-from tests.integration.faust_process import STARTS_S, FaustProcess, arrived, digest, produce
+from tests.integration.faust_process import NO_STORE, STARTS_S, FaustProcess, arrived, digest, produce, write
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.record import Record
-
-NO_STORE: Config = {"large.message.strategy": "chunk"}
-TIGHT: Config = {**NO_STORE, "max.pending.chunked.message": 1}
-
-
-def write(broker: str, topic: str, records: Sequence[Record], partition: int = 0) -> None:
-    """Writes records as they are."""
-    asyncio.run(write_records(broker, topic, list(records), partition))
 
 
 def commits(broker: str, topic: str, offset: int) -> None:
@@ -47,28 +35,27 @@ def test_plain_references_and_chunks(
 ) -> None:
     """Both agents of a topic get each value whole and in order, with its own headers; all is committed.
 
-    With each of Faust's two implementations of streams: they pass over chunks in different ways.
+    What does not fit into memory is read again. With each of Faust's two implementations of streams: they pass over
+    chunks in different ways.
     """
     topic = make_topic()
     produce(broker, on_s3(versitygw), topic, [LARGE])
-    chunks = pieces("u", 3_000, 1)
+    chunks = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
     write(broker, topic, [plain(b"small"), *chunks, plain(None)])
-    worker = FaustProcess(tmp_path, broker, topic, on_s3(versitygw), twice=True)
+    tight = {**on_s3(versitygw), "max.pending.chunked.message": 1}
+    worker = FaustProcess(tmp_path, broker, topic, tight, twice=True, on_discarded="write")
     worker.environ |= {"NO_CYTHON": "1"} if streams == "python" else {}
     with worker:
-        lines = worker.events(8)
+        lines = worker.events(22)
         commits(broker, topic, 3 + len(chunks))
+        found = values(worker)
+        assert found[:2] + found[-1:] == [digest(LARGE), digest(b"small"), None]
+        assert sorted(found[2:-1]) == sorted(digest(value_of(3_000, n)) or "" for n in range(8))
+        assert [line["too"] for line in lines if "too" in line] == found
         events = [line for line in lines if "value" in line]
-        expected = [LARGE, b"small", value_of(3_000, 1), None]
-        assert [event["value"] for event in events] == [digest(value) for value in expected]
-        assert [line["too"] for line in lines if "too" in line] == [digest(value) for value in expected]
-        assert events[2] | {"value": None} == {
-            "offset": 1 + len(chunks),
-            "key": "k",
-            "value": None,
-            "headers": {},
-            "raw": [],
-        }
+        assert [event["offset"] for event in events] == sorted(event["offset"] for event in events)
+        last = {"offset": 1 + len(chunks), "key": "k", "value": found[-2], "headers": {}, "raw": []}
+        assert events[-2] == last
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ends() == 0
 
@@ -87,23 +74,7 @@ def test_forward(broker: str, versitygw: S3Server, make_topic: MakeTopic, tmp_pa
     assert (message.key, message.value, message.headers) == (b"k", value_of(3_000, 1), ())
 
 
-def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """What does not fit is read again from the log; nothing is lost, and all is committed in the end."""
-    topic = make_topic()
-    records = list(interleaved([*(pieces(f"u{n}", 3_000, n) for n in range(8)), [plain(b"1"), plain(b"2")]], 3))
-    write(broker, topic, records)
-    with FaustProcess(tmp_path, broker, topic, TIGHT, on_discarded="write") as worker:
-        events = worker.events(10)
-        commits(broker, topic, len(records))
-    assert {event["value"] for event in events} == {
-        digest(value) for value in (*(value_of(3_000, n) for n in range(8)), b"1", b"2")
-    }
-    assert [event["offset"] for event in events] == sorted(event["offset"] for event in events)
-    assert len(events) == 10
-
-
-@pytest.mark.parametrize("before", [[], [plain(b"0")]], ids=["from the beginning", "behind a commit"])
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("before", "ends"), [([], signal.SIGKILL), ([plain(b"0")], signal.SIGTERM)])
 def test_commit_holds(
     broker: str,
     make_topic: MakeTopic,
@@ -148,7 +119,7 @@ def test_commit_waits_for_the_agent(broker: str, make_topic: MakeTopic, tmp_path
     with FaustProcess(tmp_path, broker, topic, NO_STORE, holds=str(done), session_s=least_session_ms / 1000) as worker:
         worker.events(2)
         commits(broker, topic, 1)
-        time.sleep(1.0)  # the worker has committed several times since
+        time.sleep(0.6)  # the worker has committed several times since
     with FaustProcess(tmp_path / "again", broker, topic, NO_STORE, holds=str(done)) as worker:
         worker.events(1)
         assert committed(broker, f"{topic}-faust", topic) == {0: 1}
@@ -166,7 +137,7 @@ def test_commit_waits_for_records_in_front(broker: str, make_topic: MakeTopic, t
     more: Config = {**NO_STORE, "chunk.lookback": 0}
     with FaustProcess(tmp_path, broker, topic, more, holds=str(done), on_discarded="write") as worker:
         until(lambda: any("discarded" in str(each) for each in values(worker)), "the chunk is discarded", STARTS_S)
-        time.sleep(1.0)  # the worker could have committed several times since
+        time.sleep(0.6)  # the worker could have committed several times since
         assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 0
         done.touch()
         commits(broker, topic, len(records))
@@ -185,25 +156,6 @@ def test_discarded(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     with FaustProcess(tmp_path, broker, topic, expires, on_discarded="write") as worker:
         commits(broker, topic, len(records))
     assert {"discarded": "expired", "offsets": [1, 2]} in values(worker)
-
-
-def test_a_store_that_is_down_expires_nothing(
-    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
-) -> None:
-    """While a download is tried again nothing is read, so the time of an incomplete message stands still."""
-    topic = make_topic()
-    store = {**on_s3(cuttable.server), "expire.time.of.incomplete.chunked.message.ms": 700}
-    chunks = pieces("slow", 3_000, 1)
-    write(broker, topic, chunks[:1])
-    produce(broker, on_s3(cuttable.server), topic, [LARGE])
-    write(broker, topic, chunks[1:])
-    cuttable.cut()
-    with FaustProcess(tmp_path, broker, topic, store, on_discarded="write") as worker:
-        worker.says("it is tried again until it succeeds")
-        time.sleep(1.5)  # more than the time of expiry is over
-        cuttable.mend()
-        events = worker.events(2)
-    assert [event["value"] for event in events] == [digest(LARGE), digest(value_of(3_000, 1))]
 
 
 def test_a_slow_agent_expires_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:

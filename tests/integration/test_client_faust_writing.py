@@ -14,10 +14,10 @@ from app.chunks import ChunkMessageId
 from app.chunks.producer import ChunkedRecordMetadata
 from app.serializers.faust import LargeMessageSchema
 from tests.integration.chunk_records import value_of
-from tests.integration.client_config import LARGE, Config, on_s3
+from tests.integration.client_config import LARGE, on_s3
 from tests.integration.client_writers import Faust, MakeLog
-from tests.integration.faust_process import FaustProcess, arrived, digest, produce
-from tests.integration.topics import committed, read_all
+from tests.integration.faust_process import NO_STORE, FaustProcess, arrived, digest, produce
+from tests.integration.topics import read_all
 from tests.integration.topics import send as send_records
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
@@ -25,7 +25,6 @@ from tests.s3_server import S3Server
 from transforms.errors import SerializationError
 from transforms.wrapper import OWN_KEYS, MessageWrapper
 
-CHUNKS: Config = {"large.message.strategy": "chunk"}
 BIG = b"z" * 3_000_000
 
 
@@ -54,7 +53,7 @@ async def test_refused(make_log: MakeLog) -> None:
     async with Faust(log.chunking()) as producer:
         with pytest.raises(SerializationError, match=r"which only `await topic\.send"):
             producer.channel(log.topic).send_soon(value=BIG)
-        wrapped = LargeMessageSchema(CHUNKS, wrapped=True)
+        wrapped = LargeMessageSchema(NO_STORE, wrapped=True)
         with pytest.raises(SerializationError, match="found a wrapper without a value"):
             await producer.channel(log.topic, schema=wrapped, value_serializer="raw").send(key=b"k", value=None)
     assert await log.written() == []
@@ -79,19 +78,6 @@ async def test_models_and_headers_of_either_kind(make_log: MakeLog) -> None:
             message = Message(log.topic, 0, record.offset, 0, 0, as_read, record.key, record.value, None)
             event = await channel.decode(message, propagate=True)
             assert (event.value, event.headers) == (order, dict(each.headers))
-
-
-def test_a_reference_without_a_store_stops_the_worker(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
-) -> None:
-    """A schema for chunks alone gives no reference to an agent: the worker ends, and says which key is missing."""
-    topic = make_topic()
-    produce(broker, on_s3(versitygw), topic, [b"1", LARGE])
-    with FaustProcess(tmp_path, broker, topic, CHUNKS, on_failure=True) as worker:
-        assert worker.ends() != 0
-        assert [event["value"] for event in worker.lines()] == [digest(b"1")]
-    assert "large.message.payload.store.class is missing" in worker.log.read_text()
-    assert committed(broker, f"{topic}-faust", topic)[0] <= 1
 
 
 def test_wrapped(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
@@ -121,24 +107,11 @@ def test_wrapped(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_pa
     assert records[2].headers == ()
 
 
-def test_a_plain_value_where_wrappers_are(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """`on_failure` gets a value that is no wrapper; with `unwrap.on.plain.value` = `pass` the agent does."""
-    for name, more, found in (
-        ("fail", {}, {"failed": "MalformedWrapperError", "offset": 0, "key": "b'k'"}),
-        ("pass", {"unwrap.on.plain.value": "pass"}, digest(b"plain")),
-    ):
-        topic = make_topic()
-        send_records(broker, topic, [(0, b"k", b"plain", [("a", b"1")], 0)])
-        with FaustProcess(tmp_path / name, broker, topic, CHUNKS | more, wrapped=True, on_failure=True) as worker:
-            (event,) = worker.events(1)
-        assert (event["value"], event["headers"]) == (found, {"a": "1"})
-
-
 def test_chunks_with_exactly_once(broker: str, make_topic: MakeTopic, make_log: MakeLog, tmp_path: Path) -> None:
     """An agent's chunks go to the partition of their key; without a key they are refused, as Faust would strew them."""
     topic, sent = make_topic(**{"max.message.bytes": 4_000_000}), make_log(3)
     send_records(broker, topic, [(0, b"k", BIG, [], 0), (0, None, BIG, [], 0)])
-    with FaustProcess(tmp_path, broker, topic, CHUNKS, to=sent.topic, transactions=True) as worker:
+    with FaustProcess(tmp_path, broker, topic, NO_STORE, to=sent.topic, transactions=True) as worker:
         worker.says("give the record a key")
         until(lambda: [each.value for each in asyncio.run(sent.written())] == [BIG], "the value is there", 30)
 
@@ -147,6 +120,6 @@ def test_chunks_on_commit(broker: str, make_topic: MakeTopic, tmp_path: Path) ->
     """With `stream_publish_on_commit` Faust keeps no order, so a value in chunks is refused, and the agent hears it."""
     topic, sent = make_topic(**{"max.message.bytes": 4_000_000}), make_topic()
     send_records(broker, topic, [(0, b"k", BIG, [], 0)])
-    with FaustProcess(tmp_path, broker, topic, CHUNKS, to=sent, on_commit=True) as worker:
+    with FaustProcess(tmp_path, broker, topic, NO_STORE, to=sent, on_commit=True) as worker:
         worker.says("with stream_publish_on_commit Faust keeps no order")
     assert read_all(broker, sent) == {}

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from app.chunks import Discarded
 from app.chunks.inbox import Inbox
-from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of, write
+from tests.integration.aiokafka_records import Source
+from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of
 from tests.integration.client_config import Config
 from tests.integration.client_readers import CHUNKS, Client
-from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
 
 TIGHT: Config = {"max.pending.chunked.message": 1}
@@ -32,14 +31,13 @@ def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_more_is_pending_than_memory_holds(source: Source, client: Client) -> None:
     """What is over a limit, of messages or of bytes, is read again; all come once, in the order of the last chunks."""
-    topic = make_topic()
     log = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
-    await write(broker, topic, log)
+    await source.write(log)
     for limits in (TIGHT, {"max.pending.chunked.bytes": 20_000, "chunk.max.message.bytes": 5_000}):
         found: list[Discarded] = []
-        async with client(broker, topic, limits, found.append) as reader:
+        async with client(source, limits, found.append) as reader:
             got = await reader.read(8)
             assert await reader.position() == len(log)
             assert reader.consumer.counts.assembled == 8
@@ -50,33 +48,32 @@ async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTo
         assert found == []
 
 
-async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_chunks_that_kafka_has_removed(source: Source, client: Client) -> None:
     """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
-    topic, found = make_topic(), list[Discarded]()
+    found = list[Discarded]()
     a, b = pieces("a", 1_000, 1), pieces("b", 2_000, 2)
-    await write(broker, topic, [b[0], a[0], b[1]])
-    async with client(broker, topic, TIGHT, found.append) as reader:
+    await source.write([b[0], a[0], b[1]])
+    async with client(source, TIGHT, found.append) as reader:
         await reader.becomes(lambda: reader.consumer.stats()["pendingChunkedMessages"] == 2, "both have begun")
-        await delete_up_to(broker, topic, 2)
-        await write(broker, topic, [a[1], b[2], plain(b"end")])
+        await delete_up_to(source.broker, source.topic, 2)
+        await source.write([a[1], b[2], plain(b"end")])
         assert await reader.values(2) == [value_of(2_000, 2), b"end"]
     assert told(found) == [("missing-first", "a", [3])]
 
 
-async def test_a_message_that_begins_before_what_is_read(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_message_that_begins_before_what_is_read(source: Source, client: Client) -> None:
     """Its first chunk is looked for up to `chunk.lookback` offsets back, and not where retention has removed it."""
-    topic = make_topic()
     chunks = pieces("u", 3_000, 1)
-    await write(broker, topic, [chunks[0], plain(b"a"), plain(b"b"), *chunks[1:], plain(b"end")])
+    await source.write([chunks[0], plain(b"a"), plain(b"b"), *chunks[1:], plain(b"end")])
     missing = ("missing-first", "u", [3, 4, 5, 6])
     for lookback, value, gone in ((3, [value_of(3_000, 1)], []), (2, [], [missing])):
         found: list[Discarded] = []
-        async with client(broker, topic, {"chunk.lookback": lookback}, found.append, assigned={0: 3}) as reader:
+        async with client(source, {"chunk.lookback": lookback}, found.append, assigned={0: 3}) as reader:
             assert await reader.values(len(value) + 1) == [*value, b"end"]
         assert told(found) == gone
-    await delete_up_to(broker, topic, 4)
+    await delete_up_to(source.broker, source.topic, 4)
     found = []
-    async with client(broker, topic, {}, found.append) as reader:
+    async with client(source, {}, found.append) as reader:
         assert await reader.values() == [b"end"]
     assert told(found) == [("missing-first", "u", [4, 5, 6])]
 
@@ -84,16 +81,15 @@ async def test_a_message_that_begins_before_what_is_read(broker: str, make_topic
 # --- commits and positions --------------------------------------------------------------------------------------------
 
 
-async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_commit_holds_and_restart_repeats_nothing(source: Source, client: Client) -> None:
     """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
-    topic = make_topic()
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
     log = [plain(b"a"), slow[0], quick[0], plain(b"b"), slow[1], quick[1], quick[2], plain(b"c")]
-    await write(broker, topic, log)
+    await source.write(log)
 
     async def before(way: str) -> None:
-        config = {"group.id": f"{topic}-{way}", "enable.auto.commit": way == "auto"}
-        async with client(broker, topic, config) as reader:
+        config = {"group.id": f"{source.topic}-{way}", "enable.auto.commit": way == "auto"}
+        async with client(source, config) as reader:
             assert await reader.values(4) == [b"a", b"b", value_of(2_000, 2), b"c"]
             if way != "auto":
                 await reader.commit(8 if way == "offsets" else None)
@@ -101,30 +97,30 @@ async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic:
         assert (offset, noted(metadata)) == (1, Noted(8))
 
     async def behind(way: str) -> None:
-        async with client(broker, topic, {"group.id": f"{topic}-{way}"}) as reader:
+        async with client(source, {"group.id": f"{source.topic}-{way}"}) as reader:
             assert await reader.values(2) == [value_of(3_000, 1), b"d"]
             await reader.commit()
         assert await reader.marks() == {0: (12, "")}
 
     ways = ("commit", "offsets", "auto")
     await asyncio.gather(*map(before, ways))
-    await write(broker, topic, [*slow[2:], plain(b"d")])
+    await source.write([*slow[2:], plain(b"d")])
     await asyncio.gather(*map(behind, ways))
 
 
-async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_restart_anywhere(source: Source, client: Client) -> None:
     """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
-    topic, found = make_topic(), list[Discarded]()
+    found = list[Discarded]()
     messages = [*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))]
-    await write(broker, topic, list(interleaved(messages, 5)))
+    await source.write(list(interleaved(messages, 5)))
 
     async def check(kept: str) -> None:
         got: list[Any] = []
         at = 0
-        config: Config = {**TIGHT, "group.id": f"{topic}-{kept}", "enable.auto.commit": kept == "auto"}
+        config: Config = {**TIGHT, "group.id": f"{source.topic}-{kept}", "enable.auto.commit": kept == "auto"}
         while len(got) < 8:
             assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
-            async with client(broker, topic, config, found.append, assigned=assigned) as reader:
+            async with client(source, config, found.append, assigned=assigned) as reader:
                 for each in await reader.read(min(3, 8 - len(got))):
                     got.append(each.value)
                     at = each.offset + 1
@@ -139,60 +135,56 @@ async def test_restart_anywhere(broker: str, make_topic: MakeTopic, client: Clie
     assert found == []
 
 
-async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_commit_of_what_is_done(source: Source, client: Client) -> None:
     """An application may commit less than it was given: what is behind that comes again. Its own metadata is kept."""
-    topic = make_topic()
     chunks = pieces("u", 1_500)
-    await write(broker, topic, [chunks[0], plain(b"a"), *chunks[1:]])
-    async with client(broker, topic) as reader:
+    await source.write([chunks[0], plain(b"a"), *chunks[1:]])
+    async with client(source) as reader:
         assert await reader.values(2) == [b"a", value_of(1_500)]
         await reader.commit(2, "my own")
         assert await reader.marks() == {0: (0, "my own")}
         await reader.commit(2)
-    async with client(broker, topic) as reader:
+    async with client(source) as reader:
         assert await reader.values() == [value_of(1_500)]
         await reader.commit(len(chunks) + 1)
     assert await reader.marks() == {0: (len(chunks) + 1, "")}
 
 
 @pytest.mark.parametrize("target", [2, 3])
-async def test_a_retry_or_a_skip_keeps_what_is_pending(
-    broker: str, make_topic: MakeTopic, client: Client, target: int
-) -> None:
+async def test_a_retry_or_a_skip_keeps_what_is_pending(source: Source, client: Client, target: int) -> None:
     """No commit passes a message that began before the position that is set, and it comes, however far back."""
-    topic, found = make_topic(), list[Discarded]()
+    found = list[Discarded]()
     slow = pieces("slow", 3_000, 1)
-    await write(broker, topic, [plain(b"a"), slow[0], plain(b"bad"), plain(b"b")])
-    async with client(broker, topic, {"chunk.lookback": 0}, found.append) as reader:
+    await source.write([plain(b"a"), slow[0], plain(b"bad"), plain(b"b")])
+    async with client(source, {"chunk.lookback": 0}, found.append) as reader:
         assert await reader.values(2) == [b"a", b"bad"]
         await reader.seek(target)
         assert await reader.values(4 - target) == [b"bad", b"b"][target - 2 :]
         for offset in (None, 4):
             await reader.commit(offset)
             assert await reader.committed() == {0: 1}
-        await write(broker, topic, slow[1:])
+        await source.write(slow[1:])
         assert await reader.values() == [value_of(3_000, 1)]
         await reader.seek(0)
         assert await reader.values() == [b"a"]
     assert found == []
 
 
-async def test_position_waits_for_what_is_not_delivered(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_position_waits_for_what_is_not_delivered(source: Source, client: Client) -> None:
     """The position is behind what was given, or at the first chunk of a message that began too long ago."""
-    topic = make_topic()
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
-    await write(broker, topic, [plain(b"a"), slow[0], *quick, plain(b"b")])
+    await source.write([plain(b"a"), slow[0], *quick, plain(b"b")])
     for lookback, behind in ((10_000, 5), (1, 1)):
-        async with client(broker, topic, {"chunk.lookback": lookback}) as reader:
+        async with client(source, {"chunk.lookback": lookback}) as reader:
             assert await reader.values(2) == [b"a", value_of(2_000, 2)]
             assert await reader.position() == behind
 
 
-async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_position_within_a_message(source: Source, client: Client) -> None:
     """Whichever of its offsets is sought, a message comes whole, and has the offset of its last chunk."""
-    topic, found = make_topic(), list[Discarded]()
-    await write(broker, topic, [record for n in range(3) for record in pieces(f"u{n}", 2_000, n)])
-    async with client(broker, topic, {}, found.append) as reader:
+    found = list[Discarded]()
+    await source.write([record for n in range(3) for record in pieces(f"u{n}", 2_000, n)])
+    async with client(source, {}, found.append) as reader:
         assert [each.offset for each in await reader.read(3)] == [2, 5, 8]
         for offset in (3, 4, 5):
             await reader.seek(offset)
@@ -200,32 +192,30 @@ async def test_a_position_within_a_message(broker: str, make_topic: MakeTopic, c
     assert found == []
 
 
-async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_note_of_another_log(source: Source, client: Client) -> None:
     """Where reading begins before the commit, its note says nothing: every record is given."""
-    topic = make_topic()
-    await write(broker, topic, [plain(b"%d" % n) for n in range(3)])
-    async with client(broker, topic) as reader:
+    await source.write([plain(b"%d" % n) for n in range(3)])
+    async with client(source) as reader:
         assert await reader.values(3) == [b"0", b"1", b"2"]
         await reader.commit(50, "wideload:delivered=100")
-    async with client(broker, topic) as reader:  # the commit is behind the end, so reading is reset to the beginning
+    async with client(source) as reader:  # the commit is behind the end, so reading is reset to the beginning
         assert await reader.values(3) == [b"0", b"1", b"2"]
 
 
-async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_commit_before_the_first_record(wide: Source, client: Client) -> None:
     """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
-    topic = make_topic(2)
     slow = pieces("slow", 3_000, 1)
-    await write(broker, topic, [slow[0], plain(b"given")], 0)
-    await write(broker, topic, [plain(b"x")], 1)
-    async with client(broker, topic) as reader:
+    await wide.write([slow[0], plain(b"given")], 0)
+    await wide.write([plain(b"x")], 1)
+    async with client(wide) as reader:
         assert sorted(await reader.values(2)) == [b"given", b"x"]
         await reader.commit()
-    async with client(broker, topic, assigned={0: None, 1: None}) as reader:
+    async with client(wide, assigned={0: None, 1: None}) as reader:
         await reader.pause(0)
         assert await reader.poll(0.5) == []
         await reader.commit()
         assert noted((await reader.marks())[0][1]) == Noted(2)
-        await write(broker, topic, slow[1:], 0)
+        await wide.write(slow[1:], 0)
         await reader.resume(0)
         assert await reader.values() == [value_of(3_000, 1)]
 
@@ -233,18 +223,21 @@ async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTop
 # --- what makes no message --------------------------------------------------------------------------------------------
 
 
-async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: Client) -> None:
-    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them."""
-    topic, seen = make_topic(), list[Discarded]()
+async def test_discarded_messages(source: Source, client: Client) -> None:
+    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them.
+
+    The chunks of one that was set aside are read again for the callback.
+    """
+    seen = list[Discarded]()
     chunks = pieces("u", 3_000)
-    await write(broker, topic, [chunks[0], chunks[2], plain(b"end"), *pieces("late", 3_000)[:2]])
+    await source.write([chunks[0], chunks[2], plain(b"end"), *pieces("late", 3_000)[:2], *pieces("aside", 3_000)[:3]])
 
     def discarded(message: Discarded) -> None:
         seen.append(message)
         if len(seen) == 1:
             raise OSError("no dead-letter topic")
 
-    async with client(broker, topic, {EXPIRES: 200}, discarded) as reader:
+    async with client(source, {**TIGHT, EXPIRES: 200}, discarded) as reader:
         with pytest.raises(OSError, match="no dead-letter topic"):
             await reader.read()
         for offset in (None, 2):
@@ -252,63 +245,49 @@ async def test_discarded_messages(broker: str, make_topic: MakeTopic, client: Cl
             assert await reader.committed() == {0: 0}
         assert await reader.position() <= 1
         assert await reader.values() == [b"end"]
-        await reader.becomes(lambda: len(seen) == 3, "the other one has expired")
+        await reader.becomes(lambda: len(seen) == 4, "the others have expired")
         await reader.commit()
-    assert told(seen) == [("out-of-order", "u", [0, 1])] * 2 + [("expired", "late", [3, 4])]
-    assert await reader.committed() == {0: 5}
+    assert told(seen[:2]) == [("out-of-order", "u", [0, 1])] * 2
+    assert sorted(told(seen[2:])) == [("expired", "aside", [5, 6, 7]), ("expired", "late", [3, 4])]
+    assert await reader.committed() == {0: 8}
 
 
-async def test_discarded_messages_are_logged(
-    broker: str, make_topic: MakeTopic, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_discarded_messages_are_logged(source: Source, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """Without a callback the log has a warning, and the records behind come."""
-    topic = make_topic()
-    await write(broker, topic, pieces("half", 3_000)[:2])
-    async with client(broker, topic, {EXPIRES: 200}) as reader:
+    await source.write(pieces("half", 3_000)[:2])
+    async with client(source, {EXPIRES: 200}) as reader:
         await reader.becomes(lambda: "expired" in reader.consumer.counts.discarded, "it has expired")
-        await write(broker, topic, [plain(b"next")])
+        await source.write([plain(b"next")])
         assert await reader.values() == [b"next"]
         assert await reader.pending() == 0
     assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
 
 
-async def test_expired_messages_give_all_chunks_back(broker: str, make_topic: MakeTopic, client: Client) -> None:
-    """The chunks of a message that was set aside are read again for the callback."""
-    topic, found = make_topic(), list[Discarded]()
-    await write(broker, topic, [pieces("a", 3_000)[0], *pieces("b", 3_000)[:3]])
-    async with client(broker, topic, {**TIGHT, EXPIRES: 200}, found.append) as reader:
-        await reader.becomes(lambda: len(found) == 2, "both have expired")
-        await write(broker, topic, [plain(b"end")])
-        assert await reader.values() == [b"end"]
-    assert sorted(told(found)) == [("expired", "a", [0]), ("expired", "b", [1, 2, 3])]
-
-
-async def test_messages_that_are_dropped_for_others(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_messages_that_are_dropped_for_others(source: Source, client: Client) -> None:
     """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
-    topic = make_topic()
-    await write(broker, topic, [*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
+    await source.write([*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
     for quiet in (True, False):
         found: list[Discarded] = []
         keys = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": quiet}
-        async with client(broker, topic, keys, found.append) as reader:
+        async with client(source, keys, found.append) as reader:
             assert await reader.values() == [b"end"]
             assert reader.consumer.counts.discarded == ({"evicted": 1} if quiet else {})
             assert await reader.pending() == (2 if quiet else 3)
         assert found == []
 
 
-async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_callback_that_seeks(source: Source, client: Client) -> None:
     """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
-    topic, seen = make_topic(), list[str]()
+    seen = list[str]()
     chunks = pieces("u", 3_000)
-    await write(broker, topic, [chunks[0], chunks[2], plain(b"end")])
+    await source.write([chunks[0], chunks[2], plain(b"end")])
 
     def discarded(message: Discarded) -> None:
         seen.append(message.reason)
         if len(seen) == 1:
             reader.seek_now(0)
 
-    async with client(broker, topic, {}, discarded) as reader:
+    async with client(source, {}, discarded) as reader:
         assert await reader.values() == [b"end"]
     assert seen == ["out-of-order"] * 2
 
@@ -317,7 +296,7 @@ async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic, client:
 
 
 @pytest.fixture(params=["checksum", "put"])
-def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[BaseException]]:
+def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[BaseException]:
     """Errors, as of an interrupt or a lack of memory, that the next checksums of values raise; or what puts records."""
     errors: list[BaseException] = []
     sha256 = hashlib.sha256
@@ -325,9 +304,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     class Digest:
         def __init__(self, data: bytes = b"") -> None:
             self._digest = sha256(data)
-
-        def update(self, data: bytes) -> None:
-            self._digest.update(data)
+            self.update = self._digest.update
 
         def hexdigest(self) -> str:
             if errors:
@@ -344,30 +321,27 @@ def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         monkeypatch.setattr(Inbox, "put", put)
     else:
         monkeypatch.setattr(hashlib, "sha256", Digest)
-    yield errors
-    monkeypatch.undo()
+    return errors
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["interrupt", "memory"])
 async def test_an_interrupt_while_records_are_put_where_they_wait_or_put_together(
-    broker: str,
-    make_topic: MakeTopic,
+    wide: Source,
     client: Client,
     failing: list[BaseException],
     memory: bool,  # noqa: FBT001
 ) -> None:
     """The next calls get the records and what was fetched with them; so does the next consumer of the group."""
-    topic = make_topic(2)
     chunks = pieces("u", 3_000, 1)
     for number in (0, 1):
-        await write(broker, topic, [chunks[0], *[plain(b"a")] * 3, *chunks[1:], plain(b"end")], number)
+        await wide.write([chunks[0], *[plain(b"a")] * 3, *chunks[1:], plain(b"end")], number)
     error = MemoryError if memory else client.interrupt
     for restarts in (False, True):
         given: list[tuple[int, int]] = []
         failed = 0
         failing.append(error("now"))
         while len(set(given)) < 10:
-            async with client(broker, topic, {"group.id": f"{topic}-{restarts}", "chunk.lookback": 0}) as reader:
+            async with client(wide, {"group.id": f"{wide.topic}-{restarts}", "chunk.lookback": 0}) as reader:
                 while len(set(given)) < 10:
                     try:
                         given += [(each.partition, each.offset) for each in await reader.read()]
@@ -382,12 +356,11 @@ async def test_an_interrupt_while_records_are_put_where_they_wait_or_put_togethe
         assert len(given) == 10 or client.repeats
 
 
-async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_records_of_a_paused_partition_wait(source: Source, client: Client) -> None:
     """What was fetched of it is neither lost nor given twice, and what is sought while it is paused comes next."""
-    topic = make_topic()
     first, *rest = pieces("u", 3_000, 1)
-    await write(broker, topic, [first, plain(b"a"), *rest, plain(b"b"), plain(b"c")])
-    async with client(broker, topic) as reader:
+    await source.write([first, plain(b"a"), *rest, plain(b"b"), plain(b"c")])
+    async with client(source) as reader:
         assert await reader.values() == [b"a"]
         await reader.pause(0)
         assert await reader.poll(0.3) == []
@@ -400,19 +373,18 @@ async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeT
         assert await reader.values(2) == [b"b", b"c"]
 
 
-async def test_a_call_that_waits_commits(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_a_call_that_waits_commits(source: Source, client: Client) -> None:
     """What was given is committed while a call waits, and not what was only fetched."""
-    topic = make_topic()
-    await write(broker, topic, [plain(b"%d" % n) for n in range(3)])
+    await source.write([plain(b"%d" % n) for n in range(3)])
     more: Config = {"enable.auto.commit": True, "auto.commit.interval.ms": 100}
-    async with client(broker, topic, more) as reader:
+    async with client(source, more) as reader:
         assert await reader.values(2) == [b"0", b"1"]
         await reader.commit()
         assert (await reader.committed(), await reader.position()) == ({0: 2}, 2)
         assert await reader.values() == [b"2"]
-        waiting = asyncio.create_task(reader.poll(5.0))
+        waiting = asyncio.create_task(reader.poll(5.0, 1))
         while (await reader.committed()) != {0: 3}:
             assert not waiting.done()
             await asyncio.sleep(0.02)
-        await write(broker, topic, [plain(b"end")])
+        await source.write([plain(b"end")])
         assert [each.value for each in await waiting] == [b"end"]

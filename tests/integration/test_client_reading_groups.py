@@ -13,53 +13,49 @@ from confluent_kafka import KafkaException
 
 from app.chunks import Discarded
 from app.serializers import LargeMessageDeserializer
-from tests.integration.aiokafka_records import produce
-from tests.integration.chunk_records import interleaved, pieces, plain, value_of, write
+from tests.integration.aiokafka_records import Source
+from tests.integration.chunk_records import interleaved, pieces, plain, value_of
 from tests.integration.client_config import LARGE, ON_GATE, Config
 from tests.integration.client_readers import READERS, Client, share
-from tests.integration.client_stores import Gate
-from tests.integration.way import MakeTopic
 
 pytestmark = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
 _REBALANCES = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, KafkaException)
 
 
-async def test_incomplete_messages_outlast_a_rebalance(broker: str, make_topic: MakeTopic, client: Client) -> None:
+async def test_incomplete_messages_outlast_a_rebalance(wide: Source, client: Client) -> None:
     """Their first chunks are not committed, and they come whole, from whichever consumer has their partition then."""
-    topic, found = make_topic(2), list[Discarded]()
+    found = list[Discarded]()
     chunks = {number: pieces(f"u{number}", 3_000, number) for number in (0, 1)}
     for number, each in chunks.items():
-        await write(broker, topic, [each[0], plain(b"%d" % number)], number)
+        await wide.write([each[0], plain(b"%d" % number)], number)
     config: Config = {"enable.auto.commit": True}
-    async with client(broker, topic, config, found.append) as first:
+    async with client(wide, config, found.append) as first:
         assert set(await first.values(2)) == {b"0", b"1"}
-        async with client(broker, topic, config, found.append) as second:
+        async with client(wide, config, found.append) as second:
             assert await share(first, second) == []
             await first.commit()
             assert await first.committed() == {0: 0, 1: 0}
             for number, each in chunks.items():
-                await write(broker, topic, each[1:], number)
+                await wide.write(each[1:], number)
             given = [*await first.values(), *await second.values()]
     assert sorted(given) == sorted(value_of(3_000, number) for number in (0, 1))
     assert await first.committed() == {0: 6, 1: 6}
     assert found == []
 
 
-async def test_consumers_come_and_go(
-    broker: str, make_topic: MakeTopic, gate: Gate, least_session_ms: int, client: Client
-) -> None:
+async def test_consumers_come_and_go(wide: Source, least_session_ms: int, client: Client) -> None:
     """Rebalanced and stopped at any time, with room for one message: every value comes, nothing is discarded."""
-    topic, found, got = make_topic(2), list[Discarded](), set[bytes]()
+    found, got = list[Discarded](), set[bytes]()
     expected: set[bytes] = set()
     for partition in (0, 1):
         messages = [pieces(f"p{partition}-{n}", 3_000, 100 * partition + n) for n in range(8)]
         expected |= {value_of(3_000, 100 * partition + n) for n in range(8)}
         log = list(interleaved(messages, partition))
-        await write(broker, topic, log[:20], partition)
+        await wide.write(log[:20], partition)
         references: list[bytes | None] = [LARGE + b"%d %d" % (partition, n) for n in range(3)]
-        await produce(broker, ON_GATE, topic, references, partition)
+        await wide.produce(references, partition)
         expected |= {each for each in references if each}
-        await write(broker, topic, log[20:], partition)
+        await wide.write(log[20:], partition)
     rng = random.Random(8)
     config: Config = {
         "value.deserializer": LargeMessageDeserializer,
@@ -71,7 +67,7 @@ async def test_consumers_come_and_go(
     }
 
     async def run(calls: int) -> None:
-        async with client(broker, topic, config, found.append) as reader:
+        async with client(wide, config, found.append) as reader:
             for _ in range(calls):
                 got.update(each.value for each in await reader.poll(1.0, 1))
                 if got == expected:

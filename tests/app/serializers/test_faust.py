@@ -309,6 +309,15 @@ async def test_on_failure_stands_for_a_record_that_cannot_be_had(
     assert (error.offset, error.field, error.__cause__, given) == (42, "value", cause, record)
 
 
+async def test_a_plain_value_where_wrappers_are(app: faust.App) -> None:
+    """`on_failure` gets a value that is no wrapper; with `unwrap.on.plain.value` = `pass` the agent does."""
+    for more, found in (({}, "MalformedWrapperError"), ({"unwrap.on.plain.value": "pass"}, b"plain")):
+        own: Any = {"wrapped": True, "on_failure": lambda error, _: type(error.__cause__).__name__}
+        schema = LargeMessageSchema({"large.message.strategy": "chunk", **more}, value_serializer="raw", **own)
+        event = await schema.decode(app, message(b"plain", [("a", b"1")]), propagate=True)
+        assert (event.value, event.headers) == (found, {"a": b"1"})
+
+
 async def test_a_key_that_cannot_be_had_is_null(app: faust.App, config_of: Config) -> None:
     """The event of `on_failure` has no key then."""
     schema = LargeMessageSchema(config_of(), keys=True, value_serializer="raw", on_failure=lambda error, _: error.field)
