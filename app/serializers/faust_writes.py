@@ -29,6 +29,7 @@ from transforms.wrapper import MessageWrapper, Wrap
 _NAMES = ("bootstrap.servers", "max.request.size", "max.poll.interval.ms", MAX_BLOCK.name)
 _KEYS = (STRATEGY, STORE_KEY, *PRODUCER_KEYS, *COMMON_KEYS, *CHUNK_PRODUCER_KEYS, *CONSUMER_KEYS)
 _OF_CLIENTS = ("security.", "sasl.", "ssl.")
+_STAGES = tuple(f"{part}.{kind}" for part in ("key", "value") for kind in ("serializer", "deserializer"))
 
 
 class Writes:
@@ -48,6 +49,9 @@ class Writes:
     def __init__(self, app: AppT, config: Mapping[str, object], parts: Collection[Field], wrap: Wrap | None) -> None:
         self._wrap = wrap
         self._strategy = strategy_of(config)
+        for name in config:
+            if name.removesuffix("s") in _STAGES:
+                raise ConfigurationError(name, "is not for Faust: codecs and models take its place; remove it")
         stages = {
             f"{part.name}.serializer": LargeMessageSerializer
             for part in parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -381,6 +382,8 @@ def test_a_misspelt_key_is_reported_before_what_is_missing(app: faust.App) -> No
         ({"large.message.max.bytes": 5}, "large.message.payload.store.class: is missing"),
         ({"large.message.strategy": "auto"}, "large.message.payload.store.class: is missing; large.message.strategy"),
         ({"large.message.strategy": "chunk", "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
+        ({**ON_GATE, "value.serializer": json.dumps}, "value.serializer: is not for Faust: codecs"),
+        ({**ON_GATE, "value.deserializers": [json.loads]}, "value.deserializers: is not for Faust"),
         (
             {**ON_GATE, "large.message.strategy": "chunk", "large.message.treshold.bytes": 5},
             "large.message.treshold.bytes: .*did you mean large.message.threshold.bytes",
