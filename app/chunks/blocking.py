@@ -55,7 +55,7 @@ class Actions:
 
     def close(self) -> None:
         """Closes the consumer."""
-        log, self._log, self._range = self._log, None, None
+        log, self._log, self._range, self._records = self._log, None, None, None  # the last one ends with its reading
         if log is not None:
             log.close()
 

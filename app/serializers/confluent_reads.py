@@ -105,7 +105,7 @@ class PollingConsumer(confluent_kafka.Consumer):
     def poll(self, timeout: float | None = -1) -> Message | None:
         """As confluent-kafka's; goes on waiting, up to the time-out, if it reads only chunks.
 
-        An interrupt (Ctrl-C) while a payload is downloaded loses no record: the next call gives it. If the `exception`
+        An interrupt (Ctrl-C) while it waits, or downloads, loses no record: the next call gives it. If the `exception`
         of confluent-kafka's error is a `SerializationError`, it is a `RecordDeserializationError`.
 
         Raises:
@@ -274,8 +274,17 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _fetch(self, most: int, wait_s: float = 0.0) -> bool:
         self._fetched_s = time.monotonic()
-        messages = _CLIENT.consume(self, most, wait_s)
-        self._put(messages)
+        before = _CLIENT.position(self, _CLIENT.assignment(self))
+        try:
+            messages = _CLIENT.consume(self, most, wait_s)
+            self._put(messages)
+        except BaseException:  # an interrupt that comes with messages drops them, and librdkafka is behind them
+            for was, now in zip(before, _CLIENT.position(self, before), strict=True):
+                begins = self._new.get(place_of(was)) or was
+                if begins.offset >= 0 and (begins is not was or now.offset != was.offset):
+                    self._inbox.interrupted[place_of(was)] = self._inbox.commit(place_of(was), begins.offset)
+            self._go_back()
+            raise
         return bool(messages)
 
     def _put(self, messages: Sequence[Message]) -> None:

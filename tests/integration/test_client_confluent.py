@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
@@ -161,6 +162,35 @@ async def test_a_batch_ends_before_a_failure(source: Source, error: type[BaseExc
         assert sorted(set(seen)) == seen
         await reader.commit()
         assert await reader.committed() == {0: 4}
+
+
+async def test_an_interrupt_that_comes_with_messages(wide: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka drops them and is behind them: the next call reads them again, and no commit passes them."""
+    interrupts: list[BaseException] = []
+    for number in (0, 1):
+        await wide.write([plain(b"a"), *pieces("u", 3_000, 1), plain(b"b")], number)
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(confluent_kafka.Consumer, name)
+
+        def consume(self, *arguments: Any) -> Any:
+            found = confluent_kafka.Consumer.consume(*arguments)
+            if found and interrupts:
+                raise interrupts.pop()
+            return found
+
+    async with Confluent(wide, {"chunk.lookback": 0}) as reader:
+        found = await reader.values(2)
+        monkeypatch.setattr(confluent_reads, "_CLIENT", Interrupted())
+        while len(found) < 6:
+            interrupts[:] = [KeyboardInterrupt("now")] * (len(found) < 5)
+            try:
+                found += [each.value for each in await reader.poll(1.0)]
+            except KeyboardInterrupt:
+                await reader.commit()
+                found += await reader.values()
+        assert sorted(found) == sorted([b"a", b"b", value_of(3_000, 1)] * 2)
 
 
 async def test_ends_of_partitions(source: Source) -> None:
