@@ -30,6 +30,8 @@ SMALL_TOPIC: Config = {"max.message.bytes": LIMIT}
 """What the larger values of many tests do not fit into."""
 
 ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
+REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
+"""Of a consumer that restores them from that store."""
 
 
 def to_json(value: object) -> bytes:

@@ -13,20 +13,18 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
-from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
-from app.serializers import LargeMessageDeserializer, RecordDeserializationError, SerializationError
+from app.chunks import AssembledRecord, ChunkingProducer, Discarded
+from app.serializers import RecordDeserializationError, SerializationError
 from app.serializers.aiokafka import SerializingProducer
 from tests.integration.aiokafka_records import MakeSource, Source, becomes, loop_turns, many, one
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of
-from tests.integration.client_config import LARGE, ON_GATE, Config, producing
+from tests.integration.client_config import LARGE, REFERENCES, Config, producing
 from tests.integration.client_readers import Assembling, Client, Getmany, Getone, Reader
 from tests.integration.client_stores import Gate, GatedStore, run_example
 from tests.integration.topics import send
 from tests.s3_server import S3Server
 from transforms.commit_metadata import Noted, noted
-from transforms.record import Record
 
-REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 _LONG_S = 30.0
 
 
@@ -310,14 +308,19 @@ async def test_what_is_fetched_ahead_is_bounded(wide: Source) -> None:
 
 @pytest.mark.matrix
 async def test_ids_of_messages(make_source: MakeSource) -> None:
-    """A message has the id that its producer was given; a seek to it gives the message, and so does its last offset."""
+    """A message has the id that its producer was given; a seek to it gives the message, and so does its last offset.
+
+    A deserializer of aiokafka sees whole values.
+    """
     source, found = make_source(**{"max.message.bytes": 20_000}), list[Discarded]()
     sent = [value_of(100_000), b"small", value_of(50_000, 1)]
     async with ChunkingProducer({"bootstrap.servers": source.broker}) as producer:
         results = [await producer.send_and_wait(source.topic, value) for value in sent]
-    async with Assembling(source, {}, found.append) as reader:
+    made = Assembling(source, {}, found.append)
+    made.options["value_deserializer"] = lambda value: value[::-1]
+    async with made as reader:
         records = [await one(reader.consumer) for _ in sent]
-        assert [each.value for each in records] == sent
+        assert [each.value[::-1] for each in records] == sent
         assert [isinstance(each, AssembledRecord) for each in records] == [True, False, True]
         ids = [getattr(each, "chunk_message_id", None) for each in records]
         assert ids == [getattr(each, "chunk_message_id", None) for each in results]
@@ -330,25 +333,6 @@ async def test_ids_of_messages(make_source: MakeSource) -> None:
         assert reader.consumer.stats()["chunkedMessageRate"][source.topic] > 0
     assert found == []
     assert issubclass(AssembledRecord, ConsumerRecord)
-
-
-async def test_deserializers_of_aiokafka(source: Source) -> None:
-    """They see whole values; an error of one keeps the place of its record, and has the error as its cause."""
-    await source.write([*pieces("u", 2_000, 1), Record(b"key", b"3"), Record(b"key", b"four")])
-
-    def deserialized(value: bytes) -> int:
-        return len(value) if len(value) > 100 else int(value)
-
-    config = {"bootstrap.servers": source.broker, "auto.offset.reset": "earliest"}
-    options: Any = {"key_deserializer": bytes.decode, "value_deserializer": deserialized}
-    async with AssemblingConsumer(config, source.topic, **options) as consumer:
-        found = [await one(consumer) for _ in range(2)]
-        assert [(each.key, each.value) for each in found] == [("k", 2_000), ("key", 3)]
-        for _ in range(2):
-            with pytest.raises(RecordDeserializationError) as caught:
-                await one(consumer)
-            assert (caught.value.partition, caught.value.offset) == (0, 4)
-            assert isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_the_example_of_chunks(source: Source, versitygw: S3Server) -> None:

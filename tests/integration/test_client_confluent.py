@@ -17,19 +17,13 @@ from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import async_consumer_config
 from tests.integration.aiokafka_records import MakeSource, Source
 from tests.integration.chunk_records import pieces, plain, value_of
-from tests.integration.client_config import LARGE, ON_GATE, Config, on_s3, producing
+from tests.integration.client_config import LARGE, REFERENCES, Config, on_s3, producing
 from tests.integration.client_readers import Confluent, ConfluentBatches, ConfluentsOwn
 from tests.integration.client_stores import Gate, delete_payload
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server
-from transforms.errors import (
-    PayloadNotFoundError,
-    PayloadStoreError,
-    RecordDeserializationError,
-    SerializationError,
-)
+from transforms.errors import PayloadNotFoundError, PayloadStoreError, RecordDeserializationError, SerializationError
 
-REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 _LONG_S = 30.0
 
 

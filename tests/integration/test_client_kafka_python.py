@@ -20,22 +20,19 @@ async def test_a_listener_of_the_application(source: Source, asynchronous: bool)
     await source.write([plain(b"x"), plain(b"y")])
     called: list[tuple[str, list[int]]] = []
 
-    def note(name: str, partitions: Any) -> None:
-        called.append((name, [each.partition for each in partitions]))
-
     class Plain(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
         def on_partitions_assigned(self, assigned: Any) -> None:
-            note("assigned", assigned)
+            called.append(("assigned", [each.partition for each in assigned]))
 
         def on_partitions_revoked(self, revoked: Any) -> None:
-            note("revoked", revoked)
+            called.append(("revoked", [each.partition for each in revoked]))
 
     class Awaited(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
         async def on_partitions_assigned(self, assigned: Any) -> None:
-            note("assigned", assigned)
+            Plain().on_partitions_assigned(assigned)
 
         async def on_partitions_revoked(self, revoked: Any) -> None:
-            note("revoked", revoked)
+            Plain().on_partitions_revoked(revoked)
 
     async with KafkaPythonIteration(source, {"enable.auto.commit": True}) as reader:
         await reader.call(reader.consumer.subscribe, [source.topic], None, Awaited() if asynchronous else Plain())

@@ -18,6 +18,7 @@ from tests.integration.client_config import (
     LARGE,
     MIXED,
     ON_GATE,
+    REFERENCES,
     THRESHOLD,
     Config,
     on_s3,
@@ -29,15 +30,9 @@ from tests.integration.client_stores import Gate
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server
 from transforms.chunk import Chunking
-from transforms.errors import (
-    PayloadNotFoundError,
-    PayloadStoreError,
-    RecordDeserializationError,
-)
+from transforms.errors import PayloadNotFoundError, PayloadStoreError, RecordDeserializationError
 from transforms.record import Record
 from transforms.wrapper import MessageWrapper
-
-REFERENCES: Config = {"value.deserializer": LargeMessageDeserializer, **ON_GATE}
 
 every = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
 

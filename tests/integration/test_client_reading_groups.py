@@ -12,10 +12,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from app.chunks import Discarded
-from app.serializers import LargeMessageDeserializer
 from tests.integration.aiokafka_records import Source
 from tests.integration.chunk_records import interleaved, pieces, plain, value_of
-from tests.integration.client_config import LARGE, ON_GATE, Config
+from tests.integration.client_config import LARGE, REFERENCES, Config
 from tests.integration.client_readers import READERS, Client, share
 
 pytestmark = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
@@ -58,8 +57,7 @@ async def test_consumers_come_and_go(wide: Source, least_session_ms: int, client
         await wide.write(log[20:], partition)
     rng = random.Random(8)
     config: Config = {
-        "value.deserializer": LargeMessageDeserializer,
-        **ON_GATE,
+        **REFERENCES,
         "max.pending.chunked.message": 1,
         "session.timeout.ms": least_session_ms,
         "heartbeat.interval.ms": 300,
