@@ -237,7 +237,8 @@ def repeats(
             where = f"partition {partition}, offset {position}: {each!r}, number {number}, where {following} follows"
             assert number < following, where
             later = list(enumerate(restarts, 1))[lives:]
-            lives = next((life for life, (start, end) in later if start == number and end <= position), 0)
+            # A commit that was on its way at the kill may come after we looked: then the life begins behind `start`.
+            lives = next((life for life, (start, end) in later if start <= number and end <= position), 0)
             assert lives, f"{where}; lives begin at {restarts}"
             again += following - number
         following = number + 1
