@@ -8,9 +8,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
-from app.chunks.discarded import warn
+from app.chunks.discarded import OnDiscarded, warn
 from app.chunks.keys import CONSUMER_KEYS, apart
-from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
+from app.chunks.whole_records import WholeRecordConsumer
 from app.kafka.arguments import Arguments
 from transforms.errors import SerializationError
 

@@ -1,14 +1,27 @@
-"""What becomes of a discarded message if the application does not say."""
+"""Discarded messages on an event loop: what an application is called with, and what is done if it does not say."""
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from app.chunks.inbox import Inbox
 from transforms.chunked_message import Discarded
 from transforms.logger_name import logger_name
 
+OnDiscarded = Callable[[Discarded], "Awaitable[None] | None"]
+
 _logger = logging.getLogger(logger_name(__name__))
+
+
+async def hand_out(inbox: Inbox[Any], discarded: Discarded, on_discarded: OnDiscarded) -> None:
+    """Gives the application a message, the first of the actions; if it raises an error, the message stays."""
+    done = on_discarded(discarded)
+    if inspect.isawaitable(done):
+        await done
+    inbox.done(discarded)
 
 
 def warn(discarded: Discarded) -> None:

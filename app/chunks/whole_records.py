@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
@@ -16,6 +15,7 @@ from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
 from app.chunks.allowance import PARALLEL
+from app.chunks.discarded import OnDiscarded, hand_out
 from app.chunks.keys import limits
 from app.chunks.prefetch import Prefetch
 from app.chunks.range_reader import RangeReader
@@ -28,7 +28,6 @@ from app.kafka.subscriptions import Subscriptions, Woken
 from transforms.chunk import is_chunk
 from transforms.chunked_message import ChunkMessageId, Counts, Discarded
 
-OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
 Records = dict[TopicPartition, list[ConsumerRecord]]
 _Found = TypeVar("_Found")
 
@@ -223,10 +222,7 @@ class WholeRecordConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka h
                 return
             action = self._inbox.actions[0]
             if isinstance(action, Discarded):
-                done = self._on_discarded(action)
-                if inspect.isawaitable(done):
-                    await done
-                self._inbox.done(action)
+                await hand_out(self._inbox, action, self._on_discarded)
             else:
                 task = self._reader.begin(action)
                 await asyncio.wait({task}, timeout=max(0.0, min(_LOOK_S, until_s - time.monotonic())))

@@ -91,7 +91,7 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
     def reset_to(self, position: int) -> None:
         super().reset_to(position)
         if self.of.active:  # the position of an earlier assignment says nothing about this one
-            # The log may have lost the records at the commit. What was delivered above it is delivered all the same.
+            # The log may have lost the records at the commit. What was delivered above it stays delivered.
             commit = self.commit
             note = commit.metadata if commit is not None and 0 <= commit.offset <= position else None
             self.of.undelivered.begin(self.partition, position, note)

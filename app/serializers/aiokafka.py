@@ -14,10 +14,10 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
 from app.chunks.destinations import ESTIMATE_BYTES, Destination, described
-from app.chunks.discarded import warn
+from app.chunks.discarded import OnDiscarded, warn
 from app.chunks.keys import CONSUMER_KEYS
 from app.chunks.producer import ChunkingProducer
-from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
+from app.chunks.whole_records import WholeRecordConsumer
 from app.config.idempotence import idempotent
 from app.kafka.arguments import Arguments
 from app.serializers import config as taken
@@ -132,7 +132,7 @@ class DeserializingConsumer(WholeRecordConsumer):
         whole = _CONSUMER.merged(config, options)
         self._deserializers = taken.consumer(whole, _CONSUMER.keys(), CONSUMER_KEYS)
         self._threads = Threads()
-        self._keeps_plain = all(composable.keeps_plain for composable in self._deserializers.parts.values())
+        self._keeps_plain = self._deserializers.keeps_plain
         self._download_s = max(1, self._deserializers.store_timeout_ms) / 1000
         with self._deserializers.closed_on_error():
             arguments = {**_CONSUMER.defaults, **_CONSUMER.read(self._deserializers.client)}

@@ -52,6 +52,11 @@ class ClientConfig(Generic[_Composable]):
         """The longest time of all store calls of one record together."""
         return sum(large.store_timeout_ms for _, large in self.larges)
 
+    @property
+    def keeps_plain(self: ClientConfig[ComposableDeserializer]) -> bool:
+        """Whether the keys and values of records without headers stay as they are."""
+        return all(composable.keeps_plain for composable in self.parts.values())
+
     def restored_bytes(self, record: Any) -> int | None:
         """The most bytes that are downloaded for a record; None if the store is not called."""
         if not record.headers:

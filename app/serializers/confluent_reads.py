@@ -63,7 +63,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._empty = True  # the inbox, as far as the calls of `_take` know
         # What confluent-kafka has built deserializes within its own `poll` alone, and is not downloaded ahead.
         self._builds = any(name.endswith("deserializer.builder") for name in client)
-        self._keeps_plain = not self._builds and all(each.keeps_plain for each in split.parts.values())
+        self._keeps_plain = split.keeps_plain and not self._builds
         own = {key: value for key, value in client.items() if key not in _OF_MEMBERS}
         log = {**own, "enable.auto.commit": False, "auto.offset.reset": "earliest", "enable.partition.eof": True}
         self._actions = Actions(self._inbox, on_discarded, lambda: Log(log))

@@ -20,10 +20,11 @@ from faust.types import AppT, CodecArg, K, SchemaT, V
 from faust.types.core import HeadersArg
 from faust.types.tuples import MessageSentCallback, RecordMetadata
 
+from app.chunks.discarded import OnDiscarded
 from app.chunks.producer import metadata_of
 from app.config.naming import check_topics
 from app.serializers.faust_app import partition_of
-from app.serializers.faust_chunks import OnDiscarded, listed
+from app.serializers.faust_chunks import listed
 from app.serializers.faust_schema import LargeMessageSchema, OnFailure
 from app.serializers.faust_writes import Writes
 from transforms.errors import SerializationError

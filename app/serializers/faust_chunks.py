@@ -8,11 +8,10 @@ it. Faust's own gaps would not do: its first commit of a partition takes no acco
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,6 +20,7 @@ from faust.types import TP, AppT, EventT
 from faust.types.core import HeadersArg
 from faust.types.tuples import ConsumerMessage, Message
 
+from app.chunks.discarded import OnDiscarded, hand_out
 from app.chunks.inbox import Inbox
 from app.chunks.keys import limits
 from app.chunks.range_reader import RangeReader
@@ -30,8 +30,6 @@ from transforms.chunk import is_chunk
 from transforms.chunked_message import Assembled, Discarded
 from transforms.read_range import ReadRange
 from transforms.record import Header
-
-OnDiscarded = Callable[[Discarded], "Awaitable[None] | None"]
 
 _LOOK_S = 0.2  # how often it looks which events are done, and which messages have expired
 
@@ -165,10 +163,7 @@ class Chunks:
         while self._inbox.actions:
             action = self._inbox.actions[0]
             if isinstance(action, Discarded):
-                done = self._on_discarded(action)
-                if inspect.isawaitable(done):
-                    await done
-                self._inbox.done(action)
+                await hand_out(self._inbox, action, self._on_discarded)
             else:
                 await self._read_again(action)
 

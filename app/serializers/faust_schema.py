@@ -16,14 +16,14 @@ from faust.types import AppT, CodecArg, EventT, K, ModelArg, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message
 
-from app.chunks.discarded import warn
+from app.chunks.discarded import OnDiscarded, warn
 from app.chunks.keys import CONSUMER_KEYS, STRATEGY
 from app.config.client import coerced, limits_names
 from app.config.wrapping import HEADER_KEY, WRAPPER_KEYS, is_header_key, wrapper_settings
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.faust_app import check_names, client_keys, keep_membership, outlive_crash
-from app.serializers.faust_chunks import Chunks, OnDiscarded, listed
+from app.serializers.faust_chunks import Chunks, listed
 from app.serializers.faust_writes import Writes
 from app.serializers.large_message import LargeMessageDeserializer
 from app.serializers.options import check_time

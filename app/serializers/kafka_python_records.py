@@ -38,7 +38,7 @@ class Records(Inbox[ConsumerRecord]):
     def __init__(self, deserializers: ClientConfig[ComposableDeserializer]) -> None:
         super().__init__(limits(deserializers.values), deserializers.values["chunk.lookback"])
         self._deserializers = deserializers
-        self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
+        self._keeps_plain = deserializers.keeps_plain
         self._downloads = Downloads[ConsumerRecord](self._size, self._restoring)
 
     def whole(self, last: ConsumerRecord, message: Assembled) -> ConsumerRecord:

@@ -98,11 +98,11 @@ class Writer:
         timestamp: int | None = None,
     ) -> Callable[[], Awaitable[Outcome]]:
         """Hands over one record; the result waits for its outcome, and raises RefusedError if the topic refused it."""
-        told = await self._start(topic, value, key, headers, partition, timestamp)
+        reported = await self._start(topic, value, key, headers, partition, timestamp)
 
         async def outcome() -> Outcome:
             try:
-                found = await told()
+                found = await reported()
             except (aiokafka.errors.MessageSizeTooLargeError, kafka.errors.MessageSizeTooLargeError):
                 raise RefusedError from None
             return Outcome(-1, -1, -1) if found is None else Outcome(found.partition, found.offset, found.timestamp)
@@ -169,15 +169,15 @@ class Confluent(Writer):
         return by_confluent.SerializingProducer(config)
 
     async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
-        told = Future[Outcome]()
+        reported = Future[Outcome]()
 
         def done(error: KafkaError | None, message: Any) -> None:
             if error is None:
-                told.set_result(Outcome(message.partition(), message.offset(), message.timestamp()[1]))
+                reported.set_result(Outcome(message.partition(), message.offset(), message.timestamp()[1]))
             elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                told.set_exception(RefusedError())
+                reported.set_exception(RefusedError())
             else:
-                told.set_exception(KafkaException(error))
+                reported.set_exception(KafkaException(error))
 
         place = -1 if partition is None else partition
         try:
@@ -188,7 +188,7 @@ class Confluent(Writer):
 
         async def outcome() -> Outcome:
             await self.flush()
-            return await asyncio.wait_for(asyncio.wrap_future(told), _LONG_S)
+            return await asyncio.wait_for(asyncio.wrap_future(reported), _LONG_S)
 
         return outcome
 
@@ -255,14 +255,14 @@ class Faust(Writer):
         await self.own.producer.flush()
 
     async def _start(self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any) -> Any:
-        told = await self.channel(topic).send(
+        reported = await self.channel(topic).send(
             key=key,
             value=None if value is None else self._stage(value),
             partition=partition,
             timestamp=None if timestamp is None else timestamp / 1000,
             headers=headers,
         )
-        return lambda: told
+        return lambda: reported
 
 
 BOTH = [Aiokafka, Confluent, KafkaPython, Faust]

@@ -59,8 +59,8 @@ class FaustProcess:
         folder.mkdir(exist_ok=True)
         self.out = folder / "events.jsonl"
         self.log = folder / "faust.log"
-        told = {"broker": broker, "topic": topic, "store": store, "out": str(self.out), **more}
-        self.environ = {**os.environ, "PYTHONPATH": str(_ROOT), "FAUST_READER": json.dumps(told)}
+        config = {"broker": broker, "topic": topic, "store": store, "out": str(self.out), **more}
+        self.environ = {**os.environ, "PYTHONPATH": str(_ROOT), "FAUST_READER": json.dumps(config)}
 
     def __enter__(self) -> Self:
         script = str(_ROOT / "tests" / "integration" / "faust_reader.py")

@@ -244,13 +244,13 @@ def test_chunks_on_commit(broker: str, make_topic: MakeTopic, tmp_path: Path) ->
 async def test_a_message_of_chunks_is_one_for_the_sender(make_log: MakeLog) -> None:
     """The callback is called once for each value, and the result has the id of the message."""
     log = make_log()
-    told: list[Any] = []
+    reported: list[Any] = []
     async with Faust(log.chunking()) as producer:
         for value in (value_of(50_000), b"small"):
-            result = await (await producer.channel(log.topic).send(value=value, callback=told.append))
+            result = await (await producer.channel(log.topic).send(value=value, callback=reported.append))
             assert (result.topic, isinstance(result, ChunkedRecordMetadata)) == (log.topic, value != b"small")
             assert getattr(result, "chunk_message_id", ChunkMessageId(0, 2)) == ChunkMessageId(0, 2)
-    assert len(told) == 2
+    assert len(reported) == 2
 
 
 async def test_refused(make_log: MakeLog) -> None:

@@ -23,7 +23,7 @@ EXPIRES = "expire.time.of.incomplete.chunked.message.ms"
 pytestmark = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
 
 
-def told(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
+def reported(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
     """Of each discarded message the reason, the uuid, and the offsets of the chunks that are given back."""
     return [(each.reason, each.uuid, [record.offset for record in each.records]) for each in found]
 
@@ -58,7 +58,7 @@ async def test_chunks_that_kafka_has_removed(source: Source, client: Client) -> 
         await delete_up_to(source.broker, source.topic, 2)
         await source.write([a[1], b[2], plain(b"end")])
         assert await reader.values(2) == [value_of(2_000, 2), b"end"]
-    assert told(found) == [("missing-first", "a", [3])]
+    assert reported(found) == [("missing-first", "a", [3])]
 
 
 async def test_a_message_that_begins_before_what_is_read(source: Source, client: Client) -> None:
@@ -70,12 +70,12 @@ async def test_a_message_that_begins_before_what_is_read(source: Source, client:
         found: list[Discarded] = []
         async with client(source, {"chunk.lookback": lookback}, found.append, assigned={0: 3}) as reader:
             assert await reader.values(len(value) + 1) == [*value, b"end"]
-        assert told(found) == gone
+        assert reported(found) == gone
     await delete_up_to(source.broker, source.topic, 4)
     found = []
     async with client(source, {}, found.append) as reader:
         assert await reader.values() == [b"end"]
-    assert told(found) == [("missing-first", "u", [4, 5, 6])]
+    assert reported(found) == [("missing-first", "u", [4, 5, 6])]
 
 
 # --- commits and positions --------------------------------------------------------------------------------------------
@@ -247,8 +247,8 @@ async def test_discarded_messages(source: Source, client: Client) -> None:
         assert await reader.values() == [b"end"]
         await reader.becomes(lambda: len(seen) == 4, "the others have expired")
         await reader.commit()
-    assert told(seen[:2]) == [("out-of-order", "u", [0, 1])] * 2
-    assert sorted(told(seen[2:])) == [("expired", "aside", [5, 6, 7]), ("expired", "late", [3, 4])]
+    assert reported(seen[:2]) == [("out-of-order", "u", [0, 1])] * 2
+    assert sorted(reported(seen[2:])) == [("expired", "aside", [5, 6, 7]), ("expired", "late", [3, 4])]
     assert await reader.committed() == {0: 8}
 
 

@@ -52,13 +52,13 @@ async def test_references(make_log: MakeLog, versitygw: S3Server, writer: type[W
     values, keys = [to_json, LargeMessageSerializer], [StringSerializer(), LargeMessageSerializer]
     stages = {"bootstrap.servers": log.broker, "value.serializers": values, "key.serializers": keys}
     async with writer({**stages, **on_s3(versitygw)}) as producer:
-        told = [await producer.send(log.topic, value, key, headers=given) for value, key in MIXED]
+        reported = [await producer.send(log.topic, value, key, headers=given) for value, key in MIXED]
     assert given == headers  # the caller's list is the caller's
     found = await log.written()
     assert [each.form for each in found] == ["plain", "reference", "plain", "plain", "reference", "plain"]
     assert [(each.value and json.loads(each.value), each.key and each.key.decode()) for each in found] == MIXED
     assert [each.headers for each in found] == [headers] * len(MIXED)
-    assert [each.outcome for each in found] == told
+    assert [each.outcome for each in found] == reported
     large, equal = (found[number].records[0].key or b"" for number in (3, 4))
     assert large == equal
     assert large.startswith(b"s3://payloads/clients/")
@@ -88,14 +88,14 @@ async def test_chunks(make_log: MakeLog, writer: type[Writer]) -> None:
         return value[::-1]
 
     async with writer(log.chunking(**{"value.serializer": stage})) as producer:
-        told = [
+        reported = [
             await producer.send(log.topic, r.value, r.key, headers=r.headers, partition=0, timestamp=r.timestamp)
             for r in sent
         ]
     found = await log.written()
     assert [Record(w.key, w.value and w.value[::-1], w.headers, w.outcome.timestamp) for w in found] == sent
     assert [each.form for each in found] == ["chunks", "plain", "chunks", "plain", "plain", "chunks"]
-    assert [each.outcome for each in found] == told
+    assert [each.outcome for each in found] == reported
     assert seen == [record.value for record in sent if record.value is not None]
 
 

@@ -187,30 +187,30 @@ def test_errors_are_confluent_kafkas(make_log: MakeLog) -> None:
 async def test_delivery_callbacks(make_log: MakeLog) -> None:
     """That of the record, else that of the configuration, is called once for a value, plain or in chunks."""
     log = make_log()
-    told: list[tuple[Any, ...]] = []
+    reported: list[tuple[Any, ...]] = []
 
     def note(name: str) -> Any:
-        return lambda error, message: told.append((name, error, message.offset()))
+        return lambda error, message: reported.append((name, error, message.offset()))
 
     config = log.chunking(on_delivery=note("config"), **_SPLITS)
     with by_confluent.SerializingProducer(config) as producer:
         for size in (10, 2_000, 50_000):
             producer.produce(log.topic, b"k", value_of(size))
             producer.produce(log.topic, b"k", value_of(size), on_delivery=note("record"))
-    assert [(name, error) for name, error, _ in told] == [("config", None), ("record", None)] * 3
-    assert [offset for *_, offset in told] == [0, 1, 2, 3, 6, 9]
+    assert [(name, error) for name, error, _ in reported] == [("config", None), ("record", None)] * 3
+    assert [offset for *_, offset in reported] == [0, 1, 2, 3, 6, 9]
 
 
 async def test_only_errors_are_reported(make_log: MakeLog) -> None:
     """With `delivery.report.only.error`, a value in chunks is reported once if it fails, else never."""
     log = make_log()
-    told: list[Any] = []
+    reported: list[Any] = []
     config = log.chunking(**{**_SPLITS, "delivery.report.only.error": True})
     with by_confluent.SerializingProducer(config) as producer:
         for seed in range(2):
-            producer.produce(log.topic, b"k", value_of(50_000, seed), -1, lambda error, _: told.append(error))
+            producer.produce(log.topic, b"k", value_of(50_000, seed), -1, lambda error, _: reported.append(error))
             assert producer.flush(_LONG_S) == 0
-            assert [error.code() for error in told] == [ConfluentsError.MSG_SIZE_TOO_LARGE] * seed
+            assert [error.code() for error in reported] == [ConfluentsError.MSG_SIZE_TOO_LARGE] * seed
             await log.lower_limit(6_000)
 
 
@@ -232,14 +232,14 @@ async def test_chunks_in_a_callback(make_log: MakeLog, queue: str, room: int, fo
     What would have to wait for room is refused there, and can be sent later.
     """
     log = make_log()
-    told: list[Any] = []
+    reported: list[Any] = []
     large = value_of(775_000)
 
     def done(error: ConfluentsError | None, _: object) -> None:
-        told.append(error)
-        if len(told) == 1:
+        reported.append(error)
+        if len(reported) == 1:
             for key in (None, b"k"):  # without a key, the partitions are asked for
-                producer.produce(log.topic, key, value_of(50_000), on_delivery=lambda error, _: told.append(error))
+                producer.produce(log.topic, key, value_of(50_000), on_delivery=lambda error, _: reported.append(error))
             with pytest.raises(BufferError, match=found):
                 producer.produce(log.topic, b"k", large, on_delivery=done)
 
@@ -250,9 +250,9 @@ async def test_chunks_in_a_callback(make_log: MakeLog, queue: str, room: int, fo
             producer.produce(log.topic, b"k", b"small", on_delivery=done)
         until(lambda: sum(end_offsets(log.broker, log.topic).values()) == _SMALL, "all callbacks wait for one poll")
         assert producer.flush(_LONG_S) == 0
-        assert told == [None] * (_SMALL + 2)
+        assert reported == [None] * (_SMALL + 2)
         producer.produce(log.topic, b"k", large, on_delivery=done)
-    assert told == [None] * (_SMALL + 3)
+    assert reported == [None] * (_SMALL + 3)
     assert [each.form for each in await log.written()][: _SMALL + 2] == ["plain"] * _SMALL + ["chunks"] * 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from jobs.chunks import INCOMPLETE, assemble, incomplete
 from jobs.records.schemas import HEADERS
+from tests.logged import Logged
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.chunked_message import Assembled, Limits
 from transforms.reassembly import Reassembly
@@ -40,17 +41,6 @@ _SCHEMA = StructType(
         StructField("headers", HEADERS),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A record at its offset."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    timestamp: int
-    offset: int
 
 
 def frame(spark: SparkSession, *partitions: Sequence[Record]) -> DataFrame:

@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.logged import Logged
 from tests.vectors.chunks import ReadCase, read_cases, split_cases
 from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, Chunking, is_chunk
@@ -23,20 +24,9 @@ from transforms.commit_metadata import note
 from transforms.message import ASIDE_BYTES
 from transforms.read_range import ReadRange
 from transforms.reassembly import Event, Reassembly
-from transforms.record import Header, Record
+from transforms.record import Record
 
 UNLIMITED = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A record at its offset."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    timestamp: int
-    offset: int
 
 
 def logged(records: Iterable[Record], start: int = 0) -> list[Logged]:
