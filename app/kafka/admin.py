@@ -29,8 +29,8 @@ ADMIN_ARGUMENTS = frozenset(inspect.signature(AIOKafkaAdminClient).parameters)
 """The names of the arguments that an `AdminClient` takes."""
 
 _AGAIN_S = 0.1
-_CONSUMER, _READ_COMMITTED = -1, 1
-_EARLIEST, _LATEST = -2, -1
+_CONSUMER = -1
+EARLIEST, LATEST = -2, -1
 
 Send = Callable[[Any], Awaitable[Any]]
 """Sends a request of aiokafka or a `Query` to any broker, and returns the response, or raises KafkaError."""
@@ -85,6 +85,19 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
 
     async def log_bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
         """The offset of the first record of each partition, and the one behind the last that can be read."""
+        first, last = [await self.offsets(places, which, committed=True) for which in (EARLIEST, LATEST)]
+        return {place: (first[place], last[place]) for place in first}
+
+    async def offsets(
+        self, places: Iterable[TopicPartition], when: int, *, committed: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The offset of each partition at `EARLIEST`, at `LATEST`, or that of the first record of a time or later.
+
+        Args:
+            places: the partitions.
+            when: one of the two, or milliseconds since 1970; then an offset is -1 if there is no such record.
+            committed: whether the latest is the first record of an open transaction, if there is one.
+        """
         asked = {*places}
         response = await self.send(
             MetadataRequest(sorted({each.topic for each in asked}), allow_auto_topic_creation=False)
@@ -97,16 +110,15 @@ class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no
                 if place in asked:
                     check_code(row["error_code"])
                     led[row["leader"]].append(place)
-        bounds: dict[TopicPartition, list[int]] = defaultdict(list)
-        for which in (_EARLIEST, _LATEST):
-            for leader, those in led.items():
-                wanted = [(topic, [(number, which) for number in numbers]) for topic, numbers in by_topic(those)]
-                response = await self.send(OffsetRequest(_CONSUMER, _READ_COMMITTED, wanted), leader)
-                for topic, partitions in response.topics:
-                    for number, code, _, offset, *_ in partitions:
-                        check_code(code)
-                        bounds[TopicPartition(topic, number)].append(offset)
-        return {place: (first, last) for place, (first, last) in bounds.items()}
+        found = {}
+        for leader, those in led.items():
+            wanted = [(topic, [(number, when) for number in numbers]) for topic, numbers in by_topic(those)]
+            response = await self.send(OffsetRequest(_CONSUMER, int(committed), wanted), leader)
+            for topic, partitions in response.topics:
+                for number, code, _, offset, *_ in partitions:
+                    check_code(code)
+                    found[TopicPartition(topic, number)] = offset
+        return found
 
 
 async def configs(
