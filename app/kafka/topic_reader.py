@@ -29,8 +29,8 @@ _POLL_MS = 200
 # inflate would do so each time, and the command would make no progress.
 _POLL_INTERVAL_MS = 86_400_000
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
-_MOST_BYTES = 268_435_456  # of a batch before compression: the default of in.flight.bytes
-_ALLOWED = "256 MiB, where a command reads"
+MOST_BYTES = 268_435_456  # of a batch before compression: the default of in.flight.bytes
+ALLOWED = "256 MiB where a command or a job reads"
 _GIVEN_BYTES = 33_554_432  # so that 500 records of one batch after the other do not fill the memory
 _HEADER_BYTES = 100  # of one as an object, at least
 
@@ -52,7 +52,7 @@ class TopicReader:
 
     # State that changes: `_assignment`, in `poll`; one poll at a time.
 
-    def __init__(self, consumer: AIOKafkaConsumer, most_bytes: int = _MOST_BYTES, allowed: str = _ALLOWED) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, most_bytes: int = MOST_BYTES, allowed: str = ALLOWED) -> None:
         self.controls = ConsumerControls(consumer)
         self._most_bytes = most_bytes
         self._allowed = allowed

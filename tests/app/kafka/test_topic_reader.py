@@ -140,7 +140,7 @@ async def test_a_batch_that_holds_too_much_is_told_of_and_the_rest_is_read(codec
     assert (bomb.first, bomb.count, len(bomb.value) < LIMIT) == (1, 3, True)
     assert str(bomb.error) == (
         f"the batch of offsets 1 to 3 holds more than {LIMIT:,} bytes before compression; "
-        "allowed are 256 MiB, where a command reads"
+        "allowed are 256 MiB where a command or a job reads"
     )
     assert [*odd.headers] == [("\udcff", b"")]
 
