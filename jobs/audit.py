@@ -27,7 +27,6 @@ from jobs.driver.command_line import (
     session_settings,
 )
 from jobs.driver.failures import JobFailedError, require_broker
-from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.payloads.reference_states import EXAMPLE, STATES, Audit, AuditSettings, run
@@ -36,7 +35,7 @@ from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
 from transforms.signing import KEY_NAME, Signing
-from transforms.text import printable
+from transforms.text import bytes_text, printable, text_table
 
 __all__ = ["main"]
 
@@ -78,13 +77,13 @@ def _tell(audit: Audit, arguments: argparse.Namespace) -> None:
         print(json.dumps(_summary(audit, arguments.report)))
         return
     seen = [state for state in STATES if state == "ok" or any(state in states for states in audit.states.values())]
-    columns = [Column("topic"), Column("references", right=True), *(Column(state, right=True) for state in seen)]
+    columns = ["topic", "references", *seen]
     rows = [
         [topic, f"{sum(states.values()):,}", *(f"{states.get(state, 0):,}" for state in seen)]
         for topic, states in audit.states.items()
     ]
-    sys.stdout.write(text_table(columns, rows))
-    print(f"payloads: {amount(audit.stored)}")
+    sys.stdout.write(text_table(columns, *rows))
+    print(f"payloads: {bytes_text(audit.stored)}")
     for row in audit.examples:
         told = row.path is None or shown(row.path) in (row.detail or "")
         path = "" if told else f" {shown(row.path)}"

@@ -33,7 +33,6 @@ from jobs.driver.command_line import (
 )
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
-from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import open_session, share_code, stopping
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
@@ -46,6 +45,7 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.signing import Signing
+from transforms.text import bytes_text, text_table
 
 __all__ = ["main"]
 
@@ -121,14 +121,15 @@ def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: s
     if not found.ranges:
         print("nothing is left to do")
         return
-    columns = [Column("read as"), Column("records", right=True), Column("size", right=True)]
-    rows = [[form, f"{tally.forms[form][0]:,}", amount(tally.forms[form][1])] for form in FORMS if form in tally.forms]
-    sys.stdout.write(text_table(columns, rows))
+    rows = [
+        [form, f"{tally.forms[form][0]:,}", bytes_text(tally.forms[form][1])] for form in FORMS if form in tally.forms
+    ]
+    sys.stdout.write(text_table(("read as", "records", "size"), *rows))
     would = "would be " if arguments.dry_run else ""
-    size = "" if arguments.dry_run else f", {amount(tally.bytes)}"
+    size = "" if arguments.dry_run else f", {bytes_text(tally.bytes)}"
     print(f"{would}written: {tally.records:,} records{size}")
     unsized = f", and {tally.unsized:,} of them whose size only the store knows" if tally.unsized else ""
-    print(f"{would}published: {tally.payloads:,} payloads, {amount(tally.payload_bytes)}{unsized}")
+    print(f"{would}published: {tally.payloads:,} payloads, {bytes_text(tally.payload_bytes)}{unsized}")
     if tally.kept:
         print(f"kept as they are, since they cannot be restored: {tally.kept:,} records")
         print(f"these may refer to payloads of {arguments.source}: a sweep of it needs --carrier {arguments.sink}")

@@ -30,7 +30,6 @@ from jobs.driver.command_line import (
     session_settings,
 )
 from jobs.driver.failures import JobFailedError, require_broker
-from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
@@ -41,22 +40,14 @@ from jobs.reading.topics import Kafka
 from stores.store import check_topic
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
+from transforms.text import bytes_text, text_table
 
 __all__ = ["main"]
 
 _REFUSED_STATUS = 3
 _LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
 
-_COLUMNS = (
-    Column("topic"),
-    Column("payloads", right=True),
-    Column("size", right=True),
-    Column("live", right=True),
-    Column("young", right=True),
-    Column("to delete", right=True),
-    Column("size", right=True),
-    Column("oldest"),
-)
+_COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
@@ -100,7 +91,7 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
         print(json.dumps(_summary(sweep, state, message)))
         return
     if sweep.folders:
-        sys.stdout.write(text_table(_COLUMNS, [_cells(folder) for folder in sweep.folders]))
+        sys.stdout.write(text_table(_COLUMNS, *map(_cells, sweep.folders)))
     for folder in sweep.folders:
         if folder.foreign:
             print(
@@ -122,7 +113,7 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
     for told in (*quarantined, *(f"note: {note}" for note in sweep.notes)):
         print(told)
     for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
-        print(f"{outcome}: {payloads:,} payloads, {amount(size)}")
+        print(f"{outcome}: {payloads:,} payloads, {bytes_text(size)}")
     if state == "dry-run":
         print("nothing was deleted: this was a dry run; --delete deletes")
 
@@ -171,11 +162,11 @@ def _cells(folder: Folder) -> list[str]:
     return [
         folder.topic,
         f"{folder.payloads:,}",
-        amount(folder.bytes),
+        bytes_text(folder.bytes),
         f"{folder.live:,}",
         f"{folder.young:,}",
         f"{folder.orphans:,}",
-        amount(folder.orphan_bytes),
+        bytes_text(folder.orphan_bytes),
         "-" if folder.oldest is None else f"{folder.oldest:%Y-%m-%d %H:%M}",
     ]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["brief", "bytes_text", "did_you_mean", "is_utf8", "printable"]
+__all__ = ["brief", "bytes_text", "did_you_mean", "is_utf8", "printable", "text_table"]
 
 _KILO = 1000
 _NEAR = 0.75  # of 1; `orders-in` and `orders-out` are near, `orders` and `payments` are not
@@ -22,6 +22,16 @@ def bytes_text(count: int) -> str:
         if size < _ROUNDS_UP:
             return f"{size:.1f} {unit}"
     return f"{size / _KILO:.1f} TB"
+
+
+def text_table(*rows: Sequence[str]) -> str:
+    """Lines of text with columns as wide as their widest cell: names to the left, and numbers in the others right."""
+    first, *others = (max(map(len, cells)) for cells in zip(*rows, strict=True))
+    lines = (
+        "  ".join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(rest, others, strict=True))]).rstrip()
+        for name, *rest in rows
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def is_utf8(text: str) -> bool:

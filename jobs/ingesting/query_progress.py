@@ -15,7 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.driver.progress import bar
-from jobs.driver.report import amount
+from transforms.text import bytes_text
 
 __all__ = ["Tally", "counted", "follow", "line", "measured", "table"]
 
@@ -154,7 +154,7 @@ def line(tally: Tally) -> str:
     total = tally.rows + tally.behind
     return (
         f"{bar(tally.rows, total)} batch {tally.batches}: {tally.rows:,} of {total:,} records, "
-        f"{amount(tally.bytes)}, {seconds:.0f} s"
+        f"{bytes_text(tally.bytes)}, {seconds:.0f} s"
     )
 
 

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.progress import Steps
-from jobs.driver.report import age
 from jobs.driver.session import fit_shuffles
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME, Search, SearchSettings, search
@@ -32,6 +31,7 @@ from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, shown
 from transforms.formats import FormatName
+from transforms.retention import duration_text
 from transforms.text import printable
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_MAX_DELETE_FRACTION", "Folder", "Sweep", "SweepSettings", "marked", "run"]
@@ -244,9 +244,10 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
     )
     least = max(LEAST_GRACE, in_flight, settings.in_flight)
     if settings.grace < least and not settings.short_grace:
+        found, allowed = (duration_text(round(each.total_seconds() * 1000)) for each in (settings.grace, least))
         raise ConfigurationError(
             "--grace",
-            f"found {age(settings.grace)}, allowed is {age(least)} or more: payloads are published before their "
+            f"found {found}, allowed is {allowed} or more: payloads are published before their "
             "records; if nothing is being published, --allow-short-grace takes less",
         )
     if isinstance(store, Check):

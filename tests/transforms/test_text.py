@@ -1,4 +1,4 @@
-from transforms.text import bytes_text, did_you_mean, printable
+from transforms.text import bytes_text, did_you_mean, printable, text_table
 
 
 def test_printable_harms_no_terminal() -> None:
@@ -23,3 +23,12 @@ def test_did_you_mean() -> None:
     assert did_you_mean("payments", ["orders", "raw-large"]) == ""
     assert did_you_mean("in-p42", ["in-p41", "in-p43", "in-p44"]) == "", "none is nearer than the others"
     assert did_you_mean("in-p42", ["in-p41", "in-p4", "in-p4"]) == "; did you mean in-p4?"
+
+
+def test_text_table() -> None:
+    """The first column stands left, all others right; no line ends with spaces."""
+    assert (
+        text_table(("topic", "size"), ("a", "10.0 kB"), ("orders", "-"))
+        == "topic      size\na       10.0 kB\norders        -\n"
+    )
+    assert text_table(("topic",), ("a",)) == "topic\na\n"
