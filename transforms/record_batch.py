@@ -263,10 +263,10 @@ class RecordBatch:
             raise MalformedError("records of a batch", str(exc), f"one frame of {codec}") from exc
         return True
 
-    def may_hold(self, octets: bytes) -> bool:
-        """False if these bytes are nowhere in the records; True if they are, or that cannot be found out."""
+    def may_hold(self, *octets: bytes) -> bool:
+        """False if none of these are anywhere in the records; True if one is, or that cannot be found out."""
         records = self._plain()
-        return records is None or octets in records
+        return records is None or any(each in records for each in octets)
 
     def _plain(self) -> bytes | None:
         """The uncompressed records; None if they are too large to look at, or damaged."""
