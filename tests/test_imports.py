@@ -24,7 +24,7 @@ EVERYTHING = "*"
 # What each folder may import of ours, beside its own modules.
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "app": ("transforms", "stores"),
-    "jobs": ("app.config", "app.kafka", "transforms", "stores"),
+    "jobs": ("app.payloads", "app.kafka", "app.config", "transforms", "stores"),
     "stores": ("transforms",),
     "transforms": (),
     "wideload": ("app", "jobs", "stores", "transforms"),
@@ -34,7 +34,7 @@ ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "app": {
         "": (EVERYTHING,),
         "commands": (
-            "pipeline", "chunks", "serializers", "deadletters", "cluster", "kafka", "config", "local",
+            "pipeline", "chunks", "serializers", "deadletters", "cluster", "payloads", "kafka", "config", "local",
         ),
         "web": ("pipeline.background", "pipeline.report", "pipeline.stats", "config"),
         "pipeline": ("deadletters", "cluster", "kafka", "config"),
@@ -42,6 +42,7 @@ ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "chunks": ("kafka", "config"),
         "deadletters": ("cluster", "kafka", "config"),
         "cluster": ("kafka", "config"),
+        "payloads": ("kafka", "config"),
         "kafka": ("config",),
         "config": (),
         "local": (),
