@@ -8,27 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pyspark.sql import Row
 
-from jobs.driver.command_line import (
-    JobParser,
-    add_kafka,
-    add_spark,
-    configure,
-    kafka_options,
-    parse,
-    session_settings,
-)
+from app.config.arguments import JobParser, add_kafka, add_store, configure, parse, store_config, store_use
+from jobs.driver.command_line import add_spark, session_settings, source_options
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
-from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.payloads.reference_states import EXAMPLE, STATES, Audit, AuditSettings, run
 from jobs.reading.named_topics import require_topics
 from jobs.reading.topics import Kafka
@@ -40,17 +31,12 @@ from transforms.text import bytes_text, printable, text_table
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Runs the job; returns the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first.
-
-    Args:
-        argv: the command line.
-        document: a worker's configuration; see `jobs.driver.worker_config`.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; returns the exit status: 0 all is well, 1 something is wrong or it failed, 2 to set right first."""
     arguments = parse(_parser(), argv)
     audit, status = None, 0
     try:
-        configure(arguments, document)
+        configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
         require_broker(settings.kafka.servers)
         require_topics(settings.kafka, {"--topic": settings.topics})
@@ -122,7 +108,7 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
     store = store_config(arguments, use)
     configured = None if KEY_NAME in store else use  # the command line wins
     return AuditSettings(
-        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments, {"--topic": topics})),
+        kafka=Kafka(arguments.bootstrap_servers, source_options(arguments, {"--topic": topics})),
         store=store,
         topics=tuple(dict.fromkeys(topics)),
         reference_format=arguments.format or "wideload",

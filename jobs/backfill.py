@@ -10,32 +10,34 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from app.config.arguments import (
+    JobParser,
+    add_kafka,
+    add_store,
+    at_least,
+    client_settings,
+    configure,
+    parse,
+    store_config,
+    store_use,
+)
+from app.config.store_use import StoreUse
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings
-from jobs.driver.command_line import (
-    JobParser,
-    add_kafka,
-    add_spark,
-    at_least,
-    configure,
-    kafka_options,
-    parse,
-    session_settings,
-)
+from jobs.driver.command_line import add_spark, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
 from jobs.driver.session import open_session, share_code, stopping
-from jobs.driver.store_options import add_store, store_config, store_use
-from jobs.driver.worker_config import StoreUse
+from jobs.reading.client import KAFKA_KEYS
 from jobs.reading.named_topics import require_topics
 from jobs.reading.source_options import SourceSettings, settings_of
 from stores.encryption import ENCRYPTION_KEYS
@@ -52,18 +54,13 @@ __all__ = ["main"]
 _OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-servers", "reference.format": "--format"}
 
 
-def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Runs the job; returns the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
-
-    Args:
-        argv: the command line.
-        document: a worker's configuration; see `jobs.driver.worker_config`.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; returns the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first."""
     arguments = parse(_parser(), argv)
     found = Backfill()
     status, message = 0, None
     try:
-        configure(arguments, document)
+        configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
         require_broker(settings.source.client.servers)
@@ -170,7 +167,9 @@ def _summary(found: Backfill, arguments: argparse.Namespace, state: str, message
 
 def _settings(arguments: argparse.Namespace) -> BackfillSettings:
     plain = arguments.to == "plain"
-    has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
+    has_store = arguments.settings is None or any(
+        each.store for each in arguments.settings.pipelines
+    )  # chunks need no store
     use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
     sink = None if use is None or plain else store_config(arguments, use, arguments.sink)
     signing = None if sink is None else Signing.of(sink)
@@ -198,8 +197,10 @@ def _source(arguments: argparse.Namespace, use: StoreUse | None) -> SourceSettin
     # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use, arguments.source) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
-    topics = {"--source": [arguments.source], "--sink": [arguments.sink]}
-    options = kafka_options(arguments, topics, java=False) | {key: _text(value) for key, value in store.items()}
+    known = {key.name for key in KAFKA_KEYS}
+    client = {f"kafka.{name}": _text(value) for name, value in client_settings(arguments).security.items() if value}
+    options = {name: value for name, value in client.items() if name in known}
+    options |= {key: _text(value) for key, value in store.items()}
     return settings_of(
         options
         | {

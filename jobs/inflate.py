@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from jobs.driver.failures import JobFailedError
-from jobs.driver.store_options import portable
 from jobs.records.arrow import Gathering, mapped, record_at, replaced, with_problems
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, Inflated, Inflater, InflaterSettings
 from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, kept
@@ -74,7 +73,7 @@ def inflate(
         raise ConfigurationError("on_error", f"found {on_error!r}, allowed are fail, null and keep")
     if on_error != "fail" and ERROR_COLUMN in source.columns:
         raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
-    settings = InflaterSettings(portable(store), reference_format, max_bytes, threads, unwrap)
+    settings = InflaterSettings(store, reference_format, max_bytes, threads, unwrap)
     settings.check()
     settings.check_signatures()
     fields = list(source.schema.fields)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import TextIO
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.driver.command_line import configure, parse, session_settings
+from app.config.arguments import configure, parse
+from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
 from jobs.driver.installed_spark import release
 from jobs.driver.jvm import Files
@@ -179,18 +180,13 @@ def _rows(
     return counted(rows, CORRUPT) if CORRUPT in rows.columns else rows
 
 
-def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first.
-
-    Args:
-        argv: the command line.
-        document: a worker's configuration; see `jobs.driver.worker_config`.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first."""
     arguments = parse(parser(), argv)
     tally = Tally()
     status, message = 0, None
     try:
-        configure(arguments, document)
+        configure(arguments)
         settings = settings_of(arguments)
         wanted = (
             release().delta if settings.delta else None,

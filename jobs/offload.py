@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
 from jobs.driver.failures import JobFailedError
-from jobs.driver.store_options import portable
 from jobs.records.arrow import Gathering, mapped, record_at, replaced
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS
 from jobs.records.schemas import HEADERS
@@ -87,7 +86,7 @@ def offload(
     elif "topic" not in rows.columns:
         raise ValueError("the rows have no column topic; give the topic that they go to, for it is part of the path")
     settings = _Offloading(
-        portable(store),
+        store,
         threshold_bytes,
         topic,
         max_message_bytes,

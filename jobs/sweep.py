@@ -13,26 +13,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.driver.command_line import (
+from app.config.arguments import (
     JobParser,
     add_kafka,
-    add_spark,
+    add_store,
     at_least,
     configure,
-    kafka_options,
     pairs,
     parse,
-    session_settings,
+    store_config,
+    store_use,
 )
+from app.config.store_use import StoreUse
+from jobs.driver.command_line import add_spark, session_settings, source_options
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
-from jobs.driver.store_options import add_store, store_config, store_use
-from jobs.driver.worker_config import StoreUse
 from jobs.payloads.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.payloads.other_topics import DEFAULT_RECORDS, DEFAULT_TIME
 from jobs.reading.named_topics import require_topics
@@ -50,17 +50,12 @@ _LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
 
-def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused.
-
-    Args:
-        argv: the command line.
-        document: a worker's configuration; see `jobs.driver.worker_config`.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused."""
     arguments = parse(_parser(), argv)
     sweep, message, status = None, None, 0
     try:
-        configure(arguments, document)
+        configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
         require_broker(settings.kafka.servers)
         require_topics(settings.kafka, {"--topic": settings.topics, "--carrier": settings.carriers})
@@ -181,7 +176,7 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
     return SweepSettings(
         kafka=Kafka(
             arguments.bootstrap_servers,
-            kafka_options(
+            source_options(
                 arguments,
                 {
                     "--topic": arguments.topic,

@@ -11,10 +11,7 @@ from typing import cast
 import click
 
 from app.config.installed import require
-from app.config.job_document import document, write
-from app.config.parsing import load
 from app.local import jars, spark_home, spark_start
-from transforms.errors import ConfigurationError
 
 __all__ = ["JOBS", "command", "require_spark"]
 
@@ -42,15 +39,12 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
 
     `wideload job jars` prints the files of the connector for programs of your own: --jars "$(wideload job jars)".
 
-    After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. Together with
-    --write-options FILE, no job runs: the command writes a file for the option --options of a job under spark-submit.
-    The file has the secrets of the configuration in it.
+    After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration.
 
     \b
     Examples:
       wideload job sweep --help
       wideload job sweep -c wideload.toml
-      wideload job sweep -c wideload.toml --write-options options.json
     """
     if not arguments:
         _list()
@@ -69,20 +63,12 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
         near = difflib.get_close_matches(name, [*JOBS, _JARS], n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
         context.fail(f"there is no job {name!r}{hint}")
-    config, rest = _taken(rest, "-c", "--config")
-    written, rest = _taken(rest, "--write-options")
-    if written is not None and config is None:
-        raise ConfigurationError("--write-options", "needs a configuration; give it with -c")
-    said = None if config is None else document(load(config))
-    if written is not None and said is not None:
-        write(said, written)
-        return 0
     require_spark("job")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         os.environ.update(spark_start.environ())  # it has nothing to say where the archive was not made
     # By name: no other part of `app` knows the jobs or Spark.
-    main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
-    return main([*_locked_jars(rest), *rest], said)
+    main = cast("Callable[[list[str]], int]", importlib.import_module(f"jobs.{name}").main)
+    return main([*_locked_jars(rest), *rest])
 
 
 def require_spark(command: str) -> None:
@@ -105,28 +91,6 @@ def _locked_jars(arguments: Sequence[str]) -> list[str]:
     if own or os.environ.get("WIDELOAD_SPARK_JARS"):
         return []
     return ["--jars", ",".join(map(str, jars.ensure("spark", lambda line: click.echo(line, err=True))))]
-
-
-def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:
-    """The value of an option among those of the job, and the other arguments; the last value counts.
-
-    Raises:
-        ConfigurationError: the option has no value.
-    """
-    value: str | None = None
-    left: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        name, separator, behind = argument.partition("=")
-        if argument in options:
-            value = next(waiting, None)
-            if value is None:
-                raise ConfigurationError(argument, "is missing its file")
-        elif separator and name in options:
-            value = behind
-        else:
-            left.append(argument)
-    return value, left
 
 
 def _list() -> None:

@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 import pyspark
 
-from jobs.driver.command_line import JobParser, add_kafka, add_spark, at_least, kafka_options, properties
+from app.config.arguments import JobParser, add_kafka, at_least, properties
+from jobs.driver.command_line import add_spark, source_options
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
 from jobs.ingesting.table_schema import check, registered
@@ -213,7 +214,7 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         rebuild=arguments.rebuild,
         fail_on_data_loss=arguments.fail_on_data_loss,
         on_bad_timestamp=arguments.on_bad_timestamp,
-        kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
+        kafka_options=source_options(arguments, {"--topic": arguments.topic or ()}),
     )
     if settings.in_python:
         _check_in_python(settings)

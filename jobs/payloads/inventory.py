@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
 from jobs.driver.python_archives import Sparing
-from jobs.driver.store_options import portable
 from jobs.records.schemas import columns
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat
@@ -34,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def listed(spark: SparkSession, config: Mapping[str, object], topics: Sequence[str]) -> DataFrame:
     """Every payload of the topics, as `LISTED`; each topic is a task."""
-    rows = spark.sparkContext.parallelize(topics, max(1, len(topics))).mapPartitions(partial(_list, portable(config)))
+    rows = spark.sparkContext.parallelize(topics, max(1, len(topics))).mapPartitions(partial(_list, config))
     return spark.createDataFrame(rows, LISTED, verifySchema=False)
 
 
@@ -43,7 +42,7 @@ def removed(payloads: DataFrame, config: Mapping[str, object]) -> DataFrame:
 
     The work is done when the rows of the result are read, each time anew.
     """
-    return on_executors(payloads.select("path", "stored", "modified_us"), partial(_remove, portable(config)), REMOVED)
+    return on_executors(payloads.select("path", "stored", "modified_us"), partial(_remove, config), REMOVED)
 
 
 def stated(paths: DataFrame, config: Mapping[str, object]) -> DataFrame:
@@ -51,7 +50,7 @@ def stated(paths: DataFrame, config: Mapping[str, object]) -> DataFrame:
 
     If the store cannot tell without it, the payload is read.
     """
-    return on_executors(paths.select("path"), partial(_state, portable(config)), STATED)
+    return on_executors(paths.select("path"), partial(_state, config), STATED)
 
 
 def on_executors(

@@ -22,7 +22,6 @@ from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, record
 from jobs.driver.jvm import Files
 from jobs.driver.progress import Steps
 from jobs.driver.session import fit_shuffles
-from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.odd_timestamps import despite_odd_timestamps
@@ -351,7 +350,7 @@ def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, st
     there = payloads.where(F.col("state") == "there").select("path")
     rows = found.join(there, "path").select(*_VERIFIED_BY).distinct()
     max_bytes = _max_bytes(store)
-    return on_executors(rows, partial(_verify, portable(settings.store), max_bytes), _VERIFIED)
+    return on_executors(rows, partial(_verify, settings.store, max_bytes), _VERIFIED)
 
 
 def _max_bytes(store: PayloadStore) -> int:

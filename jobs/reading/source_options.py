@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from app.config.arguments import coerced
 from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
-from jobs.driver.store_options import coerced
 from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.ranges import Offsets, parse_offsets
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterSettings

@@ -105,7 +105,6 @@ def check_job(name: str, arguments: Sequence[str]) -> None:
     """By the parser of the job; where a page leaves something out, nothing is required."""
     parsers = {"audit": audit._parser, "backfill": backfill._parser, "sweep": sweep._parser}
     parser = {**parsers, "ingest": command_line.parser}[name]()
-    parser.add_argument("--write-options")  # of `wideload job`
     if OMITTED in arguments:
         for action in parser._actions:
             action.required = False

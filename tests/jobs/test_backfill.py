@@ -24,12 +24,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
+from app.config.arguments import configure
 from jobs.backfill import _parser, _settings, _tell, main
 from jobs.copying.forms import Tally
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Outcome, copied
 from jobs.copying.writer import SinkTopic, sink_topic
-from jobs.driver.command_line import configure
 from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
 from jobs.reading.ranges import OffsetRange
@@ -557,7 +557,7 @@ def test_kept_records_bind_the_topics(capsys: pytest.CaptureFixture[str], monkey
 def settings_of(arguments: Sequence[str]) -> BackfillSettings:
     """What the command line says."""
     parsed = _parser().parse_args(arguments)
-    configure(parsed, None)
+    configure(parsed)
     return _settings(parsed)
 
 

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from pyspark.sql.types import DecimalType, StructField, StructType
 
+from app.config.arguments import configure
 from jobs import ingest as job
-from jobs.driver.command_line import configure
 from jobs.ingesting.command_line import parser, settings_of
 from jobs.ingesting.json_fault import fault
 from jobs.ingesting.kept_schema import changes
@@ -253,7 +253,7 @@ def test_value_schema_inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def schema(text: str, form: str = "json") -> str | None:
         arguments = parser().parse_args([*BASIS, "--topic", "t", "--value-format", form, "--value-schema", text])
-        configure(arguments, None)
+        configure(arguments)
         return settings_of(arguments).value.schema
 
     avro = '{"type": "record", "name": "R", "fields": []}'

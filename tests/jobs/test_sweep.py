@@ -180,7 +180,7 @@ def test_main_of_a_configuration(
     refer(broker, dead, paths[1:2])
     refer(broker, copies, paths[2:3])
     inflate = f'large.message.payload.store.class = "filesystem"\nfilesystem.root = "{store}"'
-    config, options = tmp_path / "wideload.toml", tmp_path / "options.json"
+    config = tmp_path / "wideload.toml"
     config.write_text(
         f'bootstrap.servers = "{broker}"\n[pipeline.out]\ntopics = ["{topic}"]\noutput.topic = "{copies}"\n'
         f'transforms = ["inflate"]\nerrors.tolerance = "all"\nerrors.deadletterqueue.topic.name = "{dead}"\n{inflate}\n'
@@ -197,15 +197,12 @@ def test_main_of_a_configuration(
         with pytest.raises(SystemExit) as ended:
             wideload(["job", "sweep", "-c", str(config), *given])
         assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
-    with pytest.raises(SystemExit) as ended:
-        wideload(["job", "sweep", f"--config={config}", "--write-options", str(options)])
-    assert ended.value.code == 0
-    assert main(["--options", str(options), "--delete"]) == 0
+    assert main(["-c", str(config), "--delete"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (list(summary["topics"]), summary["references"]) == ([topic, dead], 3)
     assert summary["outcomes"] == {"deleted": {"payloads": 1, "bytes": 7}}
     assert files(store / topic) == [f"{number:064x}" for number in range(3)]
-    assert audit(["--options", str(options)]) == 0
+    assert audit(["-c", str(config)]) == 0
     assert json.loads(capsys.readouterr().out)["topics"] == {name: {"ok": 1} for name in (topic, dead, copies)}
 
 

@@ -13,14 +13,13 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from app.config.job_document import document
+from app.config.java_client import to_java
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.progress import Steps
-from jobs.driver.worker_config import WorkerConfig
 from jobs.payloads.other_topics import SearchSettings, search
 from jobs.reading.client import Client, look
 from jobs.reading.ranges import Bounds
@@ -107,15 +106,17 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
         f'ssl.key.location = "{files}/key"\n' + configurations.ORDERS,
         {"PASSWORD": PASSWORD},
     )
-    config = WorkerConfig.of(document(settings))
-    kafka = Kafka(config.servers, {name: value for name, value in config.java_options().items() if "limit" not in name})
+    java = {f"kafka.{name}": value for name, value in to_java(settings.client).items()}
+    servers = java.pop("kafka.bootstrap.servers")
+    kafka = Kafka(servers, java)
     (topic,) = describe(spark, kafka, ["orders"])
     rows = read(spark, kafka, [topic])
     assert rows is not None
     assert rows.count() == 3
-    client = {name: value for name, value in config.client_options().items() if "limit" not in name}
+    client = {f"kafka.{name}": str(value) for name, value in settings.client.security.items() if value is not None}
+    client.pop("kafka.sasl.kerberos.service.name", None)
     store = {"large.message.payload.store.class": "memory"}
-    source = settings_of({"kafka.bootstrap.servers": config.servers, "subscribe": "orders", **store, **client})
+    source = settings_of({"kafka.bootstrap.servers": servers, "subscribe": "orders", **store, **client})
     assert look(source.client, ["orders"]).bounds == {("orders", 0): Bounds(0, 3)}
 
     assert others(spark, kafka, ["orders"]) == [Listed("readable", 1, readable=True), Listed("shut", 1, readable=False)]

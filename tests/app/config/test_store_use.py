@@ -1,18 +1,15 @@
-"""What a configuration says to the jobs: above all, each topic that may carry a reference."""
+"""The stores of a configuration: above all, each topic that may carry a reference, and its keys."""
 
 from __future__ import annotations
 
 import json
 import random
-import stat
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from app.cli import cli
-from app.config.job_document import document, reachable_topics, write
+from app.config.store_use import StoreUse, reachable_topics, store_uses, use_of
 from tests.app.configurations import settings_of
 from transforms.errors import ConfigurationError
 from transforms.keyring import EncryptionSettings
@@ -34,14 +31,19 @@ def dead(topic: str) -> str:
     return f'errors.tolerance = "all"\nerrors.deadletterqueue.topic.name = "{topic}"'
 
 
-def said(text: str) -> dict[str, Any]:
-    return document(settings_of(HEAD + text, {}))
+def found_in(text: str) -> list[StoreUse]:
+    return store_uses(settings_of(HEAD + text, {}))
 
 
-def test_document_has_every_carrier(tmp_path: Path) -> None:
+def only(text: str) -> StoreUse:
+    (use,) = found_in(text)
+    return use
+
+
+def test_every_carrier(tmp_path: Path) -> None:
     """Outputs, dead letters and copies of them are found, through pipelines without a store and with another one."""
     one, two = tmp_path / "one", tmp_path / "two"
-    found = said(
+    first, second = found_in(
         table("in", ["raw"], "orders", ["offload"], store(f"{one}"), dead("raw-dlq"), "errors.retry.delay.max.ms = 7")
         + table("copy", ["orders"], "copies", ["wrap"], dead("copies-dlq"))
         + table("split", ["copies"], "pieces", ["chunk"])
@@ -50,14 +52,28 @@ def test_document_has_every_carrier(tmp_path: Path) -> None:
         + table("other", ["whole"], "other", ["offload"], store(f"{two}"))
         + table("apart", ["apart-raw"], "apart", ["chunk"])
     )
-    first, second = found["stores"]
-    assert first["pipelines"] == ["in", "out"]
-    assert first["store"]["filesystem.root"] == str(one)
-    expected = ["copies", "copies-dlq", "whole", "orders-dlq", "pieces", "second", "second-dlq", "other"]
-    assert first["carriers"] == {"orders": expected, "raw-dlq": [], "orders-dlq": []}
-    assert second["carriers"] == {"other": []}
-    assert first["in.flight.ms"] == 60_000 + 20 * 60_000 + 120_000
-    assert set(found["topics"]) == {"raw", "raw-dlq", "orders", *expected, "apart-raw", "apart"}
+    assert [each.name for each in first.pipelines] == ["in", "out"]
+    assert first.store["filesystem.root"] == str(one)
+    expected = ("copies", "copies-dlq", "whole", "orders-dlq", "pieces", "second", "second-dlq", "other")
+    assert first.carriers == {"orders": expected, "raw-dlq": (), "orders-dlq": ()}
+    assert first.topics == ["orders", "raw-dlq", "orders-dlq", *(name for name in expected if name != "orders-dlq")]
+    assert second.carriers == {"other": ()}
+    assert first.in_flight == timedelta(seconds=60 + 20 * 60 + 120)
+
+
+def test_store_of_a_pipeline_or_of_topics() -> None:
+    """The store is that of the pipeline, or of the topics; where neither says which, the message has the names."""
+    one = table("one", ["a"], "orders", ["offload"], store("/one"))
+    settings = settings_of(HEAD + one + table("two", ["b"], "returns", ["offload"], store("/two")), {})
+    assert use_of(settings, None, ["orders"]).carriers.keys() == {"orders"}
+    assert use_of(settings, "two", ["orders"]).carriers.keys() == {"returns"}
+    assert use_of(settings_of(HEAD + one, {}), None, []).carriers.keys() == {"orders"}
+    with pytest.raises(ConfigurationError, match=r"--pipeline: is missing, .* name one of: one, two"):
+        use_of(settings, None, [])
+    with pytest.raises(ConfigurationError, match="--pipeline: found 'three', those with a store are: one, two"):
+        use_of(settings, "three", [])
+    with pytest.raises(ConfigurationError, match="in which no pipeline has a store"):
+        use_of(settings_of(HEAD + table("one", ["a"], "b", ["chunk"]), {}), None, [])
 
 
 def test_reachable_topics_leave_out_no_way() -> None:
@@ -78,16 +94,15 @@ def test_reachable_topics_leave_out_no_way() -> None:
                     assert {pipeline.output_topic, pipeline.dead_letter_topic} - {None} <= found
 
 
-def test_document_formats() -> None:
+def test_formats() -> None:
     """A topic has its pipeline's format, and so have those that its records are carried to."""
     flag = 'reference.format = "bakdata-flag"'
-    found = said(
+    found = only(
         table("in", ["raw"], "a", ["offload"], S3, flag)
         + table("out", ["b"], "c", ["inflate"], S3, dead("b-dlq"))
         + table("pass", ["a"], "d", ["wrap"])
     )
-    (only,) = found["stores"]
-    assert only["formats"] == {
+    assert found.formats == {
         "a": "bakdata-flag",
         "d": "bakdata-flag",
         "b": "wideload",
@@ -106,103 +121,90 @@ def signed(key: str, *previous: str) -> list[str]:
     return [f'{KEYS} = "{key}"', *([f"{PREVIOUS} = {list(previous)}"] if previous else [])]
 
 
-def test_document_has_the_signing_keys_of_each_topic() -> None:
+def test_signing_keys_of_each_topic() -> None:
     """Topics of one store have nothing to do with each other: the keys of one, or none, are not those of another."""
-    found = said(
+    found = only(
         table("a-in", ["a-raw"], "a", ["offload"], S3, *signed(OLD))
         + table("a-out", ["a"], "a-plain", ["inflate"], S3, *signed(OLD), dead("a-dlq"))
         + table("b-in", ["b-raw"], "b", ["offload"], S3, *signed(NEW))
         + table("c-in", ["c-raw"], "c", ["offload"], S3)
         + table("c-out", ["c"], "c-plain", ["inflate"], S3)
     )
-    (only,) = found["stores"]
-    assert not {KEYS, PREVIOUS, REQUIRED} & only["store"].keys()
-    old, new = {KEYS: OLD, REQUIRED: True}, {KEYS: NEW, REQUIRED: True}
-    assert only["signing"] == {
-        "a": old, "a-dlq": old, "a-plain": old, "b": new, "c": {}, "c-plain": {},
-    }  # fmt: skip
+    assert not {KEYS, PREVIOUS, REQUIRED} & found.store.keys()
+    for topic in ("a", "a-dlq", "a-plain"):
+        assert found.signing_of(topic) == {KEYS: OLD, REQUIRED: True}
+    assert found.signing_of("b") == {KEYS: NEW, REQUIRED: True}
+    assert found.signing_of("c") == found.signing_of("c-plain") == {}
+    with pytest.raises(ConfigurationError, match="-c: has no pipeline of topic new, and those of the store have diff"):
+        found.signing_of("new")
 
 
-def test_document_has_the_keys_of_encryption_of_each_topic() -> None:
+def test_a_copy_has_the_keys_that_all_topics_have() -> None:
+    """A topic that no pipeline has is verified too, where there is only one way to do so."""
+    one = table("in", ["raw"], "a", ["offload"], S3, *signed(OLD))
+    found = only(one + table("out", ["a"], "b", ["inflate"], S3, *signed(OLD)))
+    assert found.signing_of("mirror") == {KEYS: OLD, REQUIRED: True}
+    assert only(table("in", ["raw"], "a", ["offload"], S3)).signing_of("mirror") == {}
+
+
+def test_keys_of_encryption_of_each_topic() -> None:
     """A job encrypts as the writer of a topic does, and decrypts what any of its pipelines can; no other topic's."""
     name = "large.message.encryption"
 
     def keys(key_id: str, secret: str, *more: str) -> list[str]:
         return [f'{name}.key.id = "{key_id}"', f'{name}.key.secret = "{secret * 32}"', *more]
 
-    found = said(
+    found = only(
         table("a-out", ["a"], "a-plain", ["inflate"], S3, *keys("two", "2e", f'{name}.previous.keys = ["one:{ONE}"]'))
         + table("a-in", ["a-raw"], "a", ["offload"], S3, *keys("one", "1f", f'{name}.type = "aes-256-gcm"'))
         + table("b-in", ["b-raw"], "b", ["offload"], S3)
     )
-    (only,) = found["stores"]
-    assert not [key for key in only["store"] if key.startswith(name)]
-    assert only["encryption"] == {
-        "a": {
-            f"{name}.type": "aes-256-gcm",
-            f"{name}.key.id": "one",
-            f"{name}.key.secret": ONE,
-            f"{name}.previous.keys": ["two:" + "2e" * 32],
-        },
-        "a-plain": only["encryption"]["a"],
-        "b": {},
+    assert not [key for key in found.store if key.startswith(name)]
+    assert found.encryption_of("a") == found.encryption_of("a-plain")
+    assert found.encryption_of("a") == {
+        f"{name}.type": "aes-256-gcm",
+        f"{name}.key.id": "one",
+        f"{name}.key.secret": ONE,
+        f"{name}.previous.keys": ["two:" + "2e" * 32],
     }
-    again = EncryptionSettings.of(only["encryption"]["a"])
+    assert found.encryption_of("b") == {}
+    with pytest.raises(ConfigurationError, match="different keys of encryption; give the keys of the topic with"):
+        found.encryption_of("new")
+    again = EncryptionSettings.of(found.encryption_of("a"))
     assert again is not None
     assert (again.writes, again.current, [*again.keys]) == (True, "one", ["one", "two"])
 
 
-def test_document_in_the_middle_of_a_change_of_keys() -> None:
+def test_signing_in_the_middle_of_a_change_of_keys() -> None:
     """A job signs as the writer does, and refuses nothing that a reader takes; a signature is required if one does."""
     writer = table("in", ["raw"], "a", ["offload"], S3, *signed(OLD))
-    found = said(table("out", ["a"], "b", ["inflate"], S3, *signed(NEW, OLD)) + writer)
-    assert found["stores"][0]["signing"]["a"] == {KEYS: OLD, PREVIOUS: [NEW], REQUIRED: True}
-    found = said(table("out", ["a"], "b", ["inflate"], S3) + writer)
-    assert found["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: False}
     lenient = table("out", ["a"], "b", ["inflate"], S3, *signed(OLD), f"{REQUIRED} = false")
-    assert said(lenient + writer)["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: False}
     strict = table("more", ["a"], "c", ["inflate"], S3, *signed(OLD))
-    assert said(lenient + writer + strict)["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: True}
+    for text, expected in (
+        (table("out", ["a"], "b", ["inflate"], S3, *signed(NEW, OLD)) + writer, {PREVIOUS: [NEW], REQUIRED: True}),
+        (table("out", ["a"], "b", ["inflate"], S3) + writer, {REQUIRED: False}),
+        (lenient + writer, {REQUIRED: False}),
+        (lenient + writer + strict, {REQUIRED: True}),
+    ):
+        assert only(text).signing_of("a") == {KEYS: OLD, **expected}
 
 
-def test_document_tells_what_cannot_be_told_apart() -> None:
-    """Pipelines that share no key in one topic: no keys hold for it; those of a chain of changes hold together."""
+def test_pipelines_that_share_no_key() -> None:
+    """No keys hold for their topic; those of a chain of changes hold together."""
     one = table("one", ["a"], "b", ["inflate"], S3, *signed(NEW))
     other = table("other", ["a"], "c", ["inflate"], S3, *signed(OLD))
-    assert said(one + other)["stores"][0]["signing"]["a"] == {"apart": ["one", "other"], REQUIRED: True}
+    with pytest.raises(ConfigurationError, match="topic a: pipelines one, other share no key; leave the topic out, or"):
+        only(one + other).signing_of("a")
     between = table("more", ["a"], "d", ["inflate"], S3, *signed("m" * 32, NEW, OLD))
-    assert said(one + other + between)["stores"][0]["signing"]["a"] == {
-        KEYS: NEW,
-        PREVIOUS: [OLD, "m" * 32],
-        REQUIRED: True,
-    }
+    expected = {KEYS: NEW, PREVIOUS: [OLD, "m" * 32], REQUIRED: True}
+    assert only(one + other + between).signing_of("a") == expected
 
 
-def test_document_has_all_keys_of_dead_letters() -> None:
-    """Letters of several pipelines may be signed with the key of each; a job accepts them all."""
-    found = said(
+def test_all_keys_of_dead_letters() -> None:
+    """Dead-letter records of several pipelines may be signed with the key of each; a job accepts them all."""
+    found = only(
         table("one", ["a"], "b", ["inflate"], S3, *signed(NEW), dead("dlq"))
         + table("other", ["c"], "d", ["inflate"], S3, *signed(OLD), dead("dlq"))
     )
-    signing = found["stores"][0]["signing"]
-    assert signing["dlq"] == {KEYS: NEW, PREVIOUS: [OLD], REQUIRED: True}
-    assert (signing["a"][KEYS], signing["c"][KEYS]) == (NEW, OLD)
-
-
-def test_write_is_for_the_owner_alone(tmp_path: Path) -> None:
-    """The file has the secrets, so nobody else may read it, and it is no file that is there already."""
-    config = tmp_path / "wideload.toml"
-    lines = 'security.protocol = "SASL_SSL"\nsasl.username = "ann"\nsasl.password = "${env:PASSWORD}"\n'
-    config.write_text(HEAD + lines + table("in", ["raw"], "orders", ["offload"], store(f"{tmp_path}")))
-    file = tmp_path / "options.json"
-    command = ["job", "sweep", "-c", str(config), "--write-options", str(file)]
-    result = CliRunner(env={"PASSWORD": "hunter-2-hunter"}).invoke(cli, command)
-    assert (result.exit_code, result.output, result.exception) == (0, "", None)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert json.loads(file.read_text())["connection"]["sasl.password"] == "hunter-2-hunter"
-    with pytest.raises(ConfigurationError, match=r"--write-options: .*options\.json is there already"):
-        write({}, str(file))
-    with pytest.raises(ConfigurationError, match=r"--write-options: .* cannot be written"):
-        write({}, str(tmp_path / "no" / "folder"))
-    result = CliRunner().invoke(cli, ["job", "sweep", "--write-options", str(file)])
-    assert str(result.exception) == "--write-options: needs a configuration; give it with -c"
+    assert found.signing_of("dlq") == {KEYS: NEW, PREVIOUS: [OLD], REQUIRED: True}
+    assert (found.signing_of("a")[KEYS], found.signing_of("c")[KEYS]) == (NEW, OLD)

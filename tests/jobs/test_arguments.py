@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.config.arguments import properties
 from jobs import audit, backfill, ingest, sweep
-from jobs.driver.command_line import properties
 from transforms.errors import ConfigurationError
 
 
