@@ -80,6 +80,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "app/serializers/",
         "app/commands/",
         "app/log_filters",
+        "app/payloads/",
         "jobs/reading/",
         "jobs/copying/",
     ),

@@ -214,12 +214,14 @@ class Identity:
         partitions: how many it has.
         in_sync: of each partition.
         operations: what the user may do with it; None if the cluster does not say, or was not asked.
+        internal: whether it is one of Kafka's own.
     """
 
     id: str | None
     partitions: int
     in_sync: InSync = field(default_factory=dict)
     operations: frozenset[Operation] | None = None
+    internal: bool = False
 
 
 class _TopicIds(Query):
@@ -272,6 +274,7 @@ async def _described(
                 len(partitions),
                 {each["partition"]: (len(each["isr"]), len(each["replicas"])) for each in partitions},
                 None if bits == _NOT_SAID else frozenset(each for each in Operation if bits >> each & 1),
+                bool(topic.get("is_internal")),
             ),
         )
     return found
