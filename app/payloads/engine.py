@@ -26,12 +26,11 @@ class Engine(Protocol[Frame]):
 
     `work` runs in many tasks, on threads or on executors, for which it is pickled. It opens what it needs, and may be
     called without any row. Everything that it raises ends the run.
-
-    Attributes:
-        seconds: how long each step took, by its name.
     """
 
-    seconds: Mapping[str, float]
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """How long each step took, by its name."""
 
     def step(self, name: str) -> AbstractContextManager[None]:
         """Shows what is done while the block lasts. Rows may be made as late as in `gathered` and `save`."""
