@@ -7,13 +7,22 @@ if its name is not one that the stores of this project give to payloads; else it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
 # A SHA-256, or a UUID.
 _OWN_NAME = re.compile(r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\Z")
+
+
+STATES: Mapping[str, str] = {
+    "live": "a record refers to it",
+    "young": "no record refers to it, and it was published within the grace",
+    "foreign": "no record refers to it, and its name is not one of a payload",
+    "orphan": "no record refers to it, and it was published before the grace",
+}
+"""The states of a payload, and why it has the state."""
 
 
 class Listed(NamedTuple):
@@ -37,9 +46,9 @@ class Marking:
     cutoff_us: int
     any_name: bool = False
 
-    def marked(self, rows: Iterator[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[str, str, int, int, str]]:
-        """The payloads with their states, of rows of which 0 marks a `Listed`, and 1 a reference to the same path."""
-        for path, together in groupby(rows, lambda row: row[1][0]):
+    def marked(self, rows: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[str, str, int, int, str, str]]:
+        """The payloads, each with its state and why, of rows of which 0 marks a `Listed`, any other a reference."""
+        for _, together in groupby(rows, lambda row: row[1][0]):
             listed, live = [], False
             for number, row in together:
                 if number == 0:
@@ -47,12 +56,13 @@ class Marking:
                 else:
                     live = True
             for payload in listed:
-                yield *payload, "live" if live else self._state(path, payload.modified_us)
+                state = "live" if live else self._unused(payload)
+                yield *payload, state, STATES[state]
 
-    def _state(self, path: str, modified_us: int) -> str:
-        if modified_us >= self.cutoff_us:
+    def _unused(self, payload: Listed) -> str:
+        if payload.modified_us >= self.cutoff_us:
             return "young"
-        return "orphan" if self.any_name or _OWN_NAME.search(path) else "foreign"
+        return "orphan" if self.any_name or _OWN_NAME.search(payload.path) else "foreign"
 
 
 @dataclass(slots=True)

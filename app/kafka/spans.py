@@ -154,6 +154,16 @@ def listed(client: ClientSettings) -> dict[str, Identity]:
     return _asked(client, look, "topics cannot be listed")
 
 
+def identified(client: ClientSettings, names: Iterable[str]) -> Mapping[str, Identity | None]:
+    """Topics by name, None for one that does not exist; without those that these credentials may not describe.
+
+    Raises:
+        ConfigurationError: the cluster cannot be reached.
+        ClusterError: the cluster did not answer.
+    """
+    return _asked(client, lambda connection: identities(connection.send, names), "topics cannot be described")
+
+
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:
     """The result of a coroutine, which runs in a thread of its own: this one may have an event loop."""
     with ThreadPoolExecutor(1, thread_name_prefix="wideload-kafka") as pool:
