@@ -1,0 +1,24 @@
+"""`wideload sweep`: removes payloads that no record refers to, without Spark."""
+
+from __future__ import annotations
+
+import click
+
+from app.payloads import sweep_command
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+)
+@click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> int:
+    """Remove payloads that no record refers to any more; by default a dry run.
+
+    The options are those of `wideload job sweep`, which does the same on Spark: see `wideload sweep --help`.
+
+    \b
+    Examples:
+      wideload sweep -c wideload.toml
+      wideload sweep -c wideload.toml --report payloads.parquet --delete
+    """
+    return sweep_command.main(arguments)
