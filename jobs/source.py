@@ -3,28 +3,26 @@
     spark.dataSource.register(WideloadDataSource)
     spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
 
-A Python data source, for batches and streams. Options and columns are those of Spark's Kafka source, and the keys of
-the payload store are options too (`jobs.reading.source_options`). Executors read records with aiokafka, in ranges of
-offsets. Driver and executors need `jobs`, `transforms`, `stores`, aiokafka, PyArrow, cramjam and the packages of the
-store.
+A Python data source, for batches and streams. Options and columns are those of Spark's Kafka source, and the properties
+of the payload store are options too (`jobs.reading.options`). Executors read records with aiokafka, in ranges of
+offsets. Driver and executors need the code of `jobs.zip`, aiokafka, PyArrow, cramjam and the packages of the store.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import Look, look
-from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from jobs.reading.messages import Message, Messages
-from jobs.reading.partition import PartitionReader
+from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, plain
+from jobs.reading.log import Look, look, offsets_at
+from jobs.reading.options import Edge, SourceSettings, settings_of
 from jobs.reading.ranges import (
     OffsetRange,
     Place,
@@ -35,31 +33,23 @@ from jobs.reading.ranges import (
     ids_of,
     noted,
     position,
+    positions_json,
     positions_of,
     recreated,
-    split,
+    tasks,
     without,
 )
-from jobs.reading.source_options import SourceSettings, settings_of
-from jobs.records.arrow import Gathering, arrow_schema, binary, headers, problems, timestamps
-from jobs.records.inflater import Inflated, Inflater
-from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
-from jobs.records.schemas import HEADERS, columns
-from jobs.records.timestamps import bad_timestamp, holds
-from transforms.errors import ConfigurationError, PayloadStoreError
-from transforms.record import RecordLike
+from jobs.reading.rows import read, schema_of
+from transforms.errors import ConfigurationError
 
-__all__ = ["WideloadDataSource", "read_available"]
-
-_COLUMNS = columns(
-    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+_BEHIND = (
+    "wideload: maxOffsetsPerTrigger leaves {:,} offsets for the next micro-batch; with trigger(availableNow=True) "
+    "Spark ends before it: wideload.jobs.source.read_available runs one after the other"
 )
-_ROW_BYTES = 2**18
-_ROWS = 1_000
 
 
 class WideloadDataSource(DataSource):
-    """The source; `jobs.reading.source_options` has its options.
+    """The source; `jobs.reading.options` has its options.
 
     Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` if `onError` is not
     `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its first.
@@ -69,20 +59,22 @@ class WideloadDataSource(DataSource):
     def name(cls) -> str:
         return "wideload"
 
+    @plain()
     def schema(self) -> StructType:
-        return _schema(settings_of(self.options))
+        return schema_of(settings_of(self.options))
 
+    @plain()
     def reader(self, schema: StructType) -> DataSourceReader:
         return _BatchReader(self._settings(schema))
 
+    @plain()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name for it
         return _StreamReader(self._settings(schema))
 
     def _settings(self, schema: StructType) -> SourceSettings:
         settings = settings_of(self.options)
-        settings.inflater.check_signatures()
-        if schema.fieldNames() != _schema(settings).fieldNames():
-            raise ConfigurationError("schema", f"is fixed: {', '.join(_schema(settings).fieldNames())}")
+        if schema.fieldNames() != schema_of(settings).fieldNames():
+            raise ConfigurationError("schema", f"is fixed: {', '.join(schema_of(settings).fieldNames())}")
         return settings
 
 
@@ -109,15 +101,6 @@ def read_available(start: Callable[[], StreamingQuery]) -> int:
         batches += moved
 
 
-def _schema(settings: SourceSettings) -> StructType:
-    fields = list(_COLUMNS)
-    if settings.include_headers:
-        fields.append(StructField("headers", HEADERS))
-    if settings.on_error != "fail":
-        fields.append(StructField(ERROR_COLUMN, ERROR))
-    return StructType(fields)
-
-
 class _Reader:
     """The common part of a batch reader and a stream reader."""
 
@@ -125,52 +108,65 @@ class _Reader:
         self.settings = settings
 
     def look(self) -> Look:
-        return look(self.settings.client, self.settings.topics)
+        return look(self.settings.client, self.settings.topics, committed=self.settings.committed)
+
+    def position(self, edge: Edge, found: Look) -> Positions:
+        """The offset of each partition where reading begins or ends."""
+        option, at = edge
+        if isinstance(at, int):
+            at = positions_json(dict.fromkeys(found.bounds, at))
+        if edge.by_time:
+            at = positions_json(offsets_at(self.settings.client, position(option, at, found.bounds)))
+        return position(option, at, found.bounds)
 
     def tasks(self, ranges: Sequence[OffsetRange], ids: Mapping[str, str]) -> list[InputPartition]:
         known = [replace(each, topic_id=ids.get(each.topic, "")) for each in ranges]
-        return [InputPartition(each) for each in split(known, self.settings.task_offsets, self.settings.least_tasks)]
+        return [InputPartition(each) for each in tasks(known, self.settings.task_offsets, self.settings.least_tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with plain():
+            yield from read(self.settings, partition.value)
 
 
 class _BatchReader(_Reader, DataSourceReader):
+    @plain()
     def partitions(self) -> Sequence[InputPartition]:
         found = self.look()
-        start = position("startingOffsets", self.settings.starting or "earliest", found.bounds)
-        end = position("endingOffsets", self.settings.ending, found.bounds)
+        edge = self.settings.starting or Edge("startingOffsets", "earliest")
+        start = self.position(edge, found)
+        end = self.position(self.settings.ending or Edge("endingOffsets", "latest"), found)
         for (topic, number), at in start.items():
             if end[topic, number] < at:
                 raise ConfigurationError(
-                    "startingOffsets",
-                    f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
+                    edge.option, f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}"
                 )
         # With no partitions Spark makes one, and hands None to `read`.
-        nothing = InputPartition(OffsetRange(self.settings.topics[0], 0, 0, 0))
-        return self.tasks(between(start, end, {}), found.ids) or [nothing]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self.settings, partition.value)
+        return self.tasks(between(start, end, {}), found.ids) or [InputPartition([])]
 
 
 class _StreamReader(_Reader, DataSourceStreamReader):
     """Lives on the driver as long as the query."""
 
-    # State that changes: `_position`, the end of the last planned micro-batch, with the `_ids` of its topics; and
-    # `_looked`, the ids at the last look. Spark makes one call at a time. It calls `partitions` with the last offset of
-    # a checkpoint before it asks for the next offset.
+    # State that changes: `_position`, the end of the last planned micro-batch, with the `_ids` of its topics;
+    # `_looked`, the ids at the last look; and `_warned`. Spark makes one call at a time. It calls `partitions` with the
+    # last offset of a checkpoint before it asks for the next offset.
 
     def __init__(self, settings: SourceSettings) -> None:
         super().__init__(settings)
         self._position: Positions | None = None
         self._ids: Mapping[str, str] = {}
         self._looked: Mapping[str, str] = {}
+        self._warned = False
 
+    @plain()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name for it
         if self._position is None:
             found = self.look()
-            self._position = position("startingOffsets", self.settings.starting or "latest", found.bounds)
+            self._position = self.position(self.settings.starting or Edge("startingOffsets", "latest"), found)
             self._ids = found.ids
         return noted(self._position, self._ids)
 
+    @plain()
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
         if self._position is None:
             self.initialOffset()
@@ -180,8 +176,14 @@ class _StreamReader(_Reader, DataSourceStreamReader):
         if self.settings.fail_on_loss:
             check_forward(start, found.bounds)
         self._looked = {**self._ids, **found.ids}
-        return noted(advanced(start, found.bounds, self.settings.trigger_offsets), self._looked)
+        until = advanced(start, found.bounds, self.settings.trigger_offsets)
+        behind = sum(each.end - until[place] for place, each in found.bounds.items())
+        if behind and not self._warned:
+            self._warned = True
+            print(_BEHIND.format(behind), file=sys.stderr, flush=True)  # Spark's driver passes it on
+        return noted(until, self._looked)
 
+    @plain()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         until, ids = positions_of(end), ids_of(end)
         self._position, self._ids = until, ids
@@ -204,104 +206,3 @@ class _StreamReader(_Reader, DataSourceStreamReader):
                 "before; give a new checkpoint, or failOnDataLoss=false to read it from its beginning"
             )
         return names
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self.settings, partition.value)
-
-
-# --- on executors -----------------------------------------------------------------------------------------------------
-
-
-def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
-    if range_.start == range_.end:
-        return
-    with (
-        closing(PartitionReader(settings.client, range_.topic, range_.partition)) as log,
-        closing(Inflater(settings.inflater)) as inflater,
-    ):
-        messages = Messages(
-            log, range_.start, range_.end, settings.limits, settings.lookback, fail_on_loss=settings.fail_on_loss
-        )
-        rows = _Rows(settings, range_)
-        last = range_.start
-        inflated = inflater.inflated((message, message.record) for message in messages)
-        while True:
-            try:
-                result = next(inflated, None)
-            except PayloadStoreError as exc:
-                raise failed(range_.topic, range_.partition, last, exc) from exc
-            if result is None:
-                break
-            yield from rows.add(result)
-            last = result.place.offset + 1
-            del result  # or one more record would be held during the wait for the next
-        if settings.fail_on_loss:
-            log.require_topic(range_.topic_id)
-        yield from rows.rest()
-
-
-class _Rows:
-    """Makes Arrow's batches of messages: each large value alone, small ones together."""
-
-    def __init__(self, settings: SourceSettings, range_: OffsetRange) -> None:
-        self._settings = settings
-        self._range = range_
-        self._schema: pa.Schema = arrow_schema(_schema(settings))
-        self._gathering = Gathering()
-        self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
-        self._bytes = 0
-
-    def add(self, result: Inflated[Message]) -> Iterator[pa.RecordBatch]:
-        message = result.place
-        problem = result.problem or message.problem
-        record = result.record
-        on_error = self._settings.on_error
-        if problem is not None:
-            if on_error == "fail":
-                if message.lost:
-                    return
-                raise failed(self._range.topic, self._range.partition, message.offset, problem)
-            marked = self._settings.inflater.reference_format == "bakdata-flag"
-            malformed = (problem.which, problem.state) == ("value", "malformed")
-            all_values = marked or malformed or message.problem is not None
-            record = kept(record, message.record, on_error, all_values=all_values)
-        size = len(record.value or b"")
-        if self._bytes + size > _ROW_BYTES or len(self._rows) >= _ROWS:
-            yield from self._flush()
-        self._rows.append((message, record, problem))
-        self._bytes += size
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        yield from self._flush()
-        yield from self._gathering.rest()
-
-    def _flush(self) -> Iterator[pa.RecordBatch]:
-        rows, self._rows, self._bytes = self._rows, [], 0
-        if rows:
-            yield from self._gathering.add(self._batch(rows))
-
-    def _timestamps(self, messages: Sequence[Message]) -> pa.Array:
-        millis = [message.timestamp for message in messages]
-        found = timestamps(millis, self._schema.field("timestamp").type)
-        if found.null_count and not self._settings.keep_bad_timestamps:
-            bad, timestamp_ms = next(pair for pair in zip(messages, millis, strict=True) if not holds(pair[1]))
-            raise JobFailedError(
-                f"topic {self._range.topic} partition {self._range.partition} offset {bad.offset}: "
-                f"{bad_timestamp(timestamp_ms)}; onBadTimestamp=null keeps such records with a null timestamp"
-            )
-        return found
-
-    def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
-        found = {
-            "key": binary([record.key for _, record, _ in rows]),
-            "value": binary([record.value for _, record, _ in rows]),
-            "topic": pa.array([self._range.topic] * len(rows)),
-            "partition": pa.array([self._range.partition] * len(rows), pa.int32()),
-            "offset": pa.array([message.offset for message, _, _ in rows], pa.int64()),
-            "timestamp": self._timestamps([message for message, _, _ in rows]),
-            "timestampType": pa.array([message.timestamp_type for message, _, _ in rows], pa.int32()),
-            ERROR_COLUMN: problems([problem for _, _, problem in rows]),
-        }
-        if self._settings.include_headers:
-            found["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
-        return pa.RecordBatch.from_arrays([found[name] for name in self._schema.names], schema=self._schema)

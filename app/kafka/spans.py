@@ -123,7 +123,7 @@ def described(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> di
             for name, topic in found.items()
         }
 
-    found = _asked(client, look, "topics cannot be described")
+    found = asked(client, look, "topics cannot be described")
     return {name: found[name] for names in wanted.values() for name in names}
 
 
@@ -135,7 +135,7 @@ def since(client: ClientSettings, topics: Iterable[TopicSpans], when_ms: int) ->
         ClusterError: the cluster did not answer.
     """
     places = _places({each.topic.name: each.topic for each in topics})
-    found = _asked(client, lambda connection: connection.offsets(places, when_ms), "offsets cannot be looked up")
+    found = asked(client, lambda connection: connection.offsets(places, when_ms), "offsets cannot be looked up")
     return {place: offset for place, offset in found.items() if offset >= 0}
 
 
@@ -151,7 +151,7 @@ def listed(client: ClientSettings) -> dict[str, Identity]:
         found = await identities(connection.send, sorted(await connection.list_topics()), operations=True)
         return {name: each for name, each in found.items() if each is not None}
 
-    return _asked(client, look, "topics cannot be listed")
+    return asked(client, look, "topics cannot be listed")
 
 
 def identified(client: ClientSettings, names: Iterable[str]) -> Mapping[str, Identity | None]:
@@ -161,7 +161,7 @@ def identified(client: ClientSettings, names: Iterable[str]) -> Mapping[str, Ide
         ConfigurationError: the cluster cannot be reached.
         ClusterError: the cluster did not answer.
     """
-    return _asked(client, lambda connection: identities(connection.send, names), "topics cannot be described")
+    return asked(client, lambda connection: identities(connection.send, names), "topics cannot be described")
 
 
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:
@@ -174,8 +174,13 @@ def _places(topics: Mapping[str, Topic]) -> list[TopicPartition]:
     return [TopicPartition(name, number) for name, topic in topics.items() for number in range(topic.partitions)]
 
 
-def _asked(client: ClientSettings, ask: Callable[[AdminClient], Awaitable[Result]], doing: str) -> Result:
-    """The answer of the cluster; it is asked again, up to ten seconds, while partitions have no leader."""
+def asked(client: ClientSettings, ask: Callable[[AdminClient], Awaitable[Result]], doing: str) -> Result:
+    """The answer of the cluster; it is asked again, up to ten seconds, while partitions have no leader.
+
+    Raises:
+        ConfigurationError: the cluster cannot be reached.
+        ClusterError: it did not answer; `doing` says what was tried.
+    """
 
     async def answer() -> Result:
         async with admin(client) as connection:

@@ -14,34 +14,44 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jobs.records.problems import Problem
 from transforms.chunk import Chunk, is_chunk
-from transforms.chunked_message import Assembled, Discarded, Limits, LoggedRecord
+from transforms.chunked_message import Assembled, Discarded, Limits
 from transforms.errors import MalformedChunkError
 from transforms.reassembly import Reassembly
-from transforms.record import RecordLike
-
-__all__ = ["Message", "Messages", "Readable", "TopicRecord"]
+from transforms.record import Header, RecordLike
 
 _REMEMBERED = 10_000
 _STEP = 200
 _NEAR = 4  # to read so many others takes less time than another request
 
 
-class TopicRecord(LoggedRecord, Protocol):
-    """A record with its offset, and whose clock its timestamp is from; or the problem of those that cannot be read."""
+class TopicRecord(NamedTuple):
+    """A record of a partition.
 
-    @property
-    def timestamp_type(self) -> int: ...
+    Attributes:
+        offset: of the record.
+        timestamp: in milliseconds since 1970; -1 without.
+        timestamp_type: 0 if the producer set it, 1 if the broker did, -1 if the message format has none.
+        key: of the record.
+        value: of the record; of records that cannot be decoded, their whole batch as it is in the log.
+        headers: of the record.
+        problem: why it cannot be had as it is; None if it can. It may stand for all records up to its offset.
+    """
 
-    @property
-    def problem(self) -> Problem | None: ...
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    problem: Problem | None = None
 
 
 class Readable(Protocol):
-    """A partition that can be read; see `jobs.reading.partition.PartitionReader`."""
+    """A partition that can be read; see `jobs.reading.log.Log`."""
 
     def first(self) -> int: ...
 
@@ -76,20 +86,21 @@ class Messages:
         log: the partition.
         start: the first offset of the range.
         end: the offset behind its last.
-        limits: how much may be incomplete; nothing expires, as a range has no clock.
+        limits: how much may be incomplete; nothing expires, as a range has no clock. None: chunks are not assembled.
         lookback: how many offsets before the range a first chunk may be.
         fail_on_loss: whether it is a failure if Kafka has deleted records.
     """
 
     def __init__(
-        self, log: Readable, start: int, end: int, limits: Limits, lookback: int, *, fail_on_loss: bool = True
+        self, log: Readable, start: int, end: int, limits: Limits | None, lookback: int, *, fail_on_loss: bool = True
     ) -> None:
         self._log = log
         self._start = start
         self._end = end
         self._lookback = lookback
         self._fail_on_loss = fail_on_loss
-        self._reassembly = Reassembly(limits)
+        self._assembles = limits is not None
+        self._reassembly = Reassembly(limits or Limits())
         self._known: OrderedDict[str, None] = OrderedDict()  # messages whose first chunk is known, or was looked for
         self._beginnings: dict[str, int] = {}  # by message, where it begins last before the range
         self._chunks: dict[str, list[int]] = {}  # by message, where its chunks are before the range
@@ -98,7 +109,7 @@ class Messages:
 
     def __iter__(self) -> Iterator[Message]:
         for record in self._log.records(self._start, self._end, fail_on_loss=self._fail_on_loss):
-            if record.headers and is_chunk(record.headers):
+            if self._assembles and record.headers and is_chunk(record.headers):
                 yield from self._chunk(record)
             else:
                 yield Message(record, record.offset, record.timestamp, record.timestamp_type, record.problem)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -20,9 +20,9 @@ from app.kafka.source_batch import SourceBatch, UnreadBatch
 from app.kafka.topics import identities
 from jobs.driver.failures import JobFailedError
 from jobs.reading.client import Client, answered
+from jobs.reading.messages import TopicRecord as PartitionRecord
 from jobs.records.problems import Problem
 from transforms.errors import HeaderNameError
-from transforms.record import Header
 from transforms.record_format import check_names, name_bytes
 
 __all__ = ["PartitionReader", "PartitionRecord"]
@@ -34,28 +34,6 @@ _MOST_BYTES = 268_435_456  # of a batch before compression
 _ALLOWED = "256 MiB, where a task reads"
 
 Answer = TypeVar("Answer")
-
-
-class PartitionRecord(NamedTuple):
-    """A record of the partition.
-
-    Attributes:
-        offset: of the record.
-        timestamp: in milliseconds since 1970; -1 without.
-        timestamp_type: 0 if the producer set it, 1 if the broker did, -1 if the message format has none.
-        key: of the record.
-        value: of the record; of records that cannot be decoded, their whole batch as it is in the log.
-        headers: of the record.
-        problem: why it cannot be had as it is; None if it can. It may stand for all records up to its offset.
-    """
-
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    problem: Problem | None = None
 
 
 class PartitionReader:

@@ -7,33 +7,14 @@ each partition. That of the source `wideload` adds the ids of the topics: `"topi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
 from jobs.driver.failures import JobFailedError
 from transforms.errors import ConfigurationError
-
-__all__ = [
-    "Bounds",
-    "OffsetRange",
-    "Offsets",
-    "Place",
-    "Positions",
-    "advanced",
-    "between",
-    "check_forward",
-    "ids_of",
-    "noted",
-    "parse_offsets",
-    "position",
-    "positions_json",
-    "positions_of",
-    "recreated",
-    "split",
-    "without",
-]
 
 Place = tuple[str, int]
 """A topic and one of its partitions."""
@@ -45,6 +26,7 @@ Positions = dict[Place, int]
 """The next offset of each partition."""
 
 _EARLIEST, _LATEST = -2, -1
+_FEW_OFFSETS = 1_000  # so many are worth a task, which takes some 100 ms to start
 _IDS = "topic ids"  # no topic has a space in its name
 
 
@@ -192,16 +174,30 @@ def between(start: Positions, end: Positions, first: Mapping[Place, int]) -> lis
     return ranges
 
 
-def split(ranges: Iterable[OffsetRange], most_offsets: int | None, least_tasks: int | None) -> list[OffsetRange]:
-    """The ranges, cut until none has more than `most_offsets`, and there are `least_tasks` if offsets suffice."""
-    whole = list(ranges)
+def tasks(whole: Sequence[OffsetRange], most_offsets: int | None, least_tasks: int | None) -> list[list[OffsetRange]]:
+    """The ranges of each task.
+
+    A range is cut until none has more than `most_offsets`, and there are `least_tasks` if offsets suffice. Those with
+    few offsets go to one task, but not to fewer tasks than `least_tasks`, or than this machine has cores.
+    """
     total = sum(each.end - each.start for each in whole)
     size = most_offsets or max(total, 1)
     if least_tasks is not None and len(whole) < least_tasks:
         size = min(size, max(1, -(-total // least_tasks)))
+    least = least_tasks or os.cpu_count() or 1
+    together = min(size, _FEW_OFFSETS, total // least)
     pieces = []
     for each in whole:
         count = -(-(each.end - each.start) // size)
         cuts = [each.start + (each.end - each.start) * n // count for n in range(count + 1)]
         pieces += [replace(each, start=begin, end=to) for begin, to in pairwise(cuts)]
-    return pieces
+    found: list[list[OffsetRange]] = []
+    left = 0
+    for behind, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
+        offsets = piece.end - piece.start
+        if offsets > left or len(found) + behind < least:
+            found.append([])
+            left = together
+        found[-1].append(piece)
+        left -= offsets
+    return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -22,11 +24,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
+from app.kafka.clients import security_arguments
 from jobs import source
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import Client, Look
+from jobs.reading.log import Look
+from jobs.reading.options import settings_of
 from jobs.reading.ranges import Bounds, OffsetRange
-from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
 from stores.encryption import keyring_of
 from stores.payload import publish
@@ -120,27 +123,38 @@ OPTIONS = {
     [
         ({"subscribe": ""}, "subscribe: names no topic"),
         ({"kafka.sasl.mechanisms": "PLAIN"}, r"did you mean kafka\.sasl\.mechanism\?"),
-        ({"startingOffset": "earliest"}, r"startingoffset: is not a key .*; did you mean startingOffsets\?"),
+        ({"startingOffset": "earliest"}, r"startingoffset: is not an option .*; did you mean startingOffsets\?"),
         ({"onErorr": "null"}, r"did you mean onError\?"),
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
         ({"onBadTimestamp": "keep"}, "onBadTimestamp: found 'keep', allowed is one of: fail, null"),
         ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),
-        ({"unwrap.on.plain.value": "pass"}, r"unwrap\.on\.plain\.value: is given, .* it goes with unwrap=true"),
-        ({"wrapper.header.3000001": "x"}, r"wrapper\.header\.3000001: is given, .* it goes with unwrap=true"),
+        ({"unwrapOnPlainValue": "pass"}, "unwrapOnPlainValue: has no effect without unwrap=true"),
+        ({"wrapper.header.3000001": "x"}, r"wrapper\.header\.3000001: has no effect without unwrap=true"),
+        ({"subscribePattern": "o.*"}, "found subscribe and subscribePattern, allowed is one of subscribe, subscribeP"),
+        ({"subscribe": None}, "subscribe: found none, allowed is one of subscribe, subscribePattern, assign"),
+        ({"subscribe": None, "subscribePattern": "("}, "subscribePattern: is not a regular expression of Python: "),
+        ({"subscribe": None, "assign": '{"orders": 1}'}, "assign: found .*, allowed is JSON as"),
+        ({"subscribe": None, "assign": "{}"}, "assign: names no topic"),
+        ({"startingTimestamp": "5", "startingOffsets": "latest"}, "startingOffsets: cannot be combined with startingT"),
+        ({"startingOffsetsByTimestamp": "latest"}, "startingOffsetsByTimestamp: found 'latest', allowed is JSON"),
+        ({"kafka.ssl.truststore.location": "x.jks"}, r"kafka\.ssl\.truststore\.location: is for Java's clients only"),
         ({"unwrap": "true", "wrapper.header.1x": "x"}, r"wrapper\.header\.1x: found '1x', allowed behind"),
         (
-            {"unwrap": "true", "unwrap.on.plain.value": "drop"},
-            r"unwrap\.on\.plain\.value: found 'drop', allowed is one",
+            {"unwrap": "true", "unwrapOnPlainValue": "drop"},
+            "unwrapOnPlainValue: found 'drop', allowed is one",
         ),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger: found 'many', allowed is a value of type int"),
-        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.jaas.config: names no user and password"),
+        (
+            {"kafka.security.protocol": "SASL_SSL"},
+            "kafka.sasl.username: is missing; security.protocol SASL_SSL needs it",
+        ),
     ],
 )
-def test_settings_bad_option(changes: dict[str, str], message: str) -> None:
+def test_settings_bad_option(changes: dict[str, str | None], message: str) -> None:
     """A wrong option is told by its name, with what is allowed."""
     with pytest.raises(ConfigurationError, match=message):
-        settings_of(OPTIONS | changes)
+        settings_of({name: text for name, text in {**OPTIONS, **changes}.items() if text is not None})
 
 
 def test_settings_of_names_that_are_too_long() -> None:
@@ -157,10 +171,34 @@ def test_settings_of_security() -> None:
     """User and password come from Kafka's own option, and are not printed."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p\\"9";'
     settings = settings_of(OPTIONS | {"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": jaas})
-    assert settings.topics == ("orders", "returns")
-    assert settings.client.connection()["sasl_plain_username"] == "ann"
-    assert settings.client.connection()["sasl_plain_password"] == 'p"9'
-    assert "ann" not in repr(settings)
+    assert settings.topics.names == ("orders", "returns")
+    sent = pickle.loads(pickle.dumps(settings))  # noqa: S301  # as Spark does
+    login = security_arguments(sent.client)
+    assert (login["sasl_plain_username"], login["sasl_plain_password"]) == ("ann", 'p"9')
+    assert 'p"9' not in repr(settings)
+
+
+def test_settings_of_each_login() -> None:
+    """The source has the logins of the worker: tokens of OAUTHBEARER, with Java's or our own options, and Kerberos."""
+    base = {**OPTIONS, "kafka.security.protocol": "SASL_PLAINTEXT"}
+    own = {"client.credentials.client.id": "a", "client.credentials.client.secret": "b"}
+    own = {f"kafka.sasl.oauthbearer.{name}": text for name, text in own.items()}
+    java = {"kafka.sasl.jaas.config": 'x.OAuthBearerLoginModule required clientId="a" clientSecret="b";'}
+    for login in (own, java):
+        endpoint = {"kafka.sasl.oauthbearer.token.endpoint.url": "https://idp/token"}
+        found = settings_of({**base, "kafka.sasl.mechanism": "OAUTHBEARER", **endpoint, **login})
+        arguments = security_arguments(found.client)
+        assert (arguments["sasl_mechanism"], "sasl_oauth_token_provider" in arguments) == ("OAUTHBEARER", True)
+    found = settings_of({**base, "kafka.sasl.mechanism": "GSSAPI"})
+    assert found.client.security["sasl.mechanism"] == "GSSAPI"
+
+
+def test_settings_with_dots_in_their_names() -> None:
+    """The worker's names of options are accepted, too."""
+    former = {"reference.format": "bakdata-headers", "max.pending.chunked.message": "7", "unwrap": "true"}
+    found = settings_of({**OPTIONS, **former, "unwrap.on.plain.value": "pass"})
+    assert found.inflater is not None
+    assert (found.inflater.reference_format, found.limits.messages) == ("bakdata-headers", 7)
 
 
 # --- batches
@@ -277,7 +315,7 @@ def test_batch_with_a_timestamp_of_another_unit(place: Place, make_topic: MakeTo
 
     def read(**more: str) -> list[Any]:
         own = WideloadDataSource({**place.options(subscribe=topic), **more})
-        found = cast("Any", own.reader(own.schema())).read(InputPartition(OffsetRange(topic, 0, 0, 3)))
+        found = cast("Any", own.reader(own.schema())).read(InputPartition([OffsetRange(topic, 0, 0, 3)]))
         return [each for batch in found for each in batch.column("timestamp").cast("int64").to_pylist()]
 
     with pytest.raises(JobFailedError, match=f"topic {topic} partition 0 offset 1: the timestamp is {nanoseconds} ms,"):
@@ -290,10 +328,39 @@ def test_batch_of_nothing(place: Place) -> None:
     assert place.batch().collect() == []
 
 
-def test_batch_topic_that_is_not_there(place: Place) -> None:
-    """A wrong name is told with the name."""
-    with pytest.raises(PySparkException, match=r"subscribe: no-such-topic is not on the broker at \S+; create it, or"):
-        place.batch(subscribe="no-such-topic").collect()
+def test_batch_errors_are_one_line(place: Place) -> None:
+    """An option that is wrong, and a topic that is not there, are reported without a traceback of Python's."""
+    refusal = "subscribe: no-such-topic is not on the broker at "
+    for options, message in (({"subscribe": "no-such-topic"}, refusal), ({"onErorr": "null"}, "did you mean onError?")):
+        with pytest.raises(PySparkException) as caught:
+            place.batch(**options).collect()
+        assert message in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+
+
+def test_batch_of_a_pattern_and_of_partitions(place: Place, make_topic: MakeTopic) -> None:
+    """Topics may be named by a pattern of whole names; or only some partitions are read, or only records of a time."""
+    other = make_topic(1)
+    send(place.broker, other, [(0, b"other", b"%d" % at, [], 1_700_000_000_000 + at) for at in range(5)])
+    place.send([Record(b"k", b"0"), Record(b"k", b"1")])
+    place.send([Record(b"k", b"2")], 1)
+    found = place.options()
+    del found["subscribe"]
+
+    def values(**more: object) -> list[bytes]:
+        options = {**found, **{name: str(text) for name, text in more.items()}}
+        rows = place.spark.read.format("wideload").options(**options).load().orderBy("topic", "partition", "offset")
+        return [bytes(row.value) for row in rows.collect()]
+
+    both = re.escape(place.topic) + "|" + re.escape(other)
+    assert sorted(values(subscribePattern=both)) == [b"0", b"0", b"1", b"1", b"2", b"2", b"3", b"4"]
+    assert values(subscribePattern=place.topic[:-1]) == []
+    assert values(assign=json.dumps({place.topic: [1]})) == [b"2"]
+    times = {"startingTimestamp": 1_700_000_000_002, "endingTimestamp": 1_700_000_000_004}
+    assert values(subscribe=other, **times) == [b"2", b"3"]
+    by_partition = json.dumps({other: {"0": 1_700_000_000_004}})
+    assert values(subscribe=other, startingOffsetsByTimestamp=by_partition) == [b"4"]
+    assert values(subscribe=other, startingTimestamp=1_800_000_000_000) == []
 
 
 def test_batch_records_deleted(place: Place) -> None:
@@ -479,9 +546,9 @@ class Topics:
         self.looks = 0
         monkeypatch.setattr(source, "look", self.look)
 
-    def look(self, _: Client, topics: Sequence[str]) -> Look:
+    def look(self, _: object, topics: Any, **_more: bool) -> Look:
         self.looks += 1
-        return Look({(name, 0): Bounds(0, self.ends[name]) for name in topics}, dict(self.ids))
+        return Look({(name, 0): Bounds(0, self.ends[name]) for name in topics.names}, dict(self.ids))
 
     def reader(self, **more: str) -> Any:
         own = WideloadDataSource({**OPTIONS, "startingOffsets": "earliest", **more})
@@ -489,7 +556,7 @@ class Topics:
 
 
 def ranges(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int, int, str]]:
-    found = (each.value for each in reader.partitions(start, end))
+    found = (each for task in reader.partitions(start, end) for each in task.value)
     return [(each.topic, each.start, each.end, each.topic_id) for each in found]
 
 

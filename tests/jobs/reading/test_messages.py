@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 
-from jobs.reading.messages import Message, Messages
-from jobs.records.problems import Problem
+from jobs.reading.messages import Message, Messages, TopicRecord
 from transforms.chunk import Chunking
 from transforms.chunked_message import Limits
-from transforms.record import Header, Record
+from transforms.record import Record
 
 LIMITS = Limits(expire_ms=0)
-
-
-@dataclass(frozen=True)
-class Logged:
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    timestamp: int
-    offset: int
-    timestamp_type: int = 0
-    problem: Problem | None = None
 
 
 @dataclass
@@ -39,11 +27,11 @@ class ListedLog:
     def first(self) -> int:
         return self.oldest
 
-    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[Logged]:
+    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[TopicRecord]:
         self.read.append((start, end))
         for offset in range(max(start, self.oldest), min(end, len(self.listed))):
             r = self.listed[offset]
-            yield Logged(r.key, r.value, r.headers, 1_000 + offset, offset)
+            yield TopicRecord(offset, 1_000 + offset, 0, r.key, r.value, r.headers)
 
 
 def chunks(value: bytes, uuid: str, limit: int = 500) -> list[Record]:

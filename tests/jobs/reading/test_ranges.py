@@ -17,7 +17,7 @@ from jobs.reading.ranges import (
     positions_json,
     positions_of,
     recreated,
-    split,
+    tasks,
     without,
 )
 from transforms.errors import ConfigurationError
@@ -87,13 +87,26 @@ def test_advanced_new_and_remade_partitions() -> None:
     check_forward({("t", 1): 10}, FOUND)
 
 
-def test_split_covers_everything_once() -> None:
-    """However ranges are cut, each offset is in one piece, and none is larger than allowed."""
-    ranges = [OffsetRange("t", 0, 5, 105, "id"), OffsetRange("t", 1, 0, 10, "id")]
-    for most, least in ((None, None), (7, None), (None, 9), (30, 2), (1, 500)):
-        pieces = split(ranges, most, least)
-        offsets = [(p.partition, n) for p in pieces for n in range(p.start, p.end)]
+def test_tasks_cover_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However ranges are cut and joined, each offset is in one task, and none has more than allowed."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    ranges = [OffsetRange("t", 0, 5, 105, "id"), *(OffsetRange("t", n, 0, 10, "id") for n in range(1, 9))]
+    for most, least in ((None, None), (7, None), (None, 9), (None, 3), (30, 2), (1, 500)):
+        found = tasks(ranges, most, least)
+        offsets = [(each.partition, n) for task in found for each in task for n in range(each.start, each.end)]
         assert offsets == [(r.partition, n) for r in ranges for n in range(r.start, r.end)]
-        assert all(p.end - p.start <= (most or 105) and p.topic_id == "id" for p in pieces)
-        assert len(pieces) >= (least or 0) or len(pieces) == 110
-    assert split([], None, 4) == []
+        assert all(each.topic_id == "id" for task in found for each in task)
+        assert all(sum(each.end - each.start for each in task) <= (most or 180) for task in found)
+        assert len(found) >= (least or 0) or len(found) == 180
+    assert tasks([], None, 4) == []
+
+
+def test_partitions_of_few_offsets_share_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of nearly empty partitions are as many tasks as there are cores; large ones keep a task each."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    small = [OffsetRange("t", number, 0, 5) for number in range(200)]
+    assert [len(task) for task in tasks(small, None, None)] == [50] * 4
+    assert [len(task) for task in tasks(small, None, 100)] == [2] * 100
+    assert [len(task) for task in tasks(small, 10, None)] == [2] * 100
+    large = [OffsetRange("t", number, 0, 1_000) for number in range(20)]
+    assert [len(task) for task in tasks(large, None, None)] == [1] * 20

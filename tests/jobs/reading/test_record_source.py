@@ -13,7 +13,7 @@ pytest.importorskip("pyspark.sql.datasource", reason="sources in Python need Spa
 
 
 from jobs.driver.failures import JobFailedError
-from jobs.reading import record_source
+from jobs.reading import rows as rows_of_tasks
 from jobs.reading.ranges import OffsetRange
 from jobs.reading.record_source import RecordSource
 from jobs.records.problems import Problem
@@ -21,7 +21,8 @@ from jobs.records.timestamps import LAST_MS
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 
-OPTIONS = {"kafka.bootstrap.servers": "b:1", "startingOffsets": json.dumps({"t": {"0": 1, "1": 5}})}
+START = {"t": {"0": 1, "1": 5}}
+OPTIONS = {"kafka.bootstrap.servers": "b:1", "startingOffsets": json.dumps(START), "endingOffsets": json.dumps(START)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,19 @@ class Log:
     def records(self, start: int, end: int, **_: bool) -> Iterator[Logged]:
         return (each for each in self.listed if start <= each.offset < end)
 
+    def require_topic(self, *_: str) -> None:
+        """It is the same topic."""
+
     def close(self) -> None:
         """It has no connection."""
 
 
 def rows(monkeypatch: pytest.MonkeyPatch, *listed: Logged) -> list[dict[str, Any]]:
-    monkeypatch.setattr(record_source, "PartitionReader", lambda *_: Log([*listed]))
+    monkeypatch.setattr(rows_of_tasks, "RangeReader", lambda *_, **__: Log())
+    monkeypatch.setattr(rows_of_tasks, "Log", lambda *_: Log([*listed]))
     own = RecordSource({**OPTIONS, "endingOffsets": json.dumps({"t": {"0": 9, "1": 5}})})
     reader = cast("Any", own.reader(own.schema()))
-    assert [each.value for each in reader.partitions()] == [OffsetRange("t", 0, 1, 9)]
+    assert [each.value for each in reader.partitions()] == [[OffsetRange("t", 0, 1, 9)]]
     found = reader.read(reader.partitions()[0])
     return [row for batch in found for row in batch.to_pylist()]
 
@@ -82,7 +87,7 @@ def test_a_record_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_only_java_can_use() -> None:
     """A Java key store is refused with the way that Python has."""
     own = RecordSource({**OPTIONS, "kafka.ssl.truststore.location": "/x.jks"})
-    with pytest.raises(ConfigurationError, match=r"kafka\.ssl\.truststore\.location: is for Kafka's Java client alone"):
+    with pytest.raises(ConfigurationError, match=r"kafka\.ssl\.truststore\.location: is for Java's clients only"):
         own.reader(own.schema())
 
 
@@ -95,4 +100,4 @@ def test_a_stream_of_one_micro_batch() -> None:
     end = reader.latestOffset()
     assert end == {"t": {"0": 4, "1": 5}}
     found = [each.value for each in reader.partitions(start, end)]
-    assert found == [OffsetRange("t", 0, 1, 2), OffsetRange("t", 0, 2, 4)]
+    assert found == [[OffsetRange("t", 0, 1, 2)], [OffsetRange("t", 0, 2, 4)]]
