@@ -372,7 +372,7 @@ def test_violation_of_a_folder_is_found(path: str, source: str) -> None:
         ("app/local/broker.py", "import app.config.settings"),
         ("app/local/broker.py", "import app"),
         ("jobs/copying/range.py", "from jobs.ingesting.options import parser"),
-        ("jobs/payloads/orphans.py", "from jobs.sweep import main"),
+        ("jobs/payloads/spark_engine.py", "from jobs.sweep import main"),
         ("jobs/reading/log.py", "from jobs.copying.range import Range"),
         ("jobs/records/arrow.py", "from jobs.reading.log import Log"),
         ("jobs/driver/session.py", "from jobs.records.arrow import headers"),

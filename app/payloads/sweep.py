@@ -102,6 +102,11 @@ class SweepSettings:
     report: str | None = None
 
     @property
+    def read_topics(self) -> list[str]:
+        """Every topic whose records are read."""
+        return [*self.topics, *self.carriers]
+
+    @property
     def swept_topics(self) -> list[str]:
         """Every topic whose payloads are swept."""
         return [name for name in (*self.topics, *self.deleted_topics) if name not in self.quarantined]
@@ -275,7 +280,7 @@ def _age(duration: timedelta) -> str:
 def _search_settings(settings: SweepSettings, root: str | None) -> SearchSettings:
     return SearchSettings(
         folders=settings.swept_topics,
-        known=(*settings.topics, *settings.carriers),
+        known=settings.read_topics,
         ignored=settings.ignored,
         root=root,
         other_roots=settings.other_roots,

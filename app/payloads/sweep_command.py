@@ -46,6 +46,7 @@ REFUSED = 3
 
 _INTERRUPTED = 130
 _LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
+_REPORT = "a new file for a row for each payload: NAME.parquet, or NAME.jsonl for JSON lines"
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
 
@@ -57,7 +58,7 @@ def main(
     argv: Sequence[str] | None,
     opened: Callable[[argparse.Namespace, SweepSettings], AbstractContextManager[Engine[Any]]] = _local,
     add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
-    report: str = "a new file for a row for each payload: NAME.parquet, or NAME.jsonl for JSON lines",
+    report: str = _REPORT,
 ) -> int:
     """Runs a sweep; returns the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused.
 
@@ -294,7 +295,9 @@ def _fraction(text: str) -> float:
     return number
 
 
-def parser(add: Callable[[argparse.ArgumentParser], None], report: str) -> argparse.ArgumentParser:
+def parser(
+    add: Callable[[argparse.ArgumentParser], None] = lambda _: None, report: str = _REPORT
+) -> argparse.ArgumentParser:
     """The command line; see `main`."""
     made = JobParser(
         prog="sweep",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -16,10 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from app.config.settings import ClientSettings
+from app.kafka.range_reader import RecordsLostError
 from app.payloads.engine import Row
 from app.payloads.steps import Steps
-from jobs.driver.failures import SPARK_ERRORS
+from jobs.driver.command_line import session_settings
+from jobs.driver.failures import SPARK_ERRORS, explained
 from jobs.driver.jvm import Files
+from jobs.driver.session import ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.records.arrow import arrow_schema, mapped
 from jobs.records.schemas import columns as schema_of
 from transforms.errors import ConfigurationError
@@ -30,6 +37,7 @@ _Batches = Iterable[pa.RecordBatch]
 
 _TOGETHER = 2_000  # rows of a batch
 _RESULT = "result binary"
+_LOST = re.compile(r"RecordsLostError: topic (\S+) partition (\d+): offset (\d+) is not there, the first one is (\d+)")
 
 
 class SparkEngine:
@@ -110,6 +118,38 @@ class SparkEngine:
         stages = [info for each in tracker.getActiveStageIds() if (info := tracker.getStageInfo(each)) is not None]
         done, tasks = sum(info.numCompletedTasks for info in stages), sum(info.numTasks for info in stages)
         return f"{done:,} of {tasks:,} tasks"
+
+
+@contextmanager
+def running(
+    spark: SparkSession, client: ClientSettings, topics: Iterable[str], screen: TextIO | None = None
+) -> Iterator[SparkEngine]:
+    """An engine for the length of a block, in which Spark's errors are sentences; the topics are named in some.
+
+    Raises:
+        RecordsLostError: an executor raised it.
+        ConfigurationError: the user can set it right.
+        JobFailedError: any other failure of Spark.
+    """
+    try:
+        with SparkEngine(spark, screen) as engine:
+            yield engine
+    except SPARK_ERRORS as error:
+        if lost := _LOST.search(str(error)):
+            raise RecordsLostError(lost[1], *map(int, lost.groups()[1:])) from error
+        raise explained(error, servers=client.bootstrap_servers, source=", ".join(topics), options={}) from error
+
+
+@contextmanager
+def session_engine(
+    arguments: argparse.Namespace, name: str, client: ClientSettings, topics: Iterable[str]
+) -> Iterator[SparkEngine]:
+    """An engine on a session of the command line, for the length of a block; see `running`."""
+    with ending_cleanly(), open_session(session_settings(arguments, name)) as spark:
+        share_code(spark)
+        fit_shuffles(spark)
+        with running(spark, client, topics, sys.stderr if sys.stderr.isatty() else None) as engine:
+            yield engine
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import argparse
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -14,8 +15,10 @@ import click
 
 from app.cli import cli
 from app.commands.job import JOBS
+from app.payloads import sweep_command
 from docs import commands_page
-from jobs import audit, backfill, sweep
+from jobs import audit, backfill
+from jobs.driver.command_line import add_spark
 from jobs.ingesting import command_line
 
 __all__ = ["OMITTED", "check_command", "commands_of"]
@@ -89,6 +92,9 @@ def check_wideload(arguments: Sequence[str]) -> None:
         if rest and rest[0] != "jars":
             check_job(rest[0], rest[1:] if OMITTED not in arguments else [*rest[1:], OMITTED])
         return
+    if name.removeprefix("wideload ") in JOBS:  # by the same parser
+        check_job(name.removeprefix("wideload "), rest)
+        return
     command = names[name]
     context = click.Context(command, info_name=name, parent=click.Context(cli))
     values, left, _ = command.make_parser(context).parse_args(list(rest))
@@ -103,8 +109,13 @@ def check_wideload(arguments: Sequence[str]) -> None:
 
 def check_job(name: str, arguments: Sequence[str]) -> None:
     """By the parser of the job; where a page leaves something out, nothing is required."""
-    parsers = {"audit": audit._parser, "backfill": backfill._parser, "sweep": sweep._parser}
-    parser = {**parsers, "ingest": command_line.parser}[name]()
+    parsers: dict[str, Callable[[], argparse.ArgumentParser]] = {
+        "audit": audit._parser,
+        "backfill": backfill._parser,
+        "sweep": partial(sweep_command.parser, add_spark),
+    }
+    parsers["ingest"] = command_line.parser
+    parser = parsers[name]()
     if OMITTED in arguments:
         for action in parser._actions:
             action.required = False

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.config.arguments import configure
-from jobs import backfill, sweep
+from app.payloads import sweep_command
+from app.payloads.sweep_command import sweep_settings
+from jobs import backfill
 from jobs.audit import _parser as audit_parser
 from jobs.audit import _settings as audit_settings
 from jobs.audit import main as audit
@@ -80,7 +82,7 @@ def test_sweep_reads_all_topics_of_the_store(configured: Configured) -> None:
         (["--pipeline", "one"], ("orders", "orders-dlq", "copies", "copies-dlq"), ()),
         (["--topic", "copies", "--carrier", "mine"], ("copies",), ("orders", "orders-dlq", "copies-dlq", "mine")),
     ):
-        settings = sweep._settings(configured(text, sweep._parser(), *given))
+        settings = sweep_settings(configured(text, sweep_command.parser(), *given))
         assert (settings.topics, settings.carriers) == (topics, carriers)
         assert settings.in_flight.total_seconds() == 60 + 20 * 60 + 120
         assert settings.reference_format == "bakdata-flag"
@@ -91,7 +93,7 @@ def test_sweep_reads_each_topic_in_its_format(configured: Configured) -> None:
 
     def formats(*given: str, form: str = "bakdata-flag") -> tuple[str, dict[str, FormatName]]:
         text = ONE.replace("bakdata-flag", form) + pipeline("more", "returns", "one")
-        settings = sweep._settings(configured(text, sweep._parser(), *given))
+        settings = sweep_settings(configured(text, sweep_command.parser(), *given))
         return settings.reference_format, dict(settings.formats)
 
     expected = {"orders": "bakdata-flag", "orders-dlq": "bakdata-flag", "returns": "wideload"}

@@ -71,7 +71,7 @@ def test_job_uses_the_jars_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path
         say(f"fetching {name}")
         return tmp_path / f"{name}-a.jar", tmp_path / "b.jar"
 
-    monkeypatch.setattr("jobs.sweep.main", lambda arguments, _: taken.append(arguments))
+    monkeypatch.setattr("jobs.sweep.main", taken.append)
     monkeypatch.setattr("app.local.jars.ensure", ensure)
     monkeypatch.setenv("WIDELOAD_SPARK_JARS", "")
     result = CliRunner().invoke(cli, ["job", "sweep", "--json"])

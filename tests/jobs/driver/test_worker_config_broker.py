@@ -17,14 +17,13 @@ from app.config.java_client import to_java
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
+from app.payloads.search import SearchSettings, search
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
-from jobs.driver.progress import Steps
-from jobs.payloads.other_topics import SearchSettings, search
 from jobs.reading.client import Client, look
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
-from jobs.reading.topics import Kafka, Listed, describe, others, read
+from jobs.reading.topics import Kafka, describe, read
 from tests.app import configurations
 from tests.integration.names import Names
 from tests.integration.topics import send
@@ -119,11 +118,10 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     source = settings_of({"kafka.bootstrap.servers": servers, "subscribe": "orders", **store, **client})
     assert look(source.client, ["orders"]).bounds == {("orders", 0): Bounds(0, 3)}
 
-    assert others(spark, kafka, ["orders"]) == [Listed("readable", 1, readable=True), Listed("shut", 1, readable=False)]
-    found = search(spark, kafka, SearchSettings(["orders"], ["orders"]), Steps(spark, None))
-    assert found.unread == {"shut": "may not be read"}
-    assert "refer to them: shut (may not be read); give each with --carrier" in str(found.refusal)
-    assert search(spark, kafka, SearchSettings(["orders"], ["orders"], ["shut"]), Steps(spark, None)).refusal is None
+    found = search(settings.client, SearchSettings(["orders"], ["orders"]))
+    assert (found.unread, found.searched) == ({"shut": "may not be read"}, 1)
+    assert "refer to them: shut (may not be read); give each with --carrier" in found.refusals[0]
+    assert search(settings.client, SearchSettings(["orders"], ["orders"], ["shut"])).refusals == []
 
     asyncio.run(create(cluster.bootstrap_servers, ["copy"]))
     _backfill_needs(source.client, cluster.bootstrap_servers)
