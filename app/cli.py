@@ -38,7 +38,7 @@ _FAILED = 1
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
     "Work with topics": ("topics", "produce", "consume", "inspect", "dlq"),
-    "Work with payloads": ("store", "sweep", "job"),
+    "Work with payloads": ("store", "audit", "sweep", "job"),
     "Work with names": ("names",),
 }
 _MODULES = {"store": "lifecycle"}  # in app.commands; the other modules have the names of their commands

@@ -42,6 +42,8 @@ from jobs.reading.ranges import (
 from jobs.reading.rows import read, schema_of
 from transforms.errors import ConfigurationError
 
+__all__ = ["WideloadDataSource", "read_available"]
+
 _BEHIND = (
     "wideload: maxOffsetsPerTrigger leaves {:,} offsets for the next micro-batch; with trigger(availableNow=True) "
     "Spark ends before it: wideload.jobs.source.read_available runs one after the other"

@@ -77,7 +77,7 @@ def add_kafka(group: argparse._ArgumentGroup, option: str = "a property of a Kaf
     # fmt: off
     group.add_argument("-c", "--config", metavar="FILE",
         help="take brokers and security from a worker's configuration, and store and topics if they are used")
-    group.add_argument("--bootstrap-servers", metavar="HOST:PORT[,…]",
+    group.add_argument("-b", "--bootstrap-servers", metavar="HOST:PORT[,…]",
         help=f"Kafka's brokers (default: from -c, else ${SERVERS_VARIABLE})")
     group.add_argument("--kafka-option", action="append", default=[], metavar="KEY=VALUE",
         help=f"{option}, such as kafka.security.protocol=SASL_SSL; other users of this machine can see it in the list "

@@ -15,9 +15,9 @@ import click
 
 from app.cli import cli
 from app.commands.job import JOBS
-from app.payloads import sweep_command
+from app.payloads import audit_command, sweep_command
 from docs import commands_page
-from jobs import audit, backfill
+from jobs import backfill
 from jobs.driver.command_line import add_spark
 from jobs.ingesting import command_line
 
@@ -110,7 +110,7 @@ def check_wideload(arguments: Sequence[str]) -> None:
 def check_job(name: str, arguments: Sequence[str]) -> None:
     """By the parser of the job; where a page leaves something out, nothing is required."""
     parsers: dict[str, Callable[[], argparse.ArgumentParser]] = {
-        "audit": audit._parser,
+        "audit": partial(audit_command.parser, add_spark),
         "backfill": backfill._parser,
         "sweep": partial(sweep_command.parser, add_spark),
     }

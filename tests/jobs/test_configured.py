@@ -9,14 +9,14 @@ import pytest
 
 from app.config.arguments import configure
 from app.payloads import sweep_command
+from app.payloads.audit import AuditSettings
+from app.payloads.audit_command import audit_settings
+from app.payloads.audit_command import main as audit
+from app.payloads.audit_command import parser as audit_parser
 from app.payloads.sweep_command import sweep_settings
 from jobs import backfill
-from jobs.audit import _parser as audit_parser
-from jobs.audit import _settings as audit_settings
-from jobs.audit import main as audit
 from jobs.copying.range import BackfillSettings
 from jobs.ingesting import command_line
-from jobs.payloads.reference_states import AuditSettings
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.signing import Signing
@@ -196,11 +196,15 @@ def test_audit_has_the_keys_of_each_topic(configured: Configured) -> None:
         return audit_settings(configured(SIGNED + MIXED, audit_parser(), *given))
 
     found = settings("--topic", "orders", "--topic", "returns", "--topic", "plain")
-    assert found.signing == {"orders": Signing(OLD), "returns": Signing(NEW, (OLD,)), "plain": None}
+    assert {name: each.signing for name, each in found.topics.items()} == {
+        "orders": Signing(OLD),
+        "returns": Signing(NEW, (OLD,)),
+        "plain": None,
+    }
     assert Signing.of(found.store) is None
     assert OLD not in repr(found)
     given = settings("--topic", "orders", "--topic", "mixed", "--store", f"{KEY}={NEW}")
-    assert (given.signing, Signing.of(given.store)) == ({}, Signing(NEW))
+    assert [each.signing for each in given.topics.values()] == [Signing(NEW)] * 2
     with pytest.raises(
         ConfigurationError, match="topic mixed: pipelines p, q share no key; leave the topic out, or give"
     ):

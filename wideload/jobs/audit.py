@@ -8,9 +8,9 @@ from pathlib import Path
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
 
-from jobs.audit import main
+from jobs.audit import audit, main
 
-__all__ = ["main"]
+__all__ = ["audit", "main"]
 
 if __name__ == "__main__":
     raise SystemExit(main())
