@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from app.config.client import embedded_client_settings
 from app.config.java_client import from_java
 from app.payloads import sweep_command
-from app.payloads.sweep import SweepSettings, marked
+from app.payloads.sweep import marked
+from app.payloads.sweep_settings import SweepSettings
 from jobs.driver.command_line import add_spark
 from jobs.driver.failures import JobFailedError
 from jobs.payloads.spark_engine import SparkEngine, running, session_engine
@@ -49,7 +50,7 @@ def orphans(
         kafka: properties of a Kafka client; as with Spark's source, `kafka.` may stand before their names.
         store: the configuration of the store, as in the worker's file.
         topics: those whose payloads are looked at.
-        settings: more fields of `app.payloads.sweep.SweepSettings`, such as `carriers`, `grace` and `newest_only`.
+        settings: more fields of `app.payloads.sweep_settings.SweepSettings`, as `carriers`, `grace`, `newest_only`.
 
     Raises:
         ConfigurationError: an argument is wrong.

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from fnmatch import fnmatchcase
 
 from aiokafka import TopicPartition
@@ -23,7 +22,6 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from app.config.settings import ClientSettings
 from app.kafka.admin import EARLIEST, LATEST, AdminClient
 from app.kafka.clients import ClusterError, admin, sharing_context, translated
 from app.kafka.consumer_controls import ConsumerControls
@@ -31,10 +29,8 @@ from app.kafka.source_batch import SourceBatch, UnreadBatch
 from app.kafka.spans import blocking, listed
 from app.kafka.topic_reader import reading, topic_consumer
 from app.kafka.topics import Operation
+from app.payloads.sweep_settings import SweepSettings
 from transforms.found_references import BEGINS, FoundReference, ReferenceFinder
-
-DEFAULT_RECORDS = 1_000
-DEFAULT_TIME = timedelta(minutes=10)
 
 _CLIENTS = 3  # while one waits for brokers, another one looks into its batches
 _PARTITIONS = 250  # of one client at a time
@@ -45,46 +41,6 @@ _WAIT_MS = 20  # at the end of a log; the fetch of older records waits behind th
 _MOST_BYTES = 268_435_456  # of a batch before compression
 _ALLOWED = "256 MiB, where other topics are searched"
 _SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """What is searched, and for how long.
-
-    Attributes:
-        folders: the topics whose payloads are looked for.
-        known: the topics that are read anyway.
-        ignored: names of topics that are not searched, or patterns of `fnmatch`.
-        root: the beginning of all paths in the store; None if a path does not tell its topic.
-        other_roots: beginnings of paths to other stores.
-        records: how many of the newest offsets of a partition are read; markers of transactions, and records that
-            compaction removed, have offsets too.
-        limit: how long the search may last.
-    """
-
-    folders: Sequence[str]
-    known: Sequence[str]
-    ignored: Sequence[str] = ()
-    root: str | None = None
-    other_roots: Sequence[str] = ()
-    records: int = DEFAULT_RECORDS
-    limit: timedelta = DEFAULT_TIME
-
-    def refers(self, each: FoundReference) -> bool | None:
-        """Whether a reference leads to a payload that is looked for; None if it does not say where it leads."""
-        if each.path is None:
-            error = each.error or ""
-            if not error.startswith(BEGINS):
-                return None
-            return any(error.startswith(f"{BEGINS}{self.root}{folder}/") for folder in self.folders)
-        if each.path.startswith(tuple(self.other_roots)):
-            return False
-        if self.root is None:
-            return True
-        # Whatever the root before the topic: it may be another name of this store. bakdata's payloads are one folder
-        # deeper, in `values` and `keys`, which may be names of topics too.
-        *_, above, folder, _ = ("", "", *each.path.split("/"))
-        return folder in self.folders or (folder in ("values", "keys") and above in self.folders)
 
 
 @dataclass(slots=True)
@@ -136,19 +92,21 @@ class Search:
         ]
 
 
-def search(client: ClientSettings, settings: SearchSettings) -> Search:
-    """Looks for references in the newest records of each topic that is neither known nor ignored.
+def search(settings: SweepSettings, root: str | None) -> Search:
+    """Looks for references in the newest records of each topic that is neither read anyway nor ignored.
+
+    `root` is the beginning of all paths in the store; None if a path does not show its topic.
 
     Raises:
         ConfigurationError: the cluster cannot be reached.
         ClusterError: the cluster does not answer.
     """
-    search = _Searching(sharing_context(client), settings)
+    search = _Searching(settings, root)
     topics = {}
-    for name, identity in listed(client).items():
+    for name, identity in listed(settings.client).items():
         if (
             identity.internal
-            or name in settings.known
+            or name in settings.read_topics
             or any(fnmatchcase(name, pattern) for pattern in settings.ignored)
         ):
             continue
@@ -164,12 +122,13 @@ def search(client: ClientSettings, settings: SearchSettings) -> Search:
 class _Searching:
     """One search, on an event loop of its own."""
 
-    def __init__(self, client: ClientSettings, settings: SearchSettings) -> None:
+    def __init__(self, settings: SweepSettings, root: str | None) -> None:
         self.result = Search()
-        self._client = client
+        self._client = sharing_context(settings.client)
         self._settings = settings
-        self._finder = ReferenceFinder(root=settings.root)  # topics of other formats are found by their headers too
-        self._until_s = time.monotonic() + settings.limit.total_seconds()
+        self._root = root
+        self._finder = ReferenceFinder(root=root)  # topics of other formats are found by their headers too
+        self._until_s = time.monotonic() + settings.search_time.total_seconds()
 
     async def run(self, topics: Mapping[str, int]) -> None:
         """Searches topics, given with their numbers of partitions."""
@@ -215,7 +174,7 @@ class _Searching:
         consumer.assign(places)
         async with reading(consumer, f"{places[0].topic} and others") as reader:
             high = end
-            for newest in sorted({min(_FIRST, self._settings.records), self._settings.records}):
+            for newest in sorted({min(_FIRST, self._settings.search_records), self._settings.search_records}):
                 low = {place: max(start[place], end[place] - newest) for place in places}
                 await self._pass(reader.controls, {at: (low[at], high[at]) for at in places if low[at] < high[at]})
                 high = low
@@ -253,15 +212,32 @@ class _Searching:
             if record.offset >= high:
                 return
             for each in self._finder.find(record):
-                refers = self._settings.refers(each)
-                if refers:
+                leads = refers(self._settings, self._root, each)
+                if leads:
                     self.result.found[topic] = Place(partition, record.offset)
                     return
-                if refers is None:
+                if leads is None:
                     self._unclear(topic, Place(partition, record.offset, each.error))
 
     def _unclear(self, topic: str, at: Place) -> None:
         self.result.unclear.setdefault(topic, replace(at, records=0)).records += at.records
+
+
+def refers(settings: SweepSettings, root: str | None, each: FoundReference) -> bool | None:
+    """Whether a reference leads to a payload that is looked for; None if it does not say where it leads."""
+    if each.path is None:
+        error = each.error or ""
+        if not error.startswith(BEGINS):
+            return None
+        return any(error.startswith(f"{BEGINS}{root}{folder}/") for folder in settings.swept_topics)
+    if each.path.startswith(tuple(settings.other_roots)):
+        return False
+    if root is None:
+        return True
+    # Whatever the root before the topic: it may be another name of this store. bakdata's payloads are one folder
+    # deeper, in `values` and `keys`, which may be names of topics too.
+    *_, above, folder, _ = ("", "", *each.path.split("/"))
+    return folder in settings.swept_topics or (folder in ("values", "keys") and above in settings.swept_topics)
 
 
 def _some(told: Sequence[str]) -> str:

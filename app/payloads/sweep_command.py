@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -27,14 +28,13 @@ from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
 from app.payloads.engine import Engine
 from app.payloads.local_engine import LocalEngine
-from app.payloads.search import DEFAULT_RECORDS, DEFAULT_TIME
-from app.payloads.sweep import (
+from app.payloads.sweep import DELETING, Sweep, sweep
+from app.payloads.sweep_settings import (
     DEFAULT_GRACE,
     DEFAULT_MAX_DELETE_FRACTION,
-    DELETING,
-    Sweep,
+    DEFAULT_RECORDS,
+    DEFAULT_TIME,
     SweepSettings,
-    sweep,
 )
 from stores.store import check_topic
 from transforms.errors import ConfigurationError, WideloadError
@@ -183,43 +183,34 @@ def sweep_settings(arguments: argparse.Namespace) -> SweepSettings:
     Raises:
         ConfigurationError: an option is missing or wrong.
     """
-    use = store_use(arguments, arguments.topic)
-    configured = {} if use is None or arguments.format is not None else use.formats
+    use = store_use(arguments, arguments.topics)
+    configured = {} if use is None or arguments.reference_format is not None else use.formats
     if use is not None:
         _take_topics(arguments, use)
-    elif not arguments.topic and not arguments.deleted_topic:
+    elif not arguments.topics and not arguments.deleted_topics:
         raise ConfigurationError("--topic", "is missing; give the topic whose payloads are to be swept, or -c")
-    read, deleted = {*arguments.topic, *arguments.carrier}, arguments.deleted_topic
+    read, deleted = {*arguments.topics, *arguments.carriers}, arguments.deleted_topics
     _check_each("--deleted-topic", deleted, lambda name: name not in read, "is --topic or --carrier too")
-    _check_each("--quarantine", arguments.quarantine, lambda name: name in read, "is neither --topic nor --carrier")
-    _check_each("--ignore-topic", arguments.ignore_topic, lambda name: name not in read, "is --topic or --carrier too")
-    if {*arguments.topic, *deleted} <= {*arguments.quarantine}:
+    _check_each("--quarantine", arguments.quarantined, lambda name: name in read, "is neither --topic nor --carrier")
+    _check_each("--ignore-topic", arguments.ignored, lambda name: name not in read, "is --topic or --carrier too")
+    if {*arguments.topics, *deleted} <= {*arguments.quarantined}:
         raise ConfigurationError("--quarantine", "has each topic that is to be swept, so nothing would be left to do")
-    for root in arguments.other_root:
+    for root in arguments.other_roots:
         # A root without its last slash would also be the beginning of other roots.
         if not re.fullmatch(r"[a-z0-9+.-]+://.*/", root):
             raise ConfigurationError("--other-root", f"found {root!r}, allowed is a root as s3://bucket/prefix/")
+    for name in deleted:
+        check_topic(name)
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(SweepSettings)}
     return SweepSettings(
-        client=client_settings(arguments),
-        store=store_config(arguments, use),
-        topics=tuple(dict.fromkeys(arguments.topic)),
-        deleted_topics=tuple(dict.fromkeys(map(check_topic, deleted))),
-        carriers=tuple(dict.fromkeys(arguments.carrier)),
-        reference_format=arguments.format or "wideload",
-        formats=_formats(arguments, configured),
-        any_name=arguments.any_name,
-        grace=arguments.grace,
-        in_flight=timedelta(0) if use is None else use.in_flight,
-        short_grace=arguments.allow_short_grace,
-        newest_only=arguments.newest_only,
-        max_delete_fraction=arguments.max_delete_fraction,
-        other_roots=tuple(arguments.other_root),
-        delete=arguments.delete,
-        quarantined=tuple(dict.fromkeys(arguments.quarantine)),
-        ignored=tuple(dict.fromkeys(arguments.ignore_topic)),
-        search_records=arguments.search_records,
-        search_time=arguments.search_time,
-        report=arguments.report,
+        **{name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value for name, value in given.items()}
+        | {
+            "client": client_settings(arguments),
+            "store": store_config(arguments, use),
+            "reference_format": arguments.reference_format or "wideload",
+            "formats": _formats(arguments, configured),
+            "in_flight": timedelta(0) if use is None else use.in_flight,
+        }
     )
 
 
@@ -231,18 +222,18 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
     Raises:
         ConfigurationError: the configuration does not say where references to a topic's payloads are.
     """
-    if arguments.format is None and len(set(use.formats.values())) == 1:
-        arguments.format = next(iter(use.formats.values()))
-    for topic in arguments.topic:
+    if arguments.reference_format is None and len(set(use.formats.values())) == 1:
+        arguments.reference_format = next(iter(use.formats.values()))
+    for topic in arguments.topics:
         if topic not in use.carriers:
             raise ConfigurationError(
                 "--topic",
                 f"found {topic}, and by the configuration the store has payloads of {', '.join(use.carriers)}; leave "
                 "out -c, and give each --carrier",
             )
-    topics = list(dict.fromkeys(arguments.topic or (() if arguments.deleted_topic else use.carriers)))
-    arguments.topic = topics
-    arguments.carrier = [name for name in dict.fromkeys((*use.topics, *arguments.carrier)) if name not in topics]
+    topics = list(dict.fromkeys(arguments.topics or (() if arguments.deleted_topics else use.carriers)))
+    arguments.topics = topics
+    arguments.carriers = [name for name in dict.fromkeys((*use.topics, *arguments.carriers)) if name not in topics]
 
 
 def _check_each(option: str, names: Sequence[str], good: Callable[[str], bool], wrong: str) -> None:
@@ -257,7 +248,7 @@ def _formats(arguments: argparse.Namespace, configured: Mapping[str, FormatName]
     Raises:
         ConfigurationError: a format is given for nothing or is none; or it is missing, and no header would show it.
     """
-    read = [*arguments.topic, *arguments.carrier]
+    read = [*arguments.topics, *arguments.carriers]
     given = pairs("--topic-format", arguments.topic_format)
     _check_each("--topic-format", [*given], lambda name: name in read, "is neither --topic nor --carrier")
     for name in given.values():
@@ -309,24 +300,24 @@ def parser(
     # fmt: off
     source = made.add_argument_group("what to read")
     add_kafka(source)
-    source.add_argument("--topic", action="append", default=[], metavar="NAME",
+    source.add_argument("--topic", dest="topics", action="append", default=[], metavar="NAME",
         help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone. "
         "With -c the default is each topic with payloads in the store")
-    source.add_argument("--deleted-topic", action="append", default=[], metavar="NAME",
+    source.add_argument("--deleted-topic", dest="deleted_topics", action="append", default=[], metavar="NAME",
         help="a topic that no longer exists, whose payloads are swept; refused if the cluster has it. All payloads go "
         "that no --topic and no --carrier refers to, so give --max-delete-fraction 1 too")
-    source.add_argument("--carrier", action="append", default=[], metavar="NAME",
+    source.add_argument("--carrier", dest="carriers", action="append", default=[], metavar="NAME",
         help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times")
-    source.add_argument("--format", choices=list(FORMATS),
+    source.add_argument("--format", dest="reference_format", choices=list(FORMATS),
         help="the worker's reference.format (default: from the configuration, else wideload)")
     source.add_argument("--topic-format", action="append", default=[], metavar="NAME=FORMAT",
         help="the format of one --topic or --carrier, if it is not --format; may be given several times")
-    source.add_argument("--other-root", action="append", default=[], metavar="PATH",
+    source.add_argument("--other-root", dest="other_roots", action="append", default=[], metavar="PATH",
         help="references that begin with PATH lead to another store and do not count; without this they are refused")
-    source.add_argument("--quarantine", action="append", default=[], metavar="NAME",
+    source.add_argument("--quarantine", dest="quarantined", action="append", default=[], metavar="NAME",
         help="a --topic or --carrier in which somebody has written references that cannot be read: its payloads are "
         "left alone, and such records are no reason to refuse. No dead-letter topic: its letters may be references")
-    source.add_argument("--ignore-topic", action="append", default=[], metavar="NAME",
+    source.add_argument("--ignore-topic", dest="ignored", action="append", default=[], metavar="NAME",
         help="a topic that is neither --topic nor --carrier, and whose references do not count: payloads go that "
         "only it refers to. Without this, and without --carrier, such a topic is a reason to refuse. A pattern as "
         "'team-b-*' is for many")
@@ -343,7 +334,7 @@ def parser(
     what.add_argument("--delete", action="store_true", help="delete; without it, only report what would be deleted")
     what.add_argument("--grace", type=_duration, default=DEFAULT_GRACE, metavar="TIME",
         help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)")
-    what.add_argument("--allow-short-grace", action="store_true",
+    what.add_argument("--allow-short-grace", dest="short_grace", action="store_true",
         help="accept a grace of less than an hour; only if nothing is being published")
     what.add_argument("--max-delete-fraction", type=_fraction, default=DEFAULT_MAX_DELETE_FRACTION, metavar="N",
         help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)")

@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 
 from app.config.client import embedded_client_settings
 from app.payloads import sweep_command
-from app.payloads.sweep import SweepSettings, sweep
+from app.payloads.sweep import sweep
+from app.payloads.sweep_settings import SweepSettings
 from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
 from jobs.payloads.spark_engine import running

@@ -16,7 +16,8 @@ from app.config.client import embedded_client_settings
 from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
 from app.kafka.topics import Identity, Operation
-from app.payloads.search import Search, SearchSettings, _Searching, search
+from app.payloads.search import Search, _Searching, refers, search
+from app.payloads.sweep_settings import SweepSettings
 from tests.integration.topics import send, write_raw
 from transforms.formats import FORMATS, FormatName
 from transforms.found_references import BEGINS, FoundReference
@@ -33,7 +34,7 @@ def client(broker: str) -> ClientSettings:
     return embedded_client_settings({"bootstrap.servers": broker})
 
 
-def refers(path: str, name: FormatName = "wideload") -> Record:
+def referring(path: str, name: FormatName = "wideload") -> Record:
     """A record whose value is elsewhere."""
     return FORMATS[name].write_reference(Record(b"k", b"?"), Reference(path))
 
@@ -48,31 +49,34 @@ def test_topic_of_a_path(topic: str) -> None:
 
     bakdata's serializers keep payloads in the folders `values` and `keys` of a topic.
     """
-    settings = SearchSettings([topic], [], root="s3://b/p/", other_roots=("s3://theirs/",))
+    settings = SweepSettings(ClientSettings("b:1"), {}, (topic,), other_roots=("s3://theirs/",))
+
+    def leads_there(found: FoundReference) -> bool | None:
+        return refers(settings, "s3://b/p/", found)
+
     leads = [f"s3://b/p/{topic}/1f", f"s3://other/{topic}/1f", f"s3://b/p/{topic}/values/1", f"s3://b/p/{topic}/keys/1"]
     others = [f"s3://b/p/{topic}s/1f", f"s3://b/{topic}/p/1f", f"s3://b/p/q/{topic}1", topic, f"s3://theirs/{topic}/1f"]
-    assert [settings.refers(FoundReference("value", path=path)) for path in leads] == [True] * 4
-    assert [settings.refers(FoundReference("value", path=path)) for path in others] == [False] * 5
+    assert [leads_there(FoundReference("value", path=path)) for path in leads] == [True] * 4
+    assert [leads_there(FoundReference("value", path=path)) for path in others] == [False] * 5
     errors = [f"{BEGINS}s3://b/p/{topic}/ and is not marked", f"{BEGINS}s3://b/p/{topic}s/ and …", "is malformed"]
-    assert [settings.refers(FoundReference("value", error=error)) for error in errors] == [True, False, None]
-    anywhere = dataclasses.replace(settings, root=None)
-    assert anywhere.refers(FoundReference("value", path=others[0]))
+    assert [leads_there(FoundReference("value", error=error)) for error in errors] == [True, False, None]
+    assert refers(settings, None, FoundReference("value", path=others[0]))
 
 
 def test_carriers_that_were_forgotten(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
     """A topic whose newest records refer to the payloads is found, with a record; one that is unclear is counted."""
     copies, flagged, odd, plain, ignored, known = (make_topic(2) for _ in range(6))
     swept = f"{copies}-swept"
-    carried = refers(f"{ROOT}{swept}/1f")
-    theirs = refers(f"{ROOT}{swept}-2/1f")
+    carried = referring(f"{ROOT}{swept}/1f")
+    theirs = referring(f"{ROOT}{swept}-2/1f")
     put(broker, copies, Record(b"k", b"plain"), carried, theirs, partition=1)
     put(broker, flagged, Record(None, f"\x01{ROOT}{swept}/1".encode()))
     put(broker, odd, Record(b"k", b"\xff", carried.headers), Record(b"k", b"\xfe", carried.headers), theirs)
-    put(broker, plain, Record(b"k", b"plain"), refers("s3://elsewhere/x/1"), theirs)
+    put(broker, plain, Record(b"k", b"plain"), referring("s3://elsewhere/x/1"), theirs)
     for topic in (ignored, known):
         put(broker, topic, carried)
-    settings = SearchSettings([swept], [known], [f"{ignored[:-1]}?"], ROOT)
-    found = search(client, settings)
+    settings = SweepSettings(client, {}, (swept,), carriers=(known,), ignored=(f"{ignored[:-1]}?",))
+    found = search(settings, ROOT)
     assert {name: (at.partition, at.offset) for name, at in found.found.items()} == {copies: (1, 1), flagged: (0, 0)}
     assert (
         f"refer to these payloads: {copies} (partition 1 offset 1), {flagged} (partition 0 offset 0); give each"
@@ -85,7 +89,7 @@ def test_carriers_that_were_forgotten(broker: str, client: ClientSettings, make_
     assert found.searched >= 4
     # Of each partition only the newest records are looked at.
     put(broker, copies, theirs, partition=1)
-    assert set(search(client, dataclasses.replace(settings, records=1)).found) == {flagged}
+    assert set(search(dataclasses.replace(settings, search_records=1), ROOT).found) == {flagged}
 
 
 def test_older_records_come_after_the_newest(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
@@ -93,22 +97,22 @@ def test_older_records_come_after_the_newest(broker: str, client: ClientSettings
     topic, odd = make_topic(), make_topic()
     put(broker, odd, *[Record(b"k", b"\xff", [("large-message", b"true")])] * 30)
     swept = f"{topic}-swept"
-    put(broker, topic, refers(f"{ROOT}{swept}/1f"))
+    put(broker, topic, referring(f"{ROOT}{swept}/1f"))
     for _ in range(4):
         put(broker, topic, *[Record(b"k", b"plain")] * 30)
-    settings = SearchSettings([swept], [], root=ROOT, records=121)
-    found = search(client, settings)
+    settings = SweepSettings(client, {}, (swept,), search_records=121)
+    found = search(settings, ROOT)
     assert (found.found[topic].offset, found.unclear[odd].records) == (0, 30)
-    assert topic not in search(client, dataclasses.replace(settings, records=120)).found
+    assert topic not in search(dataclasses.replace(settings, search_records=120), ROOT).found
 
 
 def test_names_of_headers_that_are_not_text(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
     """A record of another client, with any bytes as the name of a header, ends no search."""
     topic = make_topic()
-    carried = refers(f"{ROOT}{topic}-swept/1f")
+    carried = referring(f"{ROOT}{topic}-swept/1f")
     odd = Record(carried.key, carried.value, [("\udcff", b"x"), *carried.headers])
     asyncio.run(write_raw(broker, topic, [odd]))
-    assert search(client, SearchSettings([f"{topic}-swept"], [], root=ROOT)).found[topic].offset == 0
+    assert search(SweepSettings(client, {}, (f"{topic}-swept",)), ROOT).found[topic].offset == 0
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.7])
@@ -121,7 +125,7 @@ def test_search_has_an_end(
         put(broker, topic, Record(b"k", b"plain"))
     monkeypatch.setattr(_Searching, "_look", lambda *_: time.sleep(0.1))
     begun = time.monotonic()
-    found = search(client, SearchSettings(["swept"], [], root=ROOT, limit=timedelta(seconds=limit_s)))
+    found = search(SweepSettings(client, {}, ("swept",), search_time=timedelta(seconds=limit_s)), ROOT)
     assert time.monotonic() - begun < 15
     assert found.unread[topic] == "no time was left; --search-time gives more"
     assert f"{topic} (no time was left; --search-time gives more)" in found.refusals[0]
@@ -132,7 +136,7 @@ def test_topics_that_may_not_be_read(
 ) -> None:
     """A topic that these credentials may not read is a reason to refuse, and the others are searched."""
     hidden, refused, gone, carrier = (make_topic() for _ in range(4))
-    put(broker, carrier, refers(f"{ROOT}swept/1f"))
+    put(broker, carrier, referring(f"{ROOT}swept/1f"))
     identities = {name: Identity(None, 1) for name in (refused, gone, carrier)}
     identities[hidden] = Identity(None, 1, operations=frozenset({Operation.WRITE}))
     identities["__own"] = Identity(None, 1, operations=frozenset(), internal=True)
@@ -148,7 +152,7 @@ def test_topics_that_may_not_be_read(
         return await offsets(self, places, when)
 
     monkeypatch.setattr(AdminClient, "offsets", asked)
-    found = search(client, SearchSettings(["swept"], [], root=ROOT))
+    found = search(SweepSettings(client, {}, ("swept",)), ROOT)
     assert (found.unread, set(found.found)) == (dict.fromkeys((hidden, refused), "may not be read"), {carrier})
     (carriers, unknown) = found.refusals
     assert carrier in carriers

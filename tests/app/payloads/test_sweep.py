@@ -25,7 +25,8 @@ from app.payloads import inventory
 from app.payloads import sweep as sweeping
 from app.payloads.local_engine import LocalEngine
 from app.payloads.scan import Found
-from app.payloads.sweep import Sweep, SweepSettings, _survey, _unreadable, sweep
+from app.payloads.sweep import Sweep, _survey, _unreadable, sweep
+from app.payloads.sweep_settings import SweepSettings
 from stores.registry import open_store
 from stores.store import List, Store
 from tests.integration.topics import send
@@ -331,7 +332,7 @@ def test_sweep_of_a_deleted_topic(place: Place, make_topic: MakeTopic) -> None:
 def test_deleted_topic_that_may_exist(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic of which the credentials do not show whether it exists is not taken for deleted."""
     place.publish("gone", b"orphan")
-    monkeypatch.setattr(sweeping, "identified", lambda *_: {})
+    monkeypatch.setattr("app.payloads.sweep_settings.identified", lambda *_: {})
     with pytest.raises(ConfigurationError, match="--deleted-topic: these credentials may not describe gone"):
         run(place.settings(deleted_topics=("gone",)))
 

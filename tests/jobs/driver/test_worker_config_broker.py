@@ -17,7 +17,8 @@ from app.config.java_client import to_java
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
-from app.payloads.search import SearchSettings, search
+from app.payloads.search import search
+from app.payloads.sweep_settings import SweepSettings
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.reading.client import Client, look
@@ -118,10 +119,10 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     source = settings_of({"kafka.bootstrap.servers": servers, "subscribe": "orders", **store, **client})
     assert look(source.client, ["orders"]).bounds == {("orders", 0): Bounds(0, 3)}
 
-    found = search(settings.client, SearchSettings(["orders"], ["orders"]))
+    found = search(SweepSettings(settings.client, {}, ("orders",)), None)
     assert (found.unread, found.searched) == ({"shut": "may not be read"}, 1)
     assert "refer to them: shut (may not be read); give each with --carrier" in found.refusals[0]
-    assert search(settings.client, SearchSettings(["orders"], ["orders"], ["shut"])).refusals == []
+    assert search(SweepSettings(settings.client, {}, ("orders",), ignored=("shut",)), None).refusals == []
 
     asyncio.run(create(cluster.bootstrap_servers, ["copy"]))
     _backfill_needs(source.client, cluster.bootstrap_servers)
