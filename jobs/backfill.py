@@ -25,6 +25,7 @@ from app.config.arguments import (
     at_least,
     client_settings,
     configure,
+    consumer_arguments,
     parse,
     store_config,
     store_use,
@@ -37,9 +38,8 @@ from jobs.driver.command_line import add_spark, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
 from jobs.driver.session import open_session, share_code, stopping
-from jobs.reading.client import KAFKA_KEYS
 from jobs.reading.named_topics import require_topics
-from jobs.reading.source_options import SourceSettings, settings_of
+from jobs.reading.options import SourceSettings, settings_of
 from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
-        require_broker(settings.source.client.servers)
-        require_topics(settings.source.client, {"--source": settings.source.topics, "--sink": [settings.sink]})
+        require_broker(settings.source.client.bootstrap_servers)
+        require_topics(settings.source.client, {"--source": settings.source.topics.names, "--sink": [settings.sink]})
         # No connector, which Spark would fetch.
         session = replace(session, conf={"spark.jars.packages": "", **session.conf})
         with open_session(session) as spark, stopping() as stop:
@@ -197,20 +197,18 @@ def _source(arguments: argparse.Namespace, use: StoreUse | None) -> SourceSettin
     # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use, arguments.source) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
-    known = {key.name for key in KAFKA_KEYS}
-    client = {f"kafka.{name}": _text(value) for name, value in client_settings(arguments).security.items() if value}
-    options = {name: value for name, value in client.items() if name in known}
-    options |= {key: _text(value) for key, value in store.items()}
-    return settings_of(
-        options
-        | {
+    found = settings_of(
+        {
+            **{key: _text(value) for key, value in store.items()},
             "kafka.bootstrap.servers": arguments.bootstrap_servers,
             "subscribe": arguments.source,
-            "reference.format": arguments.format or name,
+            "referenceFormat": arguments.format or name,
             "failOnDataLoss": _text(arguments.fail_on_data_loss),
             "chunkLookback": str(arguments.chunk_lookback),
         }
     )
+    consumer = {**found.consumer, **consumer_arguments(arguments)}
+    return replace(found, client=client_settings(arguments), consumer=consumer)
 
 
 def _text(value: object) -> str:

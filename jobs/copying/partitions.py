@@ -18,13 +18,13 @@ from threading import Event, Lock
 
 from pyspark.sql import SparkSession
 
+from app.kafka.range_reader import RangeReader
 from jobs.copying.checkpoint import Checkpoint, Progress
 from jobs.copying.forms import Mark, Tally
 from jobs.copying.range import BackfillSettings, Outcome, check_mark, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.reading.client import look
-from jobs.reading.partition import PartitionReader
+from jobs.reading.log import Log, look
 from jobs.reading.ranges import Bounds, OffsetRange
 from transforms.errors import ConfigurationError
 from transforms.signing import Signing
@@ -89,9 +89,12 @@ def run(
         raise ConfigurationError(
             "--conf", f"{_SPECULATION}=true would have two tasks write to one partition at a time; set it to false"
         )
-    (topic,) = settings.source.topics
+    (topic,) = settings.source.topics.names
     try:
-        there = {partition: each for (_, partition), each in look(settings.source.client, [topic]).bounds.items()}
+        there = {
+            partition: each
+            for (_, partition), each in look(settings.source.client, settings.source.topics).bounds.items()
+        }
         sink = sink_topic(settings.source.client, settings.sink)
         _check_topics(settings, there, sink)
         checkpoint, progress = None, None
@@ -105,7 +108,7 @@ def run(
         began = progress is None and not settings.by_key
         _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show, began=began).run()
     except SPARK_ERRORS as error:
-        raise explained(error, servers=settings.source.client.servers, source=topic, options={}) from error
+        raise explained(error, servers=settings.source.client.bootstrap_servers, source=topic, options={}) from error
 
 
 def _check_topics(settings: BackfillSettings, there: Mapping[int, Bounds], sink: SinkTopic) -> None:
@@ -127,7 +130,7 @@ def _begin(
     settings: BackfillSettings, found: Backfill, there: Mapping[int, Bounds], sink: SinkTopic, progress: Progress | None
 ) -> None:
     """Fills in where each partition begins and ends; raises if source, sink and checkpoint do not fit together."""
-    (topic,) = settings.source.topics
+    (topic,) = settings.source.topics.names
     if progress is None:
         if any(sink.ends.values()) and not settings.append and not settings.dry_run:
             raise ConfigurationError(
@@ -158,8 +161,9 @@ def _begin(
         found.ends[partition] = each.end
         mark = progress.marks.get(partition)
         if mark is not None and each.first <= mark[0] < each.end:
-            with closing(PartitionReader(settings.source.client, topic, partition)) as log:
-                check_mark(log, OffsetRange(topic, partition, at, each.end), mark)
+            with closing(RangeReader(settings.source.client, **settings.source.consumer)) as reader:
+                range_ = OffsetRange(topic, partition, at, each.end)
+                check_mark(Log(reader, range_), range_, mark)
     found.sink_ends.update(progress.ends)
     found.marks.update(progress.marks)
     found.began = found.left
@@ -189,7 +193,7 @@ class _Run:
         self._settings = replace(settings, offload=offload, checkpoint_id=checkpoint.id if checkpoint else "")
         self._sink = sink
         self._context = spark.sparkContext
-        (self._topic,) = settings.source.topics
+        (self._topic,) = settings.source.topics.names
         self._threads = settings.partitions_at_a_time or self._context.defaultParallelism
         self._work = scanned if settings.dry_run else copied
         self._found = found

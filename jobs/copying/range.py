@@ -15,15 +15,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 
+from app.kafka.range_reader import RangeReader
 from app.kafka.structs import partition_of
 from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.failures import JobFailedError
-from jobs.reading.messages import Message, Messages, TopicRecord
-from jobs.reading.partition import PartitionReader
+from jobs.reading.log import Log
+from jobs.reading.messages import Message, Messages, Readable, TopicRecord
+from jobs.reading.options import SourceSettings
 from jobs.reading.ranges import OffsetRange
-from jobs.reading.source_options import SourceSettings
 from jobs.records.inflater import Inflater
 from jobs.records.problems import Problem
 from jobs.records.window import Task, in_order
@@ -98,7 +99,7 @@ class BackfillSettings:
         Raises:
             ConfigurationError: they do not.
         """
-        (topic,) = self.source.topics
+        (topic,) = self.source.topics.names
         if topic == self.sink:
             raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
         if self.checkpoint is None and not self.dry_run:
@@ -110,7 +111,7 @@ class BackfillSettings:
 
     def belongs_to(self) -> dict[str, str]:
         """The settings that must not change for a checkpoint."""
-        (topic,) = self.source.topics
+        (topic,) = self.source.topics.names
         return {
             "source": topic,
             "sink": self.sink,
@@ -158,7 +159,7 @@ def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> 
         return Outcome(range_.start, Tally(), {}, exc)
 
 
-def check_mark(log: PartitionReader, range_: OffsetRange, mark: Mark) -> None:
+def check_mark(log: Readable, range_: OffsetRange, mark: Mark) -> None:
     """Makes sure that the record at the offset of a mark is still the one that was read, if there is a record.
 
     Nothing else tells of a log that was cut, or a topic that was made anew, and has more records by now than were read.
@@ -205,8 +206,8 @@ def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Ou
     """Reads a range, and counts what `copied` would do with its records. Makes no request to the store or the sink."""
     tally = Tally()
     try:
-        with closing(PartitionReader(settings.source.client, range_.topic, range_.partition)) as log:
-            cursor = _Cursor(log, settings, range_, tally)
+        with closing(RangeReader(settings.source.client, **settings.source.consumer)) as reader:
+            cursor = _Cursor(Log(reader, range_), settings, range_, tally)
             for record in cursor.records(range_.start, range_.end, fail_on_loss=settings.source.fail_on_loss):
                 foresee(
                     record,
@@ -223,7 +224,7 @@ def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Ou
 class _Cursor:
     """The partition as `Messages` reads it. Counts the records of the range, and ends it when they are enough."""
 
-    def __init__(self, log: PartitionReader, settings: BackfillSettings, range_: OffsetRange, tally: Tally) -> None:
+    def __init__(self, log: Readable, settings: BackfillSettings, range_: OffsetRange, tally: Tally) -> None:
         self.at = range_.start
         self.position = range_.start
         self.last: TopicRecord | None = None
@@ -310,7 +311,8 @@ class _Copy:
         self._window = sink.window()
         self._range = range_
         self._tally = tally
-        self._log = stack.enter_context(closing(PartitionReader(source.client, range_.topic, range_.partition)))
+        reader = stack.enter_context(closing(RangeReader(source.client, **source.consumer)))
+        self._log = Log(reader, range_)
         self._cursor = _Cursor(self._log, settings, range_, tally)
         self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
         self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))

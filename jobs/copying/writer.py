@@ -19,16 +19,18 @@ from typing import Any, TypeVar
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaProducer, TopicPartition
 
+from app.config.settings import ClientSettings
 from app.kafka.admin import configs
 from app.kafka.batches.outbox import BatchSettings, RecordRefusedError
+from app.kafka.clients import security_arguments
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.errors import FENCED
 from app.kafka.gate import create_no_topics
+from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
 from app.kafka.writer import Writer
 from jobs.copying.receipt import Receipt, committed
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import UNDESCRIBED, Client
 from transforms.errors import ConfigurationError, RecordUnfitError
 from transforms.record import RecordLike
 
@@ -80,7 +82,7 @@ class SinkTopic:
         return None
 
 
-def sink_topic(client: Client, name: str) -> SinkTopic:
+def sink_topic(client: ClientSettings, name: str) -> SinkTopic:
     """The topic as it is now.
 
     Raises:
@@ -90,20 +92,22 @@ def sink_topic(client: Client, name: str) -> SinkTopic:
     try:
         return asyncio.run(_sink_topic(client, name))
     except (kafka_errors.KafkaConnectionError, OSError, TimeoutError) as exc:
-        raise ConfigurationError("--bootstrap-servers", f"no broker answers at {client.servers}: {exc}") from exc
+        raise ConfigurationError(
+            "--bootstrap-servers", f"no broker answers at {client.bootstrap_servers}: {exc}"
+        ) from exc
     except kafka_errors.KafkaError as exc:
         raise JobFailedError(f"topic {name} cannot be looked at: {_told(exc)}") from exc
 
 
-async def _sink_topic(client: Client, name: str) -> SinkTopic:
+async def _sink_topic(client: ClientSettings, name: str) -> SinkTopic:
     async with AsyncExitStack() as stack:
-        consumer = client.open(isolation_level="read_uncommitted")
+        consumer = topic_consumer(client, isolation_level="read_uncommitted")
         stack.push_async_callback(consumer.stop)
         await consumer.start()
         send = ConsumerControls(consumer).send
         found = await identities(send, [name])
         if name not in found:
-            raise ConfigurationError("--sink", f"topic {name} cannot be written to: {UNDESCRIBED}")
+            raise ConfigurationError("--sink", f"topic {name} is not described by the brokers; the user needs Describe")
         topic = found[name]
         if topic is None:
             raise ConfigurationError("--sink", f"topic {name} does not exist; create it first")
@@ -145,7 +149,7 @@ class SinkWriter:
         ConfigurationError: no broker answers, or the transactional id may not be used.
     """
 
-    def __init__(self, client: Client, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(self, client: ClientSettings, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
         self._client = client
         self._topic = topic
         self._id = transactional_id
@@ -283,7 +287,7 @@ class SinkWriter:
         if found.end[0] not in self._topic.ends:
             return None  # the sink was created again
         sink = TopicPartition(self._topic.name, found.end[0])
-        async with self._client.open() as consumer:
+        async with topic_consumer(self._client) as consumer:
             ends = await consumer.end_offsets([sink])
         return found if ends[sink] >= found.end[1] else None  # else the sink was created again
 
@@ -292,7 +296,8 @@ class SinkWriter:
 
     async def _made(self) -> Writer:
         producer = AIOKafkaProducer(
-            **self._client.connection(),
+            **security_arguments(self._client),
+            client_id=self._client.client_id,
             acks="all",
             transactional_id=self._id,
             transaction_timeout_ms=self._timeout_ms,

@@ -29,60 +29,43 @@ _LIMITS = Limits()
 _KAFKA = "kafka."
 _OF_STORES = ("large.message.", *(f"{name}." for name in STORE_NAMES))
 
-_OFFSETS = '`earliest`, `latest`, or JSON as `{"orders": {"0": 23, "1": -2}}`.'
-_TIME = "Begins, or ends, at the first record of this time or later, in milliseconds since 1970; else at the end."
-_TIMES = "As the option before, by partition, in JSON."
-
+# docs/spark-inflate.md says what each does.
 KEYS: Sequence[Key] = (
-    Key("subscribe", "list", "The topics, with a comma between them."),
-    Key("subscribePattern", "string", "In their place: a regular expression of Python that matches whole names of "
-        "topics. Each micro-batch looks for new ones."),
-    Key("assign", "string", 'In their place: partitions, as JSON: `{"orders": [0, 1]}`.'),
-    Key("startingOffsets", "string", f"{_OFFSETS} A stream begins there once; afterwards its checkpoint counts. "
-        "Default: `earliest` for a batch, `latest` for a stream."),
-    Key("startingTimestamp", "int", _TIME),
-    Key("startingOffsetsByTimestamp", "string", _TIMES),
-    Key("endingOffsets", "string", "For a batch: `latest`, or JSON."),
-    Key("endingTimestamp", "int", _TIME),
-    Key("endingOffsetsByTimestamp", "string", _TIMES),
-    Key("includeHeaders", "boolean", "Whether there is a column `headers`.", default=False),
-    Key("failOnDataLoss", "boolean", "Whether it is a failure if Kafka has deleted records before they were read.",
-        default=True),
-    Key("maxOffsetsPerTrigger", "int", "The most offsets of one micro-batch, over all partitions.", minimum=1),
-    Key("maxRecordsPerPartition", "int", "The most offsets of one task; more are split.", minimum=1),
-    Key("minPartitions", "int", "Splits Kafka's partitions until there are so many tasks.", minimum=1),
-    Key("onError", "string", "What happens to a record that cannot be restored; see `jobs.records.problems.OnError`.",
-        default="fail", allowed=("fail", "null", "keep")),
-    Key("onBadTimestamp", "string", "What happens to a record whose timestamp Spark cannot hold, as it is not in "
-        "milliseconds. `null`: it is kept with a null timestamp.", default="fail", allowed=("fail", "null")),
-    Key("referenceFormat", "string", "How records refer to payloads, as in the worker.", default="wideload",
-        allowed=tuple(FORMATS)),
-    Key("maxBytesInFlight", "bytes", "The most bytes of payloads that a task holds, or one record if that is larger.",
-        default=DEFAULT_HELD_BYTES, minimum=1),
-    Key("threads", "int", "How many payloads a task downloads at a time.", default=DEFAULT_THREADS, minimum=1),
-    Key("chunkLookback", "int", "How many offsets before its range a task looks for the first chunk of a message.",
-        default=10_000, minimum=0),
-    Key("unwrap", "boolean", "Whether values are taken out of their wrappers, before references are looked for.",
-        default=False),
-    Key("unwrapOnPlainValue", "string", "With `unwrap`: what happens to a value without a wrapper, as in the worker. "
-        "`fail`: as `onError` says.", allowed=("fail", "pass")),
-    Key("maxPendingChunkedMessage", "int", "How many chunked messages may be incomplete at a time.",
-        default=_LIMITS.messages, minimum=1),
-    Key("maxPendingChunkedBytes", "bytes", "How many bytes their chunks may hold in a task.",
-        default=_LIMITS.pending_bytes, minimum=1),
-)  # fmt: skip
+    Key("subscribe", "list", ""),
+    Key("subscribePattern", "string", ""),
+    Key("assign", "string", ""),
+    Key("startingOffsets", "string", ""),
+    Key("startingTimestamp", "int", ""),
+    Key("startingOffsetsByTimestamp", "string", ""),
+    Key("endingOffsets", "string", ""),
+    Key("endingTimestamp", "int", ""),
+    Key("endingOffsetsByTimestamp", "string", ""),
+    Key("includeHeaders", "boolean", "", default=False),
+    Key("failOnDataLoss", "boolean", "", default=True),
+    Key("maxOffsetsPerTrigger", "int", "", minimum=1),
+    Key("maxRecordsPerPartition", "int", "", minimum=1),
+    Key("minPartitions", "int", "", minimum=1),
+    Key("onError", "string", "", default="fail", allowed=("fail", "null", "keep")),
+    Key("onBadTimestamp", "string", "", default="fail", allowed=("fail", "null")),
+    Key("referenceFormat", "string", "", default="wideload", allowed=tuple(FORMATS)),
+    Key("maxBytesInFlight", "bytes", "", default=DEFAULT_HELD_BYTES, minimum=1),
+    Key("threads", "int", "", default=DEFAULT_THREADS, minimum=1),
+    Key("chunkLookback", "int", "", default=10_000, minimum=0),
+    Key("unwrap", "boolean", "", default=False),
+    Key("unwrapOnPlainValue", "string", "", allowed=("fail", "pass")),
+    Key("maxPendingChunkedMessage", "int", "", default=_LIMITS.messages, minimum=1),
+    Key("maxPendingChunkedBytes", "bytes", "", default=_LIMITS.pending_bytes, minimum=1),
+)
 """The source's own options. Spark ignores the case of their names; dots in them are ignored, too."""
 
 _CONSUMER: Sequence[Key] = (
-    Key("isolation.level", "string", "Whether records of open and aborted transactions are left out.",
-        default="read_committed", allowed=("read_committed", "read_uncommitted")),
-    Key("client.rack", "string", "The rack of the nearest replica."),
-    Key("check.crcs", "boolean", "Whether the checksums of batches are compared.", default=True),
-    Key("fetch.max.bytes", "int", "The most bytes of one answer.", default=52_428_800, minimum=1),
-    Key("max.partition.fetch.bytes", "int", "The most bytes of one partition in an answer, or one batch.",
-        default=4_194_304, minimum=1),
-    Key("request.timeout.ms", "int", "The longest wait for an answer.", default=40_000, minimum=1),
-)  # fmt: skip
+    Key("isolation.level", "string", "", default="read_committed", allowed=("read_committed", "read_uncommitted")),
+    Key("client.rack", "string", ""),
+    Key("check.crcs", "boolean", "", default=True),
+    Key("fetch.max.bytes", "int", "", default=52_428_800, minimum=1),
+    Key("max.partition.fetch.bytes", "int", "", default=4_194_304, minimum=1),
+    Key("request.timeout.ms", "int", "", default=40_000, minimum=1),
+)
 
 _OWN = {key.name.lower(): key.name for key in KEYS}
 _KNOWN = {key.name: key for key in (*CONNECTION_KEYS, *_CONSUMER)}
@@ -109,8 +92,9 @@ class SourceSettings:
         topics: what is read.
         starting: where; None if no option says so.
         ending: where a batch ends.
-        inflater: how payloads come in place of references; None if records stay as they are in the log.
+        inflater: how payloads come in place of references.
         limits: of incomplete messages.
+        raw: whether records stay as they are in the log.
     """
 
     client: ClientSettings
@@ -124,10 +108,11 @@ class SourceSettings:
     task_offsets: int | None
     least_tasks: int | None
     on_error: OnError
-    inflater: InflaterSettings | None
+    inflater: InflaterSettings
     lookback: int
     limits: Limits
     keep_bad_timestamps: bool
+    raw: bool
 
     @property
     def committed(self) -> bool:
@@ -155,10 +140,8 @@ def settings_of(options: Mapping[str, str], *, raw: bool = False) -> SourceSetti
     )
     kafka = {name.removeprefix(_KAFKA): given.pop(name) for name in list(given) if name.startswith(_KAFKA)}
     client, consumer = _client(kafka, raw=raw)
-    inflater = None if raw else _inflater(own, given)
-    largest: Any = (
-        DEFAULT_MAX_BYTES if inflater is None else inflater.store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
-    )
+    inflater = InflaterSettings({}) if raw else _inflater(own, given)
+    largest: Any = inflater.store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
     pending = own["maxPendingChunkedBytes"]
     return SourceSettings(
         client=client,
@@ -176,6 +159,7 @@ def settings_of(options: Mapping[str, str], *, raw: bool = False) -> SourceSetti
         lookback=own["chunkLookback"],
         limits=Limits(own["maxPendingChunkedMessage"], pending, min(largest, pending), expire_ms=0),
         keep_bad_timestamps=raw or own["onBadTimestamp"] == "null",
+        raw=raw,
     )
 
 

@@ -38,7 +38,7 @@ def schema_of(settings: SourceSettings) -> StructType:
         fields.append(StructField("headers", HEADERS))
     if settings.on_error != "fail":
         fields.append(StructField(ERROR_COLUMN, ERROR))
-    if settings.inflater is None:
+    if settings.raw:
         fields += columns("timestampMillis long")
     return StructType(fields)
 
@@ -58,7 +58,7 @@ def read(settings: SourceSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa
         found: Iterator[Inflated[Place]] = (
             Inflated(place, place[1].record) for place in _messages(settings, reader, ranges)
         )
-        if settings.inflater is not None:
+        if not settings.raw:
             inflater = stack.enter_context(closing(Inflater(settings.inflater)))
             found = inflater.inflated((place, place[1].record) for place in _messages(settings, reader, ranges))
         rows, last = _Rows(settings), (ranges[0].topic, ranges[0].partition, ranges[0].start)
@@ -80,7 +80,7 @@ def read(settings: SourceSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa
 
 
 def _messages(settings: SourceSettings, reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[Place]:
-    limits = None if settings.inflater is None else settings.limits
+    limits = None if settings.raw else settings.limits
     for each in ranges:
         log, lossless = Log(reader, each), settings.fail_on_loss
         for message in Messages(log, each.start, each.end, limits, settings.lookback, fail_on_loss=lossless):
@@ -105,7 +105,6 @@ class _Rows:
                 if message.lost:
                     return
                 raise failed(range_.topic, range_.partition, message.offset, problem)
-            assert self._settings.inflater is not None
             marked = self._settings.inflater.reference_format == "bakdata-flag"
             malformed = (problem.which, problem.state) == ("value", "malformed")
             all_values = marked or malformed or message.problem is not None

@@ -116,7 +116,7 @@ def test_backfill_of_a_configuration(configured: Configured) -> None:
         (["--source", "old", "--pipeline", "two", "--format", "bakdata-headers"], "two", "bakdata-headers"),
     ):
         source = backfill._settings(configured(LOGIN + ONE + TWO, backfill._parser(), *base, *given)).source
-        assert (source.client.servers, source.client.connection()["sasl_plain_password"]) == ("b:9092", "secret")
+        assert (source.client.bootstrap_servers, source.client.security["sasl.password"]) == ("b:9092", "secret")
         assert (source.inflater.store["s3.bucket"], source.inflater.reference_format) == (store, form)
     chunks = '[pipeline.c]\ntopics = ["a"]\noutput.topic = "b"\ntransforms = ["chunk"]\n'
     parsed = configured(chunks, backfill._parser(), *base, "--source", "chunks")

@@ -10,8 +10,8 @@ from jobs.copying import range as range_module
 from jobs.copying.range import BackfillSettings, Outcome, copied
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic
+from jobs.reading.options import settings_of
 from jobs.reading.ranges import OffsetRange
-from jobs.reading.source_options import settings_of
 from stores.memory import MemoryStore
 from tests.jobs.reading.test_messages import ListedLog, chunks
 from transforms.errors import PayloadStoreError
@@ -71,7 +71,8 @@ def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytes
     whole, large = b"w" * 1_200, b"l" * LARGE
     source = [Record(b"k", b"first"), *chunks(whole, "a"), Record(b"k", large)]
     sink: list[RecordLike] = []
-    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
+    monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
     store = {"large.message.payload.store.class": STORE}
     options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
@@ -96,7 +97,8 @@ def test_a_timestamp_that_the_sink_refuses(monkeypatch: pytest.MonkeyPatch) -> N
     """The range ends before the record, and says where it is: brokers refuse whole batches without a place."""
     source = [Record(b"k", b"%d" % number) for number in range(3)]
     sink: list[RecordLike] = []
-    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
+    monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
     store = {"large.message.payload.store.class": STORE}
     options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
@@ -121,7 +123,8 @@ def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatc
     """Another record stands where the last range ended: those before the position may be others too."""
     source = [Record(b"k", b"%d" % number) for number in range(4)]
     sink: list[RecordLike] = []
-    monkeypatch.setattr(range_module, "PartitionReader", lambda *_: Log(source))
+    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
+    monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
     store = {"large.message.payload.store.class": STORE}
     options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})

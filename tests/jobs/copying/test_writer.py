@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+from aiokafka import TopicPartition
 
+from app.config.client import embedded_client_settings
+from app.kafka.range_reader import RangeReader
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import KAFKA_KEYS, Client
-from jobs.reading.partition import PartitionReader
-from stores.keys import read
 from tests.integration.topics import end_offsets, read_all
 from transforms.record import Record
 
@@ -23,7 +23,7 @@ STARTED_MS = 1_600_000_000_000
 
 def test_writer_that_was_given_up(broker: str, make_topic: Callable[..., str]) -> None:
     """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
-    topic, client = make_topic(), Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    topic, client = make_topic(), embedded_client_settings({"bootstrap.servers": broker})
     sink = sink_topic(client, topic)
 
     def records(name: bytes) -> list[Record]:
@@ -42,14 +42,15 @@ def test_writer_that_was_given_up(broker: str, make_topic: Callable[..., str]) -
             lost.commit(topic, 0, Receipt("lost", 0, 8))
     everything = [found.key for found in read_all(broker, topic)[0]]
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
-    with closing(PartitionReader(client, topic, 0)) as log:
-        assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
+    with closing(RangeReader(client)) as log:
+        found = log.records(TopicPartition(topic, 0), 0, end_offsets(broker, topic)[0])
+        assert [record.key for record in found] == [b"again"] * 8
 
 
 def test_writer_keeps_timestamps(broker: str, make_topic: Callable[..., str]) -> None:
     """Each record keeps its own, also one without, and one so far from another that their distance is no int64."""
     topic = make_topic(1, **{"retention.ms": "-1"})
-    client = Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    client = embedded_client_settings({"bootstrap.servers": broker})
     now = int(time.time() * 1000)
     times = [-1, -1, now, now - 5, -1, now - 2**63 + 600_000, now, -1]
     with closing(SinkWriter(client, sink_topic(client, topic), f"{topic}-0", 60_000)) as writer:

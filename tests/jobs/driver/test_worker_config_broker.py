@@ -21,9 +21,9 @@ from app.payloads.search import search
 from app.payloads.sweep_settings import SweepSettings
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic, SinkWriter
-from jobs.reading.client import Client, look
+from jobs.reading.log import look
+from jobs.reading.options import settings_of
 from jobs.reading.ranges import Bounds
-from jobs.reading.source_options import settings_of
 from jobs.reading.topics import Kafka, describe, read
 from tests.app import configurations
 from tests.integration.names import Names
@@ -114,10 +114,9 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     assert rows is not None
     assert rows.count() == 3
     client = {f"kafka.{name}": str(value) for name, value in settings.client.security.items() if value is not None}
-    client.pop("kafka.sasl.kerberos.service.name", None)
     store = {"large.message.payload.store.class": "memory"}
     source = settings_of({"kafka.bootstrap.servers": servers, "subscribe": "orders", **store, **client})
-    assert look(source.client, ["orders"]).bounds == {("orders", 0): Bounds(0, 3)}
+    assert look(source.client, source.topics).bounds == {("orders", 0): Bounds(0, 3)}
 
     found = search(SweepSettings(settings.client, {}, ("orders",)), None)
     assert (found.unread, found.searched) == ({"shut": "may not be read"}, 1)
@@ -128,7 +127,7 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     _backfill_needs(source.client, cluster.bootstrap_servers)
 
 
-def _backfill_needs(client: Client, bootstrap: str) -> None:
+def _backfill_needs(client: ClientSettings, bootstrap: str) -> None:
     """Each right that a backfill needs beside those on the source, and what it says without the ones on groups."""
     name, sink = "wideload-backfill-copy:orders:0", SinkTopic("copy", {0: 0}, 1_000_000, keeps_timestamps=True)
 

@@ -7,13 +7,16 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.conn import AIOKafkaConnection
 
+from app.config.client import embedded_client_settings
+from app.config.settings import ClientSettings
+from app.kafka.clients import ClusterError
+from app.kafka.range_reader import RangeReader
 from jobs.copying.writer import SinkTopic, SinkWriter, sink_topic
 from jobs.driver.failures import JobFailedError
-from jobs.reading.client import KAFKA_KEYS, Client, look
-from jobs.reading.partition import PartitionReader
-from stores.keys import read
+from jobs.reading.log import Topics, look
 from tests.integration.topics import send
 from transforms.errors import ConfigurationError
 from transforms.record import Record
@@ -54,22 +57,22 @@ def named(topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Named]:
     assert [topics for topics, creating in found if creating] == []
 
 
-def client_of(broker: str) -> Client:
-    return Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker, "kafka.request.timeout.ms": 1_000}))
+def client_of(broker: str) -> ClientSettings:
+    return embedded_client_settings({"bootstrap.servers": broker})
 
 
 def test_no_reader_creates_a_topic(broker: str, topic: str, named: Named) -> None:
     """Not where a topic never was, nor where one is deleted while a task reads it."""
     client = client_of(broker)
     with pytest.raises(ConfigurationError, match=r"subscribe: never-was is not on the broker at .*; create it"):
-        look(client, [topic, "never-was"])
-    found = look(client, [topic])
+        look(client, Topics("subscribe", (topic, "never-was")))
+    found = look(client, Topics("subscribe", (topic,)))
     assert len(found.ids[topic]) == 32
-    with closing(PartitionReader(client, topic, 0)) as log:
-        assert [record.key for record in log.records(0, 1)] == [b"k"]
-    before = len(named)
-    with pytest.raises(JobFailedError, match=r"topic deleted-since is not on the broker at .* any more"):
-        PartitionReader(client, "deleted-since", 0)
+    with closing(RangeReader(client)) as log:
+        assert [record.key for record in log.records(TopicPartition(topic, 0), 0, 1)] == [b"k"]
+        before = len(named)
+        with pytest.raises(ClusterError, match="topic deleted-since does not exist any more"):
+            next(log.records(TopicPartition("deleted-since", 0), 0, 1))
     assert len(named) > before
 
 
