@@ -114,10 +114,11 @@ def configure(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("--bootstrap-servers", "is missing; give it, or a configuration with -c")
 
 
-def client_settings(arguments: argparse.Namespace) -> ClientSettings:
+def client_settings(arguments: argparse.Namespace, *, of_spark: bool = False) -> ClientSettings:
     """How to reach the cluster, after `configure`; the command line wins over the configuration.
 
-    The properties may be those of Kafka's Java client, and may have `kafka.` before their names.
+    The properties may be those of Kafka's Java client, and may have `kafka.` before their names. With `of_spark` others
+    may be among those of `--kafka-option`: options of Spark's Kafka source.
 
     Raises:
         ConfigurationError: a property is unknown or wrong, only Java can use it, or a file cannot be read.
@@ -128,7 +129,7 @@ def client_settings(arguments: argparse.Namespace) -> ClientSettings:
         values = {"client.id": client.client_id, LIMIT_KEY: client.limit_names}
         values |= {name: value for name, value in client.security.items() if value is not None}
     keys = {key.name: key for key in CONNECTION_KEYS}
-    for name, text in _kafka(arguments).items():
+    for name, text in _kafka(arguments, of_spark=of_spark).items():
         if name in keys:
             values[name] = keys[name].coerce(text)
     return checked_client_settings({**values, "bootstrap.servers": arguments.bootstrap_servers})
@@ -255,7 +256,7 @@ def properties(option: str, file: str) -> dict[str, str]:
     return {key: value.strip() for key, value in found.items()}
 
 
-def _kafka(arguments: argparse.Namespace) -> dict[str, str]:
+def _kafka(arguments: argparse.Namespace, *, of_spark: bool = False) -> dict[str, str]:
     """The properties of `--kafka-config`, and over them those of `--kafka-option`, as our clients name them.
 
     A file may be one of another client too, so what it has besides is left out.
@@ -266,6 +267,6 @@ def _kafka(arguments: argparse.Namespace) -> dict[str, str]:
     known = [key.name for key in CONNECTION_KEYS] + [*_CONSUMER]
     for name in given:
         short = name.removeprefix(_PREFIX)
-        if short in found and short not in known:
+        if short in found and short not in known and not of_spark:
             raise unknown(short, known)
     return found

@@ -39,18 +39,22 @@ _OF_STORES = {
 }
 
 
+class JavaOnlyError(ConfigurationError):
+    """A property that only Kafka's Java client can use."""
+
+
 def from_java(given: Mapping[str, str]) -> dict[str, str]:
     """The properties of our clients for those of Kafka's Java client; what both have stays as it is.
 
     The login in `sasl.jaas.config` becomes user and password, or id and secret.
 
     Raises:
-        ConfigurationError: one of them only Java can use.
+        JavaOnlyError: one of them only Java can use.
     """
     for name in given:
         for prefix, ours in _OF_STORES.items():
             if name.startswith(prefix):
-                raise ConfigurationError(name, f"is for Java's clients only; this one reads PEM files: give {ours}")
+                raise JavaOnlyError(name, f"is for Java's clients only; this one reads PEM files: give {ours}")
     found = {name: value for name, value in given.items() if name != _JAAS and not name.endswith(".handler.class")}
     mechanism = given.get("sasl.mechanism", "PLAIN")
     if _JAAS in given and mechanism not in ("GSSAPI", "AWS_MSK_IAM"):
@@ -59,7 +63,7 @@ def from_java(given: Mapping[str, str]) -> dict[str, str]:
         wanted = ("clientId", "clientSecret") if mechanism == "OAUTHBEARER" else ("username", "password")
         if not all(pairs.get(name) for name in wanted):
             one, other = wanted
-            raise ConfigurationError(_JAAS, f'names no {one} and {other}; allowed is … {one}="…" {other}="…";')
+            raise JavaOnlyError(_JAAS, f'names no {one} and {other}; allowed is … {one}="…" {other}="…";')
         found |= login
     return found
 

@@ -98,33 +98,34 @@ def described(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> di
 
     async def look(connection: AdminClient) -> dict[str, TopicSpans]:
         found = await topics(connection, [name for names in wanted.values() for name in names])
-        for option, names in wanted.items():
-            for name in names:
-                if name not in found:
-                    near = did_you_mean(name, sorted(await connection.list_topics()))
-                    raise ConfigurationError(
-                        option,
-                        f"{name} is not on the broker at {client.bootstrap_servers}; create it, or check its name"
-                        f"{near}",
-                    )
-        places = _places(found)
-        start = await connection.offsets(places, EARLIEST)
-        stable = await connection.offsets(places, LATEST, committed=True)
-        end = await connection.offsets(places, LATEST)  # last, so that it is never before the others
-        return {
-            name: TopicSpans(
-                topic,
-                {
-                    number: Span(start[place], max(stable[place], start[place]), max(end[place], start[place]))
-                    for number in range(topic.partitions)
-                    for place in [TopicPartition(name, number)]
-                },
-            )
-            for name, topic in found.items()
-        }
+        await _require(connection, client, wanted, found)
+        spans = await _spans(connection, found)
+        return {name: TopicSpans(topic, spans[name]) for name, topic in found.items()}
 
     found = asked(client, look, "topics cannot be described")
     return {name: found[name] for names in wanted.values() for name in names}
+
+
+def required(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> dict[str, Identity]:
+    """As `described`, without offsets and configurations; needs no right but Describe."""
+
+    async def look(connection: AdminClient) -> dict[str, Identity]:
+        found = await identities(connection.send, [name for names in wanted.values() for name in names])
+        there = {name: each for name, each in found.items() if each is not None}
+        await _require(connection, client, wanted, there)
+        return there
+
+    return asked(client, look, "topics cannot be described")
+
+
+def spans(client: ClientSettings, topics: Mapping[str, Identity]) -> dict[str, dict[int, Span]]:
+    """The offsets of each partition of the topics.
+
+    Raises:
+        ConfigurationError: the cluster cannot be reached.
+        ClusterError: the cluster did not answer, or a topic is gone.
+    """
+    return asked(client, lambda connection: _spans(connection, topics), "offsets cannot be looked up")
 
 
 def since(client: ClientSettings, topics: Iterable[TopicSpans], when_ms: int) -> dict[TopicPartition, int]:
@@ -170,7 +171,34 @@ def blocking(work: Coroutine[Any, Any, Result]) -> Result:
         return pool.submit(asyncio.run, work).result()
 
 
-def _places(topics: Mapping[str, Topic]) -> list[TopicPartition]:
+async def _require(
+    connection: AdminClient,
+    client: ClientSettings,
+    wanted: Mapping[str, Iterable[str]],
+    found: Mapping[str, Topic | Identity],
+) -> None:
+    for option, names in wanted.items():
+        for name in names:
+            if name not in found:
+                near = did_you_mean(name, sorted(await connection.list_topics()))
+                raise ConfigurationError(
+                    option,
+                    f"{name} is not on the broker at {client.bootstrap_servers}; create it, or check its name{near}",
+                )
+
+
+async def _spans(connection: AdminClient, topics: Mapping[str, Topic | Identity]) -> dict[str, dict[int, Span]]:
+    places = _places(topics)
+    start = await connection.offsets(places, EARLIEST)
+    stable = await connection.offsets(places, LATEST, committed=True)
+    end = await connection.offsets(places, LATEST)  # last, so that it is never before the others
+    found: dict[str, dict[int, Span]] = {name: {} for name in topics}
+    for at in places:
+        found[at.topic][at.partition] = Span(start[at], max(stable[at], start[at]), max(end[at], start[at]))
+    return found
+
+
+def _places(topics: Mapping[str, Topic | Identity]) -> list[TopicPartition]:
     return [TopicPartition(name, number) for name, topic in topics.items() for number in range(topic.partitions)]
 
 

@@ -11,226 +11,165 @@ rest.
 from __future__ import annotations
 
 import json
-import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
-from jobs.ingesting.outputs import DeltaOutput, Output, ParquetOutput, any_in, has_delta_log
-from jobs.ingesting.spark_logs import NONE, START_FILE, Batches, CorruptLogError, batches, first_text, newest, text
-from jobs.reading.ranges import parse_offsets
-from jobs.reading.topics import ids
+from jobs.ingesting.output import Output
+from jobs.ingesting.spark_logs import NONE, REBUILD, Batches, DamagedError, batches, text
 from transforms.errors import ConfigurationError
 
-__all__ = ["TopicWatch", "bind", "bind_topics", "first_offsets", "read_start", "write_start"]
-
-_JOB = "ingest"
 _FILE = "wideload.json"
-_TOPICS_FILE = "wideload-topics.json"
 _OF_SPARK = ("commits", "offsets", "sources", "state")
 
-_ID = "id"
-_REBUILD = "or begin anew: move the output away and give --rebuild"
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint that is tied to its output by `bind`.
+
+    Attributes:
+        settings: of the job.
+        files: the files of the session.
+        output: as it was found.
+        note: what the checkpoint says of itself: the tie, the ids of its topics, and the type of its values.
+    """
+
+    settings: IngestSettings
+    files: Files
+    output: Output
+    note: dict[str, Any]
+
+    def bind_topics(self, now: Mapping[str, str]) -> None:
+        """Notes the ids of the topics, or makes sure that they are still the same.
+
+        Spark keeps names and offsets alone. It would go on in a topic that was created again, once that is long enough.
+
+        Args:
+            now: the ids by topic.
+
+        Raises:
+            ConfigurationError: a topic was created again, and no record may be lost.
+        """
+        before = self.note.get("topics", {})
+        again = sorted(name for name, found in now.items() if before.get(name, found) != found)
+        if again and self.settings.fail_on_data_loss:
+            raise ConfigurationError(
+                "--topic" if self.settings.topics else "--subscribe-pattern",
+                f"topic {again[0]} was deleted and created again since checkpoint {self.settings.checkpoint} has read "
+                "it: its records below the checkpoint's offsets would be missing; give a new --checkpoint and a new "
+                "--output, or --no-fail-on-data-loss to go on without them",
+            )
+        self.remember(topics={**before, **now})
+
+    @property
+    def values(self) -> StructType | None:
+        """The type of the values that are written; None if nothing is.
+
+        Raises:
+            DamagedError: the note of it is not such a type.
+        """
+        try:
+            return StructType.fromJson(self.note["values"]) if "values" in self.note else None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+            raise DamagedError(f"{_path(self.settings)} is damaged; it has the schema of the values") from exc
+
+    def remember(self, **parts: Any) -> None:
+        """Adds to the note."""
+        if self.note != {**self.note, **parts}:
+            self.note |= parts
+            self.files.write(_path(self.settings), json.dumps(self.note))
 
 
-def bind(spark: SparkSession, settings: IngestSettings) -> None:
+def bind(spark: SparkSession, settings: IngestSettings) -> Checkpoint:
     """Ties the checkpoint to the job, its source and its output, or checks that it is tied to them already.
 
-    A checkpoint without any batch may be tied anew, to an output without rows. With `settings.rebuild` a checkpoint of
+    A checkpoint without any batch may be tied again, to an output without rows. With `settings.rebuild` a checkpoint of
     the same source and output becomes one without any batch.
-
-    Args:
-        spark: the session.
-        settings: of the job.
 
     Raises:
         ConfigurationError: the checkpoint is damaged, or belongs to something else; or the output is of the other kind,
             belongs to another checkpoint, or does not have the batches that the checkpoint knows.
     """
     files, checkpoint, folder = Files(spark), settings.checkpoint, settings.output
-    _check_kind(files, settings)
-    output: Output = DeltaOutput(spark, files, folder) if settings.delta else ParquetOutput(files, folder)
-    wanted = {
-        "job": _JOB,
-        "source": settings.source,
-        "output": files.qualified(folder),
-        "form": settings.form,
-    }
+    output = Output(spark, settings)
+    tie = {"job": "ingest", "source": settings.source, "output": files.qualified(folder), "form": settings.form}
     if settings.rebuild:
-        _check_tie(files, checkpoint, {name: wanted[name] for name in ("job", "source", "output")}, damaged=True)
-        _clear(files, checkpoint, output, folder)
-    try:
-        found = batches(files, checkpoint, may_lose=not settings.fail_on_data_loss)
-    except CorruptLogError as exc:
-        raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
+        with suppress(DamagedError):
+            _check_tie(_noted(files, settings), {**tie, "form": None}, settings, empty=not files.names(checkpoint))
+        _clear(files, output, settings)
+    found = batches(files, checkpoint, may_lose=not settings.fail_on_data_loss)
+    note: dict[str, Any] = {}
     if found.planned == NONE:
         _check_apart(files.qualified(checkpoint), files.qualified(folder))
-        if output.holds_rows() or output.last_batch("") != NONE:
+        if output.rows or output.lost() or output.last_batch("") != NONE:
             raise ConfigurationError(
                 "--checkpoint",
                 f"{folder} was written with another checkpoint than {checkpoint}, which does not know its records: "
-                f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {_REBUILD}",
+                f"they would be there twice, or be skipped; give that checkpoint, or a new --output, {REBUILD}",
             )
-        known = _known(files, checkpoint)
-        if known.get("source") not in (None, settings.source):  # where that one begins means nothing here
+        with suppress(DamagedError):
+            note = _noted(files, settings) or {}
+        if note.get("source", settings.source) != settings.source:  # where that one begins means nothing here
             files.delete_folder(f"{checkpoint}/sources")
-            files.delete(f"{checkpoint}/{START_FILE}")
-        owner = uuid.uuid4().hex if settings.rebuild else str(known.get(_ID) or uuid.uuid4().hex)
-        files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
+        note = {name: note[name] for name in ("id",) if name in note and not settings.rebuild}
     else:
-        noted = _check_tie(files, checkpoint, wanted).get(_ID)
-        _check_output(output, found, noted, settings)
-        owner = noted or uuid.uuid4().hex
-        if noted is None:  # of an older release
-            files.write(f"{checkpoint}/{_FILE}", json.dumps({**wanted, _ID: owner}))
-    _claim(output, owner, settings)
+        note = _check_tie(_noted(files, settings), tie, settings)
+        _check_output(output, found, note.get("id"), settings)
+        if found.done == NONE and output.last_batch(found.query) == NONE:
+            note.pop("values", None)
+    bound = Checkpoint(settings, files, output, note)
+    bound.remember(**tie, id=note.get("id") or uuid.uuid4().hex)
+    output.claim(bound.note["id"], checkpoint)
+    return bound
 
 
-def bind_topics(spark: SparkSession, settings: IngestSettings) -> bool:
-    """Notes the ids of the topics in the checkpoint, after `bind`, or makes sure that they are still the same.
+def _path(settings: IngestSettings) -> str:
+    return f"{settings.checkpoint}/{_FILE}"
 
-    Spark keeps names and offsets alone. It would go on in a topic that was made again, once that is long enough.
 
-    Returns:
-        Whether there is a topic by now; a pattern may match none.
+def _noted(files: Files, settings: IngestSettings) -> dict[str, Any] | None:
+    """What a checkpoint says of itself; None if it has no note.
 
     Raises:
-        ConfigurationError: a topic was made again; or the note is damaged.
-        py4j.protocol.Py4JError: the topics cannot be described.
+        DamagedError: that cannot be read.
     """
-    files, checkpoint, path = Files(spark), settings.checkpoint, f"{settings.checkpoint}/{_TOPICS_FILE}"
+    said = text(files, _path(settings))
     try:
-        before = (_said(files, path) or {}) if newest(files, f"{checkpoint}/offsets") != NONE else {}
-    except CorruptLogError as exc:
+        found = None if said is None else json.loads(said)
+    except (ValueError, RecursionError):
+        found = False
+    if found is None or isinstance(found, dict):
+        return found
+    raise DamagedError(f"{_path(settings)} is damaged")
+
+
+def _check_tie(
+    note: dict[str, Any] | None, tie: Mapping[str, str | None], settings: IngestSettings, *, empty: bool = False
+) -> dict[str, Any]:
+    """The note of a checkpoint, if it belongs to what is in `tie`; there need not be one if it is `empty`."""
+    if note is None and not empty:
         raise ConfigurationError(
-            exc.key, f"{exc.reason}; it has the topics' ids; delete it if no topic was made again since the last run"
-        ) from exc
-    kafka = settings.kafka()
-    there = ids(spark, kafka, settings.topics, settings.subscribe_pattern)
-    now = {name: found for name, found in there.items() if found}
-    anew = sorted(name for name, found in now.items() if before.get(name, found) != found)
-    if anew and settings.fail_on_data_loss:
-        raise ConfigurationError(
-            "--topic" if settings.topics else "--subscribe-pattern",
-            f"topic {anew[0]} was deleted and created again since checkpoint {checkpoint} has read it: its records "
-            "below the checkpoint's offsets would be missing; give a new --checkpoint and a new --output, or "
-            "--no-fail-on-data-loss to go on without them",
+            "--checkpoint", f"{settings.checkpoint} was not made by this job; give it a folder of its own"
         )
-    if before != {**before, **now}:
-        files.write(path, json.dumps({**before, **now}))
-    return bool(there)
-
-
-class TopicWatch:
-    """Looks, while a query runs, whether its topics are still those of the checkpoint.
-
-    Spark goes on in a topic that was created again. So micro-batches since the last look may have records of both, but
-    no run ends without a word on it.
-
-    Args:
-        spark: the session.
-        settings: of the job.
-        pause_s: the least time from one look to the next.
-    """
-
-    def __init__(self, spark: SparkSession, settings: IngestSettings, pause_s: float = 30.0) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._pause_s = pause_s
-        self._batches = 0
-        self._looked = time.monotonic()
-
-    def look(self, batches: int) -> None:
-        """Looks, if there is a new micro-batch, and the last look is old enough.
-
-        Args:
-            batches: how many micro-batches are done.
-
-        Raises:
-            ConfigurationError: a topic was created again; see `bind_topics`.
-        """
-        if batches == self._batches or time.monotonic() - self._looked < self._pause_s:
-            return
-        with suppress(Py4JError):  # the query itself says what is wrong with the brokers
-            bind_topics(self._spark, self._settings)
-        self._batches, self._looked = batches, time.monotonic()
-
-
-def read_start(spark: SparkSession, checkpoint: str) -> str | None:
-    """The offsets that `write_start` wrote; None if there are none.
-
-    Raises:
-        ConfigurationError: the file is damaged.
-    """
-    path = f"{checkpoint}/{START_FILE}"
-    found = text(Files(spark), path)
-    if found is not None:
-        try:
-            parse_offsets("--checkpoint", found)
-        except ConfigurationError as exc:
+    for part, value in tie.items():
+        if note is not None and value is not None and note.get(part) != value:
             raise ConfigurationError(
                 "--checkpoint",
-                f"{path} is damaged; it says where the first batch begins; delete it to begin as --starting-offsets "
-                "says",
-            ) from exc
-    return found
-
-
-def first_offsets(spark: SparkSession, checkpoint: str) -> str | None:
-    """The offsets where Spark's Kafka source began, as it noted them itself; None if it did not."""
-    found = first_text(Files(spark), checkpoint)
-    return None if found is None or json.loads(found) == {} else found
-
-
-def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
-    """Notes in `checkpoint` the offsets where its first batch begins, as Spark's Kafka source takes them."""
-    Files(spark).write(f"{checkpoint}/{START_FILE}", offsets)
-
-
-def _known(files: Files, checkpoint: str) -> dict[str, Any]:
-    """What a checkpoint without any batch says of itself, if it has a whole note."""
-    with suppress(CorruptLogError):
-        return _said(files, f"{checkpoint}/{_FILE}") or {}
-    return {}
-
-
-def _claim(output: Output, owner: str, settings: IngestSettings) -> None:
-    """Marks the output, so that of two runs that begin at once only one goes on."""
-    found = output.owner()
-    if found is None:
-        try:
-            output.mark(owner)
-        except FileExistsError:
-            found = output.owner()
-        else:
-            return
-    if found != owner:
-        raise ConfigurationError(
-            "--output",
-            f"{settings.output} is kept for another checkpoint than {settings.checkpoint}, by an ingest that began; "
-            "give another --output, or, if that ingest is no more, --rebuild",
-        )
-
-
-def _check_kind(files: Files, settings: IngestSettings) -> None:
-    output, is_table = settings.output, has_delta_log(files, settings.output)
-    if is_table and not settings.delta:
-        raise ConfigurationError(
-            "--format", f"{output} is a Delta table, in which Parquet files alone do not show; give --format delta"
-        )
-    if settings.delta and not is_table and (any_in(files, output) or files.names(f"{output}/_spark_metadata")):
-        raise ConfigurationError(
-            "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
-        )
+                f"{settings.checkpoint} belongs to {part} {note.get(part)}, this is {part} {value}; "
+                "give a new --checkpoint and a new --output",
+            )
+    return note or {}
 
 
 def _check_apart(checkpoint: str, output: str) -> None:
-    """Makes sure that who reads, cleans or removes one of the two meets nothing of the other."""
+    """Makes sure that what reads, cleans or removes one of the two meets nothing of the other."""
     inside = f"{checkpoint}/".removeprefix(f"{output}/")
     if inside != f"{checkpoint}/" and not inside.startswith(("_", ".")):
         raise ConfigurationError(
@@ -241,84 +180,46 @@ def _check_apart(checkpoint: str, output: str) -> None:
     if output.startswith(f"{checkpoint}/"):
         raise ConfigurationError(
             "--output",
-            f"{output} is in the checkpoint {checkpoint}: who removes the checkpoint would remove the rows; give a "
+            f"{output} is in the checkpoint {checkpoint}: removing the checkpoint would remove the rows; give a "
             "folder elsewhere",
         )
-
-
-def _check_tie(files: Files, checkpoint: str, wanted: dict[str, str], *, damaged: bool = False) -> dict[str, Any]:
-    """What the checkpoint says of itself, if it belongs to what is `wanted`; with `damaged`, it may say nothing."""
-    try:
-        found = _said(files, f"{checkpoint}/{_FILE}")
-    except CorruptLogError as exc:
-        if damaged:
-            return {}
-        raise ConfigurationError(exc.key, f"{exc.reason}; put a whole copy of the checkpoint back, {_REBUILD}") from exc
-    if found is None:
-        if damaged and not files.names(checkpoint):
-            return {}
-        raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
-    for part, value in wanted.items():
-        known = found.get(part, "parquet" if part == "form" else None)  # older checkpoints name no form
-        if known != value:
-            raise ConfigurationError(
-                "--checkpoint",
-                f"{checkpoint} belongs to {part} {known}, this is {part} {value}; "
-                "give a new --checkpoint and a new --output",
-            )
-    return found
-
-
-def _said(files: Files, path: str) -> dict[str, Any] | None:
-    """What stands in the job's own note; None if there is none."""
-    said = text(files, path)
-    try:
-        found = None if said is None else json.loads(said)
-    except (ValueError, RecursionError):
-        found = False
-    if found is None or isinstance(found, dict):
-        return found
-    raise CorruptLogError("--checkpoint", f"{path} is damaged")
 
 
 def _check_output(output: Output, found: Batches, owner: str | None, settings: IngestSettings) -> None:
     """Makes sure that the output has what the checkpoint knows, and no more."""
     folder, checkpoint = settings.output, settings.checkpoint
-    assert found.query is not None
     there = output.last_batch(found.query)
-    if found.written != NONE and (there == NONE or output.lacks_files()):
-        raise _unlike(folder, f"is missing or empty, or another one than checkpoint {checkpoint} has written", found)
-    if there != NONE:
+    lacks = None
+    if found.written != NONE and (there == NONE or output.lost()):
+        lacks = f"is missing or empty, or another one than checkpoint {checkpoint} has written"
+    elif there != NONE:
         output.check()
-    if there != NONE and output.owner() not in (owner, None):
-        raise _unlike(folder, f"is another one than checkpoint {checkpoint} has written", found)
-    if there < found.written:
-        raise _unlike(folder, f"ends with batch {there}, and checkpoint {checkpoint} is further", found)
+        if output.owner() not in (owner, None):
+            lacks = f"is another one than checkpoint {checkpoint} has written"
+        elif there < found.written:
+            lacks = f"ends with batch {there}, and checkpoint {checkpoint} is further"
+    if lacks is not None:
+        raise ConfigurationError(
+            "--output",
+            f"{folder} {lacks}: records of the batches up to {found.written} would be missing; put the output back, "
+            f"{REBUILD}",
+        )
     if there > found.planned:
         raise ConfigurationError(
             "--checkpoint",
             f"{checkpoint} ends with batch {found.planned}, and {folder} with batch {there}: Spark would skip the "
-            f"records of as many new batches; put the newest copy of the checkpoint back, {_REBUILD}",
+            f"records of as many new batches; put the newest copy of the checkpoint back, {REBUILD}",
         )
 
 
-def _unlike(folder: str, what: str, found: Batches) -> ConfigurationError:
-    return ConfigurationError(
-        "--output",
-        f"{folder} {what}: records of the batches up to {found.written} would be missing; put the output back, "
-        f"{_REBUILD}",
-    )
-
-
-def _clear(files: Files, checkpoint: str, output: Output, folder: str) -> None:
+def _clear(files: Files, output: Output, settings: IngestSettings) -> None:
     """Makes the checkpoint one without any batch, if the output has no rows."""
-    if output.holds_rows():
+    if output.rows or (settings.delta and output.lost()):
         raise ConfigurationError(
-            "--rebuild", f"{folder} holds rows, and they would be written again; move it away or delete it first"
+            "--rebuild",
+            f"{settings.output} holds rows, and they would be written again; move it away or delete it first",
         )
     output.forget()
-    files.delete(f"{checkpoint}/metadata")  # first: without it no run goes on if this one is killed here
+    files.delete(f"{settings.checkpoint}/metadata")  # first: without it no run goes on if this one is killed here
     for name in _OF_SPARK:
-        files.delete_folder(f"{checkpoint}/{name}")
-    for name in (START_FILE, _TOPICS_FILE):
-        files.delete(f"{checkpoint}/{name}")
+        files.delete_folder(f"{settings.checkpoint}/{name}")

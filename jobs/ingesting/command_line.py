@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-import pyspark
-
-from app.config.arguments import JobParser, add_kafka, at_least, properties
+from app.config.arguments import JobParser, add_kafka, at_least, client_settings, properties
+from app.config.java_client import JavaOnlyError
+from app.config.settings import ClientSettings
 from jobs.driver.command_line import add_spark, source_options
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.registry import CONFIG, OPTION, RegistrySettings
 from jobs.ingesting.table_schema import check, registered
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
-from jobs.reading.ranges import Offsets, parse_offsets
-from jobs.reading.topics import SOURCE_DEFAULTS, Kafka
 from transforms.errors import ConfigurationError
-
-__all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
-
-_MIB = 1 << 20
-
-# Options of Spark's Kafka source that set where batches begin and end. With records read in Python the job does that.
-_PLANNED_BY_SPARK = {
-    "assign",
-    "maxoffsetspertrigger",
-    "maxtriggerdelay",
-    "minoffsetspertrigger",
-    "startingoffsets",
-    "startingoffsetsbytimestamp",
-    "startingtimestamp",
-}
 
 TableFormat = Literal["parquet", "delta"]
 Partitioned = Literal["topic", "partition", "date", "hour"]
@@ -46,7 +29,7 @@ _COLUMNS = get_args(Partitioned)
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
 """Limits what Spark repeats after a failure, and how large a file grows; memory does not depend on it."""
 
-DEFAULT_ROW_GROUP_BYTES = 32 * _MIB
+DEFAULT_ROW_GROUP_BYTES = 32 << 20
 """A task that writes, and a reader, hold one row group in memory. Parquet's own 128 MiB takes four times as much memory
 and gains nothing here: a large value fills pages by itself."""
 
@@ -59,44 +42,40 @@ class IngestSettings:
         bootstrap_servers: Kafka's `host:port`, comma-separated.
         output: folder of the Parquet files or the Delta table, anywhere Spark can write.
         checkpoint: folder that remembers how far the job is; belongs to this output and these topics alone.
+        client: how to reach the cluster without Java; None if only Java can log in.
         topics: topics to read; or
         subscribe_pattern: a Java regular expression for their names, new ones included.
         once: read up to the current end, then stop; else go on until stopped.
         trigger_seconds: time from one micro-batch to the next; with 0 each begins when the one before it ends.
         starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
-        max_offsets_per_trigger: the most records in one micro-batch; None for no limit.
+        max_offsets_per_trigger: the most records in one micro-batch; 0 for no limit.
         min_partitions: the least number of tasks, by splitting Kafka's partitions; None for one task a partition.
         row_group_bytes: size of a Parquet row group, stored bytes.
         format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
         value: the format of the values.
-        registry: the schema registry of the values; None for none.
-        subject: the subject of the table's schema in the registry; None for `TOPIC-value`.
-        message: of Protobuf, the full name of the table's message; None for the first of the schema.
-        rebuild: forget what an earlier run wrote, if the output has no rows any more, and begin anew.
+        rebuild: forget what an earlier run wrote, if the output has no rows any more, and restart.
         fail_on_data_loss: fail if Kafka has deleted records before they were read.
         on_bad_timestamp: whether a record with a timestamp that Spark cannot hold is a failure; else its timestamp is
-            null, and records are read in Python.
+            null.
         kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
 
     bootstrap_servers: str
     output: str
     checkpoint: str
+    client: ClientSettings | None = field(default=None, repr=False)
     topics: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
     once: bool = False
     trigger_seconds: float = 10.0
     starting_offsets: str = "earliest"
-    max_offsets_per_trigger: int | None = DEFAULT_MAX_OFFSETS_PER_TRIGGER
+    max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS_PER_TRIGGER
     min_partitions: int | None = None
     row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES
     format: TableFormat = "parquet"
     partition_by: tuple[Partitioned, ...] = ()
     value: ValueForm = field(default_factory=ValueForm)
-    registry: RegistrySettings | None = None
-    subject: str | None = None
-    message: str | None = None
     rebuild: bool = False
     fail_on_data_loss: bool = True
     on_bad_timestamp: OnBad = "fail"
@@ -122,33 +101,6 @@ class IngestSettings:
             parts.append(f"partitioned by {', '.join(self.partition_by)}")
         return ", ".join(parts)
 
-    def with_schema(self) -> IngestSettings:
-        """The same settings with the schema of the table, for which the registry is asked, if there is one.
-
-        Raises:
-            ConfigurationError: the registry does not answer, or has no schema for the table.
-        """
-        if self.registry is None:
-            return self
-        return replace(self, value=registered(self.value, self.registry, self.subject, self.topics, self.message))
-
-    @property
-    def in_python(self) -> bool:
-        """Whether records are read in Python; see `jobs.reading.record_source`."""
-        return self.on_bad_timestamp == "null"
-
-    def kafka(self) -> Kafka:
-        """The cluster, for a reader of records."""
-        return Kafka(self.bootstrap_servers, self.source_options(), self.in_python)
-
-    def start(self) -> Offsets:
-        """`starting_offsets`, parsed.
-
-        Raises:
-            ConfigurationError: it is neither `earliest`, `latest` nor JSON of offsets.
-        """
-        return parse_offsets("--starting-offsets", self.starting_offsets)
-
     def source_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source; the user's own win."""
         options = {
@@ -158,7 +110,12 @@ class IngestSettings:
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             # A worker with processing.guarantee = "exactly_once" writes transactions; aborted ones are left out.
             "kafka.isolation.level": "read_committed",
-            **SOURCE_DEFAULTS,
+            # The source asks for offsets behind a fetch that it has sent ahead, and a broker answers the requests of a
+            # connection one after the other. At the end of a partition it keeps the fetch for as long as this, half a
+            # second by default.
+            "kafka.fetch.max.wait.ms": "10",
+            # A topic that is deleted while it is read shall not come back.
+            "kafka.allow.auto.create.topics": "false",
         }
         if self.subscribe_pattern:
             options["subscribePattern"] = self.subscribe_pattern
@@ -172,66 +129,65 @@ class IngestSettings:
 
 
 def settings_of(arguments: argparse.Namespace) -> IngestSettings:
-    """The settings of a command line.
+    """The settings of a command line; the schema registry is asked for the schema of the table, if there is one.
 
     Raises:
-        ConfigurationError: an argument is wrong, or does not fit another.
+        ConfigurationError: an argument is wrong, or does not fit another; or the registry does not answer, or has no
+            schema for the table.
     """
+    client = None
+    try:
+        client = client_settings(arguments, of_spark=True)
+    except JavaOnlyError as exc:
+        if arguments.on_bad_timestamp == "null":
+            raise
+        print(f"ingest: it is not checked whether topics were created again: {exc}", file=sys.stderr)
+    if arguments.on_bad_timestamp == "null":
+        try:
+            import jobs.reading.record_source  # noqa: F401  # whether its packages are there
+        except ImportError as exc:
+            raise ConfigurationError("--on-bad-timestamp", f"null needs Spark 4.0 and PyArrow: {exc}") from exc
+    return IngestSettings(
+        client=client,
+        topics=tuple(arguments.topic or ()),
+        partition_by=tuple(dict.fromkeys(arguments.partition_by)),
+        value=_value(arguments),
+        kafka_options=source_options(arguments, {"--topic": arguments.topic or ()}),
+        **{name: getattr(arguments, name) for name in _AS_GIVEN},
+    )
+
+
+_AS_GIVEN = (
+    "bootstrap_servers", "output", "checkpoint", "subscribe_pattern", "once", "trigger_seconds", "starting_offsets",
+    "max_offsets_per_trigger", "min_partitions", "row_group_bytes", "format", "rebuild", "fail_on_data_loss",
+    "on_bad_timestamp",
+)  # fmt: skip
+
+
+def _value(arguments: argparse.Namespace) -> ValueForm:
     value = ValueForm(
         format=arguments.value_format,
         schema=_schema(arguments.value_schema) if arguments.value_schema else None,
         framing=arguments.avro_framing,
         on_bad=arguments.on_bad_value,
     )
-    registry = None
-    if arguments.schema_registry_url is not None:
-        found = properties(CONFIG, arguments.schema_registry_config) if arguments.schema_registry_config else {}
-        registry = RegistrySettings(arguments.schema_registry_url, found)
-        check(value, registry)
-        if arguments.protobuf_message and value.format != "protobuf":
-            raise ConfigurationError("--protobuf-message", "is for --value-format protobuf")
-    elif arguments.schema_registry_config or arguments.schema_registry_subject or arguments.protobuf_message:
-        raise ConfigurationError(OPTION, "is missing; the other options of a registry go with it")
-    value.check(registry=registry is not None)
-    settings = IngestSettings(
-        bootstrap_servers=arguments.bootstrap_servers,
-        output=arguments.output,
-        checkpoint=arguments.checkpoint,
-        topics=tuple(arguments.topic or ()),
-        subscribe_pattern=arguments.subscribe_pattern,
-        once=arguments.once,
-        trigger_seconds=arguments.trigger_seconds,
-        starting_offsets=arguments.starting_offsets,
-        max_offsets_per_trigger=arguments.max_offsets_per_trigger or None,
-        min_partitions=arguments.min_partitions,
-        row_group_bytes=arguments.row_group_bytes,
-        format=arguments.format,
-        partition_by=tuple(dict.fromkeys(arguments.partition_by)),
-        value=value,
-        registry=registry,
-        subject=arguments.schema_registry_subject,
-        message=arguments.protobuf_message,
-        rebuild=arguments.rebuild,
-        fail_on_data_loss=arguments.fail_on_data_loss,
-        on_bad_timestamp=arguments.on_bad_timestamp,
-        kafka_options=source_options(arguments, {"--topic": arguments.topic or ()}),
+    url, subject, message = (
+        arguments.schema_registry_url,
+        arguments.schema_registry_subject,
+        arguments.protobuf_message,
     )
-    if settings.in_python:
-        _check_in_python(settings)
-    return settings
-
-
-def _check_in_python(settings: IngestSettings) -> None:
-    if find_spec("pyspark.sql.datasource") is None:
-        raise ConfigurationError("--on-bad-timestamp", f"null needs Spark 4.0, this is {pyspark.__version__}")
-    settings.start()
-    for name in settings.kafka_options:
-        if name.lower() in _PLANNED_BY_SPARK:
-            raise ConfigurationError(
-                "--on-bad-timestamp null",
-                f"does not go with --kafka-option {name}: the job then plans its batches itself; use "
-                "--starting-offsets and --max-offsets-per-trigger",
-            )
+    if url is None:
+        if arguments.schema_registry_config or subject or message:
+            raise ConfigurationError(OPTION, "is missing; the other options of a registry go with it")
+        value.check()
+        return value
+    found = properties(CONFIG, arguments.schema_registry_config) if arguments.schema_registry_config else {}
+    registry = RegistrySettings(url, found)
+    check(value, registry)
+    if message and value.format != "protobuf":
+        raise ConfigurationError("--protobuf-message", "is for --value-format protobuf")
+    value.check(registry=True)
+    return registered(value, registry, subject, arguments.topic or (), message)
 
 
 def _schema(given: str) -> str:
@@ -266,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
-    add_kafka(source)
+    add_kafka(source, "an option of Spark's Kafka source")
     topics = source.add_mutually_exclusive_group(required=True)
     topics.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be given several times")
     topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")

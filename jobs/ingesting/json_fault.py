@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 
 from pyspark.sql import SparkSession
@@ -14,7 +14,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from jobs.driver.failures import SPARK_ERRORS
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.values import fits, is_utf8
-from jobs.reading.topics import read_between
 
 __all__ = ["fault"]
 
@@ -28,11 +27,13 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     Reads that record once more, and asks for each field by itself. The value stays on its executor.
     """
     named = _PLACE.search(str(error))
-    if settings.value.format != "json" or settings.registry is not None or named is None:
+    if settings.value.format != "json" or settings.value.registered is not None or named is None:
         return None
-    place, offset = (named[1], int(named[2])), int(named[3])
-    kafka = settings.kafka()
-    options = {name: value for name, value in kafka.options.items() if name.startswith("kafka.")}
+    topic, partition, offset = named[1], int(named[2]), int(named[3])
+    options = {name: value for name, value in settings.source_options().items() if name.startswith("kafka.")}
+    options["assign"] = json.dumps({topic: [partition]})
+    for name, at in (("startingOffsets", offset), ("endingOffsets", offset + 1)):
+        options[name] = json.dumps({topic: {partition: at}})
     text = F.col("value").cast("string")
     wrong = [
         F.when(~is_utf8(F.col("value")), "it is no UTF-8"),
@@ -43,7 +44,7 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
         ),
     ]
     try:
-        rows = read_between(spark, replace(kafka, options=options), {place: offset}, {place: offset + 1})
+        rows = spark.read.format("kafka").options(**options).load()
         found = rows.select(F.coalesce(*wrong).alias("wrong")).first()
     except SPARK_ERRORS:
         return None

@@ -17,19 +17,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs.driver.progress import bar
 from transforms.text import bytes_text
 
-__all__ = ["Tally", "counted", "follow", "line", "measured", "table"]
-
-_OBSERVED = "ingested"
-_OBSERVED_BAD = "ingested_bad"
+_POLL_S = 0.5
 
 
 def measured(rows: DataFrame) -> DataFrame:
     """`rows`, counted on their way: the progress of a micro-batch then has rows, and bytes of keys and values."""
     length = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
-    # Spark's own Kafka source gives every record a timestamp.
-    bad = F.col("timestamp").isNull()
+    bad = F.col("timestamp").isNull()  # Spark's own Kafka source gives every record a timestamp
     return rows.observe(
-        _OBSERVED,
+        "ingested",
         F.count(F.lit(1)).alias("rows"),
         F.sum(length.cast("long")).alias("bytes"),
         F.count_if(bad).alias("bad_timestamps"),
@@ -39,7 +35,7 @@ def measured(rows: DataFrame) -> DataFrame:
 
 def counted(rows: DataFrame, column: str) -> DataFrame:
     """`rows`, with those counted that have a bad value, which is in `column`."""
-    return rows.observe(_OBSERVED_BAD, F.count(column).alias("values"))
+    return rows.observe("ingested_bad", F.count(column).alias("bad_values"))
 
 
 @dataclass(slots=True)
@@ -69,8 +65,8 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
     _last_batch: int = -1
 
-    def add(self, progress: StreamingQueryProgress | Mapping[str, Any]) -> bool:
-        """Adds a progress report; returns whether it was a micro-batch with rows that was not counted before.
+    def add(self, progress: StreamingQueryProgress | Mapping[str, Any]) -> None:
+        """Adds a progress report, if it is of a micro-batch that was not counted before.
 
         Args:
             progress: of Spark; from `recentProgress`, Spark 3.5 returns what is in its JSON.
@@ -79,83 +75,72 @@ class Tally:
             json.loads(progress.json) if isinstance(progress, StreamingQueryProgress) else progress
         )
         for source in said["sources"]:
-            end = source.get("endOffset")
-            if end:
+            if end := source.get("endOffset"):
                 self.end_offsets = end
                 latest = source.get("latestOffset")
                 self.behind = max(0, _total(latest) - _total(end)) if latest else 0
         # A trigger that found nothing reports with the number of the next micro-batch.
         if said["numInputRows"] == 0 or said["batchId"] <= self._last_batch:
-            return False
+            return
         self._last_batch = said["batchId"]
-        metrics = said.get("observedMetrics") or {}
-        observed = metrics.get(_OBSERVED) or {"rows": said["numInputRows"]}
+        observed = {"rows": said["numInputRows"]}
+        for metrics in (said.get("observedMetrics") or {}).values():
+            observed |= {name: value for name, value in metrics.items() if value is not None}
         self.batches += 1
-        self.rows += int(observed["rows"] or 0)
-        self.bytes += int(observed.get("bytes") or 0)
-        if observed.get("bad_timestamps"):
-            self.bad_timestamps = (self.bad_timestamps or 0) + int(observed["bad_timestamps"])
-            place = "topic {topic} partition {partition} offset {offset}"
-            self.first_bad_timestamp = self.first_bad_timestamp or place.format(**observed["first_bad_timestamp"])
-        if bad := metrics.get(_OBSERVED_BAD):
-            self.bad_values = (self.bad_values or 0) + int(bad["values"])
-        return True
+        self.rows += int(observed["rows"])
+        self.bytes += int(observed.get("bytes", 0))
+        if self.bad_values is not None:
+            self.bad_values += int(observed.get("bad_values", 0))
+        if self.bad_timestamps is not None:
+            self.bad_timestamps += int(observed.get("bad_timestamps", 0))
+        if self.first_bad_timestamp is None and (first := observed.get("first_bad_timestamp")):
+            self.first_bad_timestamp = "topic {topic} partition {partition} offset {offset}".format(**first)
 
     def summary(self) -> dict[str, Any]:
         """The numbers, ready for JSON."""
+        numbers = {
+            name: getattr(self, name)
+            for name in ("batches", "rows", "bytes", "bad_values", "bad_timestamps", "first_bad_timestamp")
+        }
         return {
-            "batches": self.batches,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            **({} if self.bad_values is None else {"bad_values": self.bad_values}),
-            **({} if self.bad_timestamps is None else {"bad_timestamps": self.bad_timestamps}),
-            **({"first_bad_timestamp": self.first_bad_timestamp} if self.first_bad_timestamp else {}),
+            **{name: number for name, number in numbers.items() if number is not None},
             "seconds": round(time.monotonic() - self.started, 1),
             "end_offsets": self.end_offsets,
         }
 
+    def __str__(self) -> str:
+        """One line for a terminal: how far, how much, how long."""
+        seconds = time.monotonic() - self.started
+        if self.batches == 0:
+            return f"{bar(0, 0)} no batch done yet, {seconds:.0f} s"
+        total = self.rows + self.behind
+        return (
+            f"{bar(self.rows, total)} batch {self.batches}: {self.rows:,} of {total:,} records, "
+            f"{bytes_text(self.bytes)}, {seconds:.0f} s"
+        )
 
-def follow(
-    query: StreamingQuery, tally: Tally, on_look: Callable[[Tally], None], stop: Event, poll_seconds: float = 0.5
-) -> None:
+
+def follow(query: StreamingQuery, tally: Tally, on_look: Callable[[], None], stop: Event) -> None:
     """Waits until `query` ends, or ends it when `stop` is set; `tally` counts every micro-batch, whatever happens.
 
-    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang. If that raises,
-    the query ends.
+    Calls `on_look` twice a second, so that a long micro-batch does not seem to hang. If that raises, the query ends.
 
     Raises:
         pyspark.errors.StreamingQueryException: the query failed.
     """
-
-    def take_in() -> None:
-        for progress in query.recentProgress:
-            tally.add(progress)
-
-    ended: bool | None = False
     try:
+        ended: bool | None = False
         while not ended:
-            ended = query.awaitTermination(poll_seconds)  # type: ignore[arg-type]  # takes fractions of a second
+            ended = query.awaitTermination(_POLL_S)  # type: ignore[arg-type]  # takes fractions of a second
             if stop.is_set() and not ended:
                 query.stop()
                 ended = True
-            take_in()
-            on_look(tally)
+            _count(query, tally)
+            on_look()
     except BaseException:
-        take_in()
+        _count(query, tally)
         query.stop()
         raise
-
-
-def line(tally: Tally) -> str:
-    """One line for a terminal: how far, how much, how long."""
-    seconds = time.monotonic() - tally.started
-    if tally.batches == 0:
-        return f"{bar(0, 0)} no batch done yet, {seconds:.0f} s"
-    total = tally.rows + tally.behind
-    return (
-        f"{bar(tally.rows, total)} batch {tally.batches}: {tally.rows:,} of {total:,} records, "
-        f"{bytes_text(tally.bytes)}, {seconds:.0f} s"
-    )
 
 
 def table(summary: Mapping[str, Any], out: TextIO) -> None:
@@ -167,6 +152,11 @@ def table(summary: Mapping[str, Any], out: TextIO) -> None:
         rows.append((f"next offset in {topic}", ends))
     width = max(len(name) for name, _ in rows)
     out.writelines(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n" for name, value in rows)
+
+
+def _count(query: StreamingQuery, tally: Tally) -> None:
+    for progress in query.recentProgress:
+        tally.add(progress)
 
 
 def _total(offsets: Mapping[str, Mapping[str, int]]) -> int:

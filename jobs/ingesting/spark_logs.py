@@ -8,45 +8,36 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 
 from jobs.driver.jvm import Files
-from jobs.reading.ranges import Positions
+from jobs.reading.ranges import Positions, positions_of
 from transforms.errors import ConfigurationError
-
-__all__ = [
-    "NONE",
-    "START_FILE",
-    "Batches",
-    "CorruptLogError",
-    "batches",
-    "check_list",
-    "end",
-    "first_text",
-    "names_files",
-    "newest",
-    "planned",
-    "text",
-]
 
 NONE = -1
 """The number of the last batch where there is none."""
 
-START_FILE = "wideload-start.json"
-"""The file of a checkpoint with the offsets where its first batch begins, if the job itself plans batches, or did."""
+REBUILD = "or begin anew: move the output away and give --rebuild"
 
-_COMPACT = ".compact"
-_NUMBERED = re.compile(rf"(\d+)(?:{re.escape(_COMPACT)})?")
+_NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
 _VERSION = "v1"
-_FIRST_FILE = "sources/0/0"
 
 
-class CorruptLogError(ConfigurationError):
-    """A file of a log cannot be read, or does not hold what Spark writes there."""
+class DamagedError(ConfigurationError):
+    """A file of a checkpoint or of a log is missing, cannot be read, or does not hold what was written there.
+
+    Attributes:
+        what: the file, and what is wrong with it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__("--checkpoint", f"{what}; put a whole copy of the checkpoint back, {REBUILD}")
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +47,12 @@ class Batches:
     Attributes:
         planned: the last batch with offsets; `NONE` before the first.
         done: the last batch that the query noted as finished; `NONE` before the first.
-        query: the id of the query, by which a Delta table knows it; None before the first batch.
+        query: the id of the query, by which a Delta table knows it; empty before the first batch.
     """
 
     planned: int
     done: int
-    query: str | None
+    query: str
 
     @property
     def written(self) -> int:
@@ -69,45 +60,40 @@ class Batches:
         return max(self.done, self.planned - 1)
 
 
-def batches(files: Files, checkpoint: str, *, may_lose: bool = False) -> Batches:
+def batches(files: Files, checkpoint: str, *, may_lose: bool) -> Batches:
     """The batches of a checkpoint.
 
     Args:
         files: the files of the session.
         checkpoint: the folder.
-        may_lose: whether a topic may have been made anew or deleted, so that its offsets may go back or end.
+        may_lose: whether a topic may have been created again or deleted, so that its offsets may go back or end.
 
     Raises:
-        CorruptLogError: a file that Spark will read is damaged or missing.
+        DamagedError: a file that Spark will read is damaged or missing.
     """
-    offsets, commits = f"{checkpoint}/offsets", f"{checkpoint}/commits"
-    found = Batches(newest(files, offsets), newest(files, commits), None)
-    if found.done > found.planned:
-        raise CorruptLogError(
-            "--checkpoint", f"{checkpoint} is damaged: batch {found.done} is finished, and its offsets are missing"
-        )
-    if found.planned == NONE:
-        return found
+    last, done = (newest(files, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+    if done > last:
+        raise DamagedError(f"{checkpoint} is damaged: batch {done} is finished, and its offsets are missing")
+    if last == NONE:
+        return Batches(NONE, NONE, "")
     # Spark begins with these: the last batch, and where the one before it ended.
-    ends: Positions = {}
-    for number in range(max(found.planned - 1, 0), found.planned + 1):
-        path = f"{offsets}/{number}"
-        lines = _lines(files, path, lambda lines: _is_plan(*lines))
-        now = _offsets(lines[1]) or {}
-        for (topic, partition), end in ends.items():
-            if not may_lose and now.get((topic, partition), -1) < end:
-                raise CorruptLogError(
-                    "--checkpoint",
-                    f"{path} is damaged: it ends topic {topic} partition {partition} at offset "
-                    f"{now.get((topic, partition), 0):,}, and the batch before it ended at {end:,}",
+    before: Positions = {}
+    for number in range(max(last - 1, 0), last + 1):
+        ends = _end(files, checkpoint, number)
+        for place, at in before.items():
+            if not may_lose and ends.get(place, -1) < at:
+                raise DamagedError(
+                    f"{checkpoint}/offsets/{number} is damaged: it ends topic {place[0]} partition {place[1]} at "
+                    f"offset {ends.get(place, 0):,}, and the batch before it ended at {at:,}"
                 )
-        ends = now
-    told = found.written != NONE or files.exists(f"{checkpoint}/{START_FILE}")
-    _check_first(files, checkpoint, needed=not told)
-    if found.done != NONE:
-        _lines(files, f"{commits}/{found.done}", lambda lines: len(lines) == 1 and _is_json(lines[0]))
-    query = _query(files, f"{checkpoint}/metadata")
-    return Batches(found.planned, found.done, query)
+        before = ends
+    found = Batches(last, done, _query(files, f"{checkpoint}/metadata"))
+    # Spark reads it in any case. If it is missing, Spark asks Kafka again.
+    if _first(files, checkpoint) is None and found.written == NONE:
+        raise DamagedError(f"{checkpoint}/sources/0/0 is missing; it says where the first batch begins")
+    if done != NONE:
+        _entries(files, f"{checkpoint}/commits/{done}", 1)
+    return found
 
 
 def newest(files: Files, folder: str) -> int:
@@ -121,26 +107,24 @@ def planned(files: Files, checkpoint: str) -> tuple[int, bool]:
     return last, last != newest(files, f"{checkpoint}/commits")
 
 
-def end(files: Files, checkpoint: str, number: int) -> Positions | None:
-    """The offsets behind a batch; None if there is no such batch.
+def offsets(files: Files, checkpoint: str, number: int) -> tuple[Positions, Positions]:
+    """Where a planned batch begins and ends; partitions that are new in it are only in the second.
 
     Raises:
-        CorruptLogError: they cannot be read.
+        DamagedError: that cannot be read.
     """
-    path = f"{checkpoint}/offsets/{number}"
-    if not files.exists(path):
-        return None
-    return _offsets(_lines(files, path, lambda lines: _is_plan(*lines))[1])
+    begin = _first(files, checkpoint) if number == 0 else _end(files, checkpoint, number - 1)
+    return begin or {}, _end(files, checkpoint, number)
 
 
 def names_files(files: Files, log: str) -> bool:
     """Whether the log of a Parquet output names any file.
 
     Raises:
-        CorruptLogError: a file of the log cannot be read.
+        DamagedError: a file of the log cannot be read.
     """
     newest_first = sorted(_numbers(files, log).items(), reverse=True)
-    return any(_is_json(line) for _, name in newest_first for line in _read(files, f"{log}/{name}"))
+    return any(line.startswith("{") for _, name in newest_first for line in _lines(files, f"{log}/{name}"))
 
 
 def check_list(files: Files, log: str) -> None:
@@ -149,32 +133,30 @@ def check_list(files: Files, log: str) -> None:
     They begin with the last batch whose file has the list of all batches before it, and need each batch behind it.
 
     Raises:
-        CorruptLogError: a file of the log is missing, cannot be read, or does not hold what Spark writes there.
+        DamagedError: a file of the log is missing, cannot be read, or does not hold what Spark writes there.
     """
     names = _numbers(files, log)
-    last = max(names, default=NONE)
-    first = max((number for number, name in names.items() if name.endswith(_COMPACT)), default=0)
-    for number in range(first, last + 1):
+    first = max((number for number, name in names.items() if name.endswith(".compact")), default=0)
+    for number in range(first, max(names, default=NONE) + 1):
         path = f"{log}/{names.get(number, number)}"
         if number not in names:
-            raise CorruptLogError("--output", f"{path} is missing")
-        lines = _read(files, path)
+            raise DamagedError(f"{path} is missing")
+        lines = _lines(files, path)
         if next(lines, None) != _VERSION or not all(map(_names_file, lines)):
-            raise CorruptLogError("--output", f"{path} is damaged, and not what Spark writes")
+            raise _odd(path)
 
 
 def text(files: Files, path: str) -> str | None:
     """The text of a file; None if there is no such file.
 
     Raises:
-        CorruptLogError: it cannot be read.
+        DamagedError: it cannot be read.
     """
     with _readable(path):
         return files.read(path)
 
 
-def _read(files: Files, path: str) -> Iterator[str]:
-    """The lines of a file; errors are those of `text`."""
+def _lines(files: Files, path: str) -> Iterator[str]:
     with _readable(path):
         yield from files.lines(path)
 
@@ -184,10 +166,14 @@ def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as exc:
-        raise CorruptLogError("--checkpoint", f"{path} is damaged: it is no text") from exc
+        raise DamagedError(f"{path} is damaged: it is no text") from exc
     except Py4JJavaError as exc:
         reason = str(exc.java_exception.getMessage()).partition("\n")[0]
-        raise CorruptLogError("--checkpoint", f"{path} cannot be read: {reason}") from exc
+        raise DamagedError(f"{path} cannot be read: {reason}") from exc
+
+
+def _odd(path: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged: it is not what Spark writes")
 
 
 def _numbers(files: Files, folder: str) -> dict[int, str]:
@@ -195,40 +181,53 @@ def _numbers(files: Files, folder: str) -> dict[int, str]:
     return {int(match[1]): name for match, name in found if match}
 
 
-def _lines(files: Files, path: str, whole: Callable[[list[str]], object]) -> list[str]:
-    """The lines of a file behind that with the version, if they are what Spark writes there."""
+def _entries(files: Files, path: str, count: int) -> list[dict[str, Any]]:
+    """The objects in a file of a log, one a line behind that with the version."""
     found = text(files, path)
     if found is None:
-        raise CorruptLogError("--checkpoint", f"{path} is missing, and Spark needs it to go on")
+        raise DamagedError(f"{path} is missing, and Spark needs it to go on")
     version, *lines = found.splitlines() or [""]
-    if version != _VERSION or not whole(lines):
-        raise CorruptLogError("--checkpoint", f"{path} is damaged: {len(found)} characters, and not what Spark writes")
-    return lines
+    try:
+        entries = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        entries = []
+    if version != _VERSION or len(entries) != count or not all(isinstance(each, dict) for each in entries):
+        raise _odd(path)
+    return entries
 
 
-def _is_plan(conf: str = "", offsets: str = "", *more: str) -> bool:
-    return not more and _is_json(conf) and _offsets(offsets) is not None
+def _end(files: Files, checkpoint: str, number: int) -> Positions:
+    path = f"{checkpoint}/offsets/{number}"
+    return _positions(path, _entries(files, path, 2)[1])
 
 
-def first_text(files: Files, checkpoint: str) -> str | None:
-    """The offsets where the first batch of Spark's Kafka source began; None if it noted none.
-
-    Raises:
-        CorruptLogError: the file cannot be read.
-    """
-    found = text(files, f"{checkpoint}/{_FIRST_FILE}")
-    # It begins with a byte that says nothing.
-    return None if found is None else found[1:].removeprefix(f"{_VERSION}\n")
-
-
-def _check_first(files: Files, checkpoint: str, *, needed: bool) -> None:
-    """Checks where the first batch began. Spark reads it in any case, and asks Kafka anew where it is missing."""
-    path, found = f"{checkpoint}/{_FIRST_FILE}", first_text(files, checkpoint)
+def _first(files: Files, checkpoint: str) -> Positions | None:
+    """Where Spark's Kafka source began, as it noted that itself; None if the file is missing."""
+    path = f"{checkpoint}/sources/0/0"
+    found = text(files, path)
     if found is None:
-        if needed:
-            raise CorruptLogError("--checkpoint", f"{path} is missing; it says where the first batch begins")
-    elif _offsets(found) is None:
-        raise CorruptLogError("--checkpoint", f"{path} is damaged, and not what Spark writes")
+        return None
+    try:
+        return _positions(path, json.loads(found[1:].removeprefix(f"{_VERSION}\n")))  # it begins with a zero byte
+    except (ValueError, RecursionError) as exc:
+        raise _odd(path) from exc
+
+
+def _positions(path: str, found: Any) -> Positions:
+    try:
+        positions = positions_of(found)
+    except (ValueError, AttributeError) as exc:
+        raise _odd(path) from exc
+    if not all(type(at) is int and at >= 0 for at in positions.values()):
+        raise _odd(path)
+    return positions
+
+
+def _query(files: Files, path: str) -> str:
+    try:
+        return str(uuid.UUID(json.loads(text(files, path) or "")["id"]))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise DamagedError(f"{path} is missing or damaged; it names the query") from exc
 
 
 def _names_file(line: str) -> bool:
@@ -237,31 +236,4 @@ def _names_file(line: str) -> bool:
         found = json.loads(line)
         return isinstance(found["path"], str) and type(found["size"]) is int and found["action"] in ("add", "delete")
     except (ValueError, TypeError, LookupError, RecursionError):
-        return False
-
-
-def _offsets(line: str) -> Positions | None:
-    """Offsets as Spark's Kafka source writes them; None if they are anything else."""
-    try:
-        found = {
-            (topic, int(partition)): offset
-            for topic, partitions in json.loads(line).items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, AttributeError, RecursionError):
-        return None
-    return found if all(type(offset) is int and offset >= 0 for offset in found.values()) else None
-
-
-def _query(files: Files, path: str) -> str:
-    try:
-        return str(uuid.UUID(json.loads(text(files, path) or "")["id"]))
-    except (ValueError, TypeError, LookupError, AttributeError) as exc:
-        raise CorruptLogError("--checkpoint", f"{path} is missing or damaged; it names the query") from exc
-
-
-def _is_json(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
         return False

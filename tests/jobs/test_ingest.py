@@ -27,6 +27,7 @@ from aiokafka import AIOKafkaProducer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
+from app.config.client import embedded_client_settings
 from jobs.driver.failures import JobFailedError
 from jobs.ingest import IngestSettings, _follow, main, records, run
 from jobs.ingesting.query_progress import Tally
@@ -76,6 +77,7 @@ def settings(broker: str, tmp_path: Path) -> Settings:
     def make(*topics: str, **changes: Any) -> IngestSettings:
         values: dict[str, Any] = {
             "bootstrap_servers": broker,
+            "client": embedded_client_settings({"bootstrap.servers": broker}),
             "topics": topics,
             "output": str(tmp_path / "out"),
             "checkpoint": str(tmp_path / "checkpoint"),
@@ -128,7 +130,7 @@ def test_source_options_user_wins() -> None:
         "o",
         "c",
         subscribe_pattern="orders-.*",
-        max_offsets_per_trigger=None,
+        max_offsets_per_trigger=0,
         min_partitions=4,
         kafka_options={"kafka.isolation.level": "read_uncommitted"},
     )
@@ -150,7 +152,7 @@ def bad_options() -> list[tuple[list[str], str]]:
         (["--kafka-option", "secret-without-equals"], "--kafka-option: is KEY=VALUE"),
         (["--kafka-config", "/nowhere/client.properties"], "/nowhere/client.properties cannot be read"),
         (["--jars", "/nowhere/connector.jar"], "--jars: /nowhere/connector.jar is neither a file nor a folder"),
-        (["--bootstrap-servers", "broker"], "--bootstrap-servers: 'broker' is not host:port"),
+        (["--bootstrap-servers", "broker"], "bootstrap.servers: found 'broker', allowed is host:port"),
     ]
 
 
@@ -174,20 +176,25 @@ def test_query_that_fails_behind_an_unfinished_batch(
     monkeypatch: pytest.MonkeyPatch, before: tuple[int, bool], after: tuple[int, bool], queries: int
 ) -> None:
     """It is started once more if that batch is done now and no other has begun; any other failure ends the job."""
-    looks, started = iter((before, after)), []
+    looks, started = iter((before, after, after)), []
 
     def follow(query: int, *_: object) -> None:
         started.append(query)
         if len(started) == 1:
             raise StreamingQueryException("it ended")
 
-    monkeypatch.setattr("jobs.ingest.Files", lambda _: None)
-    monkeypatch.setattr("jobs.ingest.planned", lambda *_: next(looks))
-    monkeypatch.setattr("jobs.ingest._start", lambda *_: 0)
-    monkeypatch.setattr("jobs.ingest.follow", follow)
+    for name, fake in {
+        "Files": lambda _: None,
+        "planned": lambda *_: next(looks),
+        "read": lambda *_: None,
+        "_rows": lambda *_: None,
+        "write": lambda *_, **__: 0,
+        "follow": follow,
+    }.items():
+        monkeypatch.setattr(f"jobs.ingest.{name}", fake)
     ended = pytest.raises(StreamingQueryException) if queries == 1 else nullcontext()
     with ended:
-        _follow(cast("Any", None), IngestSettings("b:1", "o", "c"), Tally(), lambda _: None, Event())
+        _follow(cast("Any", None), IngestSettings("b:1", "o", "c"), cast("Any", None), Tally(), lambda: None, Event())
     assert len(started) == queries
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.driver.failures import JobFailedError
 from jobs.driver.jvm import Files
 from jobs.ingest import IngestSettings
-from jobs.ingesting.checkpoint import TopicWatch, bind
-from jobs.ingesting.rebuild import sentence
-from jobs.ingesting.values import OnBad, ValueForm
+from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.topics import Topics, sentence
+from jobs.ingesting.values import ValueForm
 from jobs.reading.ranges import Bounds
 from tests.integration.operations import Operations
 from tests.jobs.test_ingest import Settings, ingest, numbered, produce, settings, written
@@ -140,9 +139,9 @@ def test_output_that_is_not_the_checkpoints(
             json.dumps({topic: {"0": 1}}),
             f"it ends topic {topic} partition 0 at offset 1, and the batch before it ended",
         ),
-        (json.dumps({topic: {"0": -7}}), "and not what Spark writes"),
-        (json.dumps({topic: {"0": "5"}}), "and not what Spark writes"),
-        ("{}\n{}", "and not what Spark writes"),
+        (json.dumps({topic: {"0": -7}}), "it is not what Spark writes"),
+        (json.dumps({topic: {"0": "5"}}), "it is not what Spark writes"),
+        ("{}\n{}", "it is not what Spark writes"),
     ):
         content = "\n".join([*plan.splitlines()[:2], offsets])
         said = refused(spark, chosen, partial(Pair.put, name="checkpoint/offsets/1", content=content))
@@ -293,16 +292,16 @@ def test_topic_made_anew(spark: SparkSession, broker: str, make_topic: Callable[
     chosen = settings(topic)
     ingest(spark, chosen)
     ingest(spark, chosen)
+    topics = Topics(spark, bind(spark, chosen), pause_s=0)  # as of a run that goes on
     Operations(broker).remove_topic(topic)
     make_topic(partitions=1, named=topic)
     produce(broker, topic, {0: numbered(5, first=10)})
     refusal = f"--topic: topic {topic} was deleted and created again since checkpoint"
     with pytest.raises(ConfigurationError, match=refusal):
         ingest(spark, chosen)
-    watch = TopicWatch(spark, chosen, pause_s=0)  # as of a run that began before
-    watch.look(0)
+    topics.watch(0)
     with pytest.raises(ConfigurationError, match=refusal):
-        watch.look(1)
+        topics.watch(1)
     assert len(written(spark, chosen)) == 2
     for wanted in (3, 0):
         assert ingest(spark, replace(chosen, fail_on_data_loss=False)).rows == wanted
@@ -384,85 +383,24 @@ def test_rebuild_that_is_killed(
     assert spark.read.format("delta").load(chosen.output).count() == 2
 
 
-@pytest.mark.parametrize(("first", "then"), [("null", "null"), ("null", "fail"), ("fail", "null")])
-def test_latest_is_where_the_first_run_began(
-    spark: SparkSession,
-    broker: str,
-    make_topic: Callable[..., str],
-    settings: Settings,
-    first: OnBad,
-    then: OnBad,
-) -> None:
-    """`latest` is the end that the first run found, whichever source reads the records, also if it had no batch."""
-    other, topic = make_topic(partitions=1), make_topic(partitions=1)
-    for name in (other, topic):
-        produce(broker, name, {0: numbered(2)})
-    if first == "null":  # without a batch the folders may serve another topic, with an end of its own
-        ingest(spark, settings(other, starting_offsets="latest", on_bad_timestamp=first))
-    chosen = settings(topic, starting_offsets="latest", on_bad_timestamp=first)
-    assert ingest(spark, chosen).rows == 0
-    if first == "null":
-        start = Path(chosen.checkpoint, "wideload-start.json")
-        kept = start.read_text()
-        Pair(Path(chosen.checkpoint), Path(chosen.output)).put(f"checkpoint/{start.name}", kept[:5])
-        with pytest.raises(ConfigurationError, match=r"wideload-start\.json is damaged"):
-            ingest(spark, replace(chosen, on_bad_timestamp=then))
-        start.write_text(kept)
-    produce(broker, topic, {0: numbered(3, first=2)})
-    assert ingest(spark, replace(chosen, on_bad_timestamp=then)).rows == 3
-    assert ingest(spark, chosen).rows == 0
-    assert [row.offset for row in written(spark, chosen)] == [2, 3, 4]
-
-
-def test_both_sources_go_on(
+def test_batch_behind_the_first_bad_timestamp(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
 ) -> None:
-    """Spark's source and that in Python go on where the other ended, from wherever the first began."""
-    topic = make_topic(partitions=2)
+    """A batch that Python did is one of many: it begins where Spark's began, and Spark's source goes on behind it.
+
+    `latest` is the end that the first run found, an aborted transaction is left out, and `--once` ends.
+    """
+    topic = make_topic(2, **{"message.timestamp.after.max.ms": 2**63 - 1})
     produce(broker, topic, {0: numbered(3), 1: numbered(3)})
+    chosen = settings(topic, starting_offsets="latest", max_offsets_per_trigger=2, on_bad_timestamp="null")
+    assert ingest(spark, chosen).rows == 0
     produce(broker, topic, {0: numbered(3, first=9)}, abort=True)
-    chosen = settings(topic, starting_offsets=json.dumps({topic: {"0": 1, "1": -1}}), max_offsets_per_trigger=1)
-    in_python = replace(chosen, on_bad_timestamp="null")
-    assert ingest(spark, in_python).batches == 2
-    produce(broker, topic, {1: numbered(2, first=3)})
-    ingest(spark, chosen)
-    produce(broker, topic, {0: numbered(1, first=3)})
-    assert ingest(spark, in_python).rows == 1
-    assert [(row.partition, bytes(row.value)) for row in written(spark, chosen)] == [
-        *((0, b"v%d" % n) for n in (1, 2, 3)),
-        *((1, b"v%d" % n) for n in (3, 4)),
-    ]
-    assert ingest(spark, in_python).rows == 0
-    offsets = Path(chosen.checkpoint, "offsets")
-    last = max(offsets.glob("[0-9]*"), key=lambda file: int(file.name))
-    Pair(Path(chosen.checkpoint), Path(chosen.output)).put(
-        f"checkpoint/offsets/{last.name}", last.read_text().replace('"1":5', '"1":50').replace('"1": 5', '"1": 50')
-    )
-    with pytest.raises(JobFailedError, match="ends at offset 5, and was read up to 50 before"):
-        ingest(spark, in_python)
-
-
-@pytest.mark.parametrize("on_bad_timestamp", ["fail", "null"])
-def test_a_planned_batch_of_before(
-    spark: SparkSession,
-    broker: str,
-    make_topic: Callable[..., str],
-    settings: Settings,
-    on_bad_timestamp: OnBad,
-) -> None:
-    """A first batch that an older release planned by a limit in bytes, and did not do, is done as it was planned."""
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(5)})
-    chosen = settings(topic, on_bad_timestamp=on_bad_timestamp)
-    ingest(spark, replace(chosen, on_bad_timestamp="fail"))
-    pair = Pair(Path(chosen.checkpoint), Path(chosen.output))
-    *lines, end = (pair.checkpoint / "offsets" / "0").read_text().splitlines()
-    assert json.loads(end) == {topic: {"0": 5}}
-    pair.put("checkpoint/offsets/0", "\n".join([*lines, json.dumps({topic: {"0": 2}})]))
-    pair.drop("checkpoint/commits", "checkpoint/sources", "out/_spark_metadata")
-    no_rows(pair)
-    (pair.checkpoint / "wideload-start.json").write_text(json.dumps({topic: {"0": 1}}))
+    late = [Record(b"late", b"v%d" % n, timestamp=2**62) for n in range(2)]
+    produce(broker, topic, {0: [*numbered(2, first=3), late[0]], 1: [late[1], *numbered(2, first=3)]})
     tally = ingest(spark, chosen)
-    assert (tally.batches, tally.rows) == (2, 4)
-    assert [row.offset for row in written(spark, chosen)] == [1, 2, 3, 4]
-    assert json.loads((pair.checkpoint / "offsets" / "0").read_text().splitlines()[-1]) == {topic: {"0": 2}}
+    assert (tally.rows, tally.bad_timestamps) == (6, 2)
+    assert [(row.partition, bytes(row.value), row.timestamp is None) for row in written(spark, chosen)] == [
+        *((0, value, value == b"v0") for value in (b"v3", b"v4", b"v0")),
+        *((1, value, value == b"v1") for value in (b"v1", b"v3", b"v4")),
+    ]
+    assert ingest(spark, chosen).rows == 0

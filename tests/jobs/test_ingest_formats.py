@@ -70,14 +70,6 @@ def bad_options(folder: Path) -> list[tuple[list[str], str]]:
         (["--value-format", "avro", "--value-schema", "/nowhere/a.avsc"], "/nowhere/a.avsc cannot be read"),
         (["--avro-framing", "confluent"], "--avro-framing: is for --value-format avro"),
         (["--on-bad-value", "null"], "--on-bad-value: any value is binary"),
-        (
-            ["--on-bad-timestamp", "null", "--kafka-option", "startingTimestamp=5"],
-            "--on-bad-timestamp null: does not go with --kafka-option startingTimestamp",
-        ),
-        (
-            ["--on-bad-timestamp", "null", "--starting-offsets", "first"],
-            "--starting-offsets: found 'first', allowed are earliest, latest and JSON",
-        ),
     ]
 
 

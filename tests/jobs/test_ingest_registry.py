@@ -30,7 +30,7 @@ from jobs.ingest import IngestSettings
 from jobs.ingesting.protobuf_values import described
 from jobs.ingesting.registry import Registered, RegistrySettings
 from jobs.ingesting.table_schema import registered
-from jobs.ingesting.values import CORRUPT, ValueForm, parsed
+from jobs.ingesting.values import CORRUPT, ValueForm, ValueFormat, parsed
 from tests.integration.worker_process import until
 from tests.jobs.ingesting.test_registry import Certificates, Server
 from tests.jobs.ingesting.test_registry import said as answered
@@ -89,9 +89,11 @@ def avro(schema: Any, value: Any, *referred: Any) -> bytes:
     return found.getvalue()
 
 
-def with_registry(chosen: IngestSettings, registry: RegistryServer, form: ValueForm) -> IngestSettings:
+def with_registry(
+    chosen: IngestSettings, registry: RegistryServer, form: ValueForm, subject: str | None = None
+) -> IngestSettings:
     """The settings, after the registry was asked for the schema of the table."""
-    return replace(chosen, value=form, registry=RegistrySettings(registry.url)).with_schema()
+    return replace(chosen, value=registered(form, RegistrySettings(registry.url), subject, chosen.topics))
 
 
 def taken(spark: SparkSession, registry: RegistryServer, topic: str, form: str, *values: bytes | None) -> list[Row]:
@@ -178,7 +180,7 @@ def test_narrower_schema_by_tls(
 
         def run(*records: Record) -> IngestSettings:
             produce(broker, topic, {0: records})
-            chosen = replace(settings(topic), value=ValueForm("avro"), registry=reached).with_schema()
+            chosen = replace(settings(topic), value=registered(ValueForm("avro"), reached, None, (topic,)))
             ingest(spark, chosen)
             return chosen
 
@@ -330,14 +332,20 @@ def test_what_the_registry_has_not(registry: RegistryServer) -> None:
     registry.register("text-value", {"type": "object", "properties": {"a": {}}}, "JSON")
     registry.register("self-value", 'syntax = "proto3"; message A { A a = 1; }', "PROTOBUF")
     chosen = IngestSettings("b:1", "o", "c", topics=("text",))
-    for change, form, said in (
+    changes: list[tuple[dict[str, Any], ValueFormat, str]] = [
         ({"topics": ("no such",)}, "avro", "has no subject 'no such-value'"),
         ({}, "avro", "--value-format: is avro, and the schema of text-value is of the type JSON"),
         ({}, "json", "the newest schema of text-value: a has no one type; give the columns"),
         ({"subject": "self-value"}, "protobuf", "goes on for more than 64 levels, or contains itself"),
         ({"topics": ("a", "b")}, "avro", "--schema-registry-subject: is missing"),
-    ):
+    ]
+    for change, form, said in changes:
         with pytest.raises(ConfigurationError, match=said):
-            with_registry(replace(chosen, **change), registry, ValueForm(form))  # type: ignore[arg-type]  # a literal
+            with_registry(
+                replace(chosen, topics=change.get("topics", ("text",))),
+                registry,
+                ValueForm(form),
+                change.get("subject"),
+            )
     given = with_registry(chosen, registry, ValueForm("avro", json.dumps(FIRST)))
     assert given.value.schema == json.dumps(FIRST)

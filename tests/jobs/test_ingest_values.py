@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from app.config.arguments import configure
 from jobs import ingest as job
 from jobs.ingesting.command_line import parser, settings_of
 from jobs.ingesting.json_fault import fault
-from jobs.ingesting.kept_schema import changes
+from jobs.ingesting.kept_schema import changes, check
 from jobs.ingesting.values import CORRUPT, ValueForm, fits, parsed
 from tests.jobs.test_ingest import Settings, ingest, produce, settings
 from tests.jobs.test_ingest_formats import rows_of, table
@@ -66,8 +67,10 @@ def test_schema_of_values_may_grow(
     ]
     with pytest.raises(ConfigurationError, match="field more is missing"):
         ingest(spark, settings(topic, value=ValueForm("json", "i INT, n ARRAY<STRUCT<a: INT, b: STRING>>")))
-    Path(chosen.checkpoint, "wideload-values.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"wideload-values\.json is damaged"):
+    note = Path(chosen.checkpoint, "wideload.json")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "values": {"type": "struct"}}))
+    note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
+    with pytest.raises(ConfigurationError, match=r"wideload\.json is damaged; it has the schema of the values"):
         ingest(spark, chosen)
 
 
@@ -115,16 +118,27 @@ def test_changes(spark: SparkSession) -> None:
     """Types are compared at any depth; whether a field may be null, and the order of fields, do not count."""
     before = StructType.fromDDL("a INT NOT NULL, m MAP<STRING, DATE>, d DECIMAL(5,2), s STRUCT<x: INT>, f FLOAT")
     same = StructType.fromDDL("s STRUCT<y: INT, x: INT>, d DECIMAL(5,2), m MAP<STRING, DATE>, a INT, b INT, f FLOAT")
-    assert changes(before, same) == []
+    assert not list(changes(before, same))
     now = StructType.fromDDL("a BIGINT, m MAP<STRING, STRING>, d DECIMAL(6,2), s ARRAY<INT>")
-    found = changes(before, now)
-    assert [(str(each), each.widens) for each in found] == [
-        ("field a was INT and is BIGINT now", True),
-        ("field m{} was DATE and is STRING now", False),
-        ("field d was DECIMAL(5,2) and is DECIMAL(6,2) now", False),
-        ("field s was STRUCT and is ARRAY now", False),
-        ("field f is missing", False),
+    assert [(path, then and then.simpleString()) for path, _, then in changes(before, now)] == [
+        ("a", "bigint"),
+        ("m{}", "string"),
+        ("d", "decimal(6,2)"),
+        ("s", "array<int>"),
+        ("f", None),
     ]
+
+
+def test_wider_types(spark: SparkSession) -> None:
+    """A wider number is refused, unless the table takes it; a narrower one, and a field that is missing, always."""
+    for before, now in (("a INT", "a BIGINT"), ("a FLOAT", "a DOUBLE"), ("a BIGINT", "a INT"), ("a INT", "b INT")):
+        types = StructType.fromDDL(before), StructType.fromDDL(now)
+        for allowed in (False, True):
+            fits = allowed and now in ("a BIGINT", "a DOUBLE")
+            with nullcontext() if fits else pytest.raises(ConfigurationError, match="--value-schema: does not fit"):
+                check("--value-schema", *types, widens=allowed, checkpoint="c", output="o")
+    with pytest.raises(ConfigurationError, match="field a was INT and is STRING now; new"):
+        check("x", StructType.fromDDL("a INT"), StructType.fromDDL("a STRING"), widens=True, checkpoint="c", output="o")
 
 
 # --- values

@@ -64,10 +64,12 @@ def test_derived_names() -> None:
 
 def test_ingest_keeps_the_option() -> None:
     """Spark, which knows no such option, does not see it."""
-    settings = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"})
+    settings = IngestSettings(
+        "b:1", "o", "c", topics=("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"}
+    )
     options = settings.source_options()
     assert LIMIT_OPTION not in options
-    loud = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION.upper(): "false"})
+    loud = IngestSettings("b:1", "o", "c", topics=("t",), kafka_options={LIMIT_OPTION.upper(): "false"})
     assert LIMIT_OPTION.upper() not in loud.source_options()
     assert options["kafka.client.id"] == "c"
 

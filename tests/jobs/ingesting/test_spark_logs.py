@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.ingesting.spark_logs import CorruptLogError, check_list, names_files
+from jobs.ingesting.spark_logs import DamagedError, check_list, names_files
 
 ENTRY = {"path": "file:/o/part-0.parquet", "size": 9, "isDir": False, "modificationTime": 5, "action": "add"}
 
@@ -71,7 +71,7 @@ def test_list_that_readers_can_use(texts: Mapping[str, str]) -> None:
 )
 def test_list_that_no_reader_can_use(texts: Mapping[str, str], said: str) -> None:
     """A batch that is missing, and whatever is not Spark's, is named by its file."""
-    with pytest.raises(CorruptLogError, match=said):
+    with pytest.raises(DamagedError, match=said):
         check_list(cast("Any", Folder(texts)), "o/log")
 
 
