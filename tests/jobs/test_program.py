@@ -220,3 +220,29 @@ def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connec
     assert printed() == ["inflate: 5 values", "assemble: 3 values", "wideload: 3 values"]
     send(broker, topic, [(0, b"more", b"plain", [], 1)])
     assert printed() == ["inflate: 6 values", "assemble: 4 values", "wideload: 4 values"]
+
+
+ORPHANS = """
+import sys
+from pyspark.sql import SparkSession
+from wideload.jobs.sweep import orphans
+
+broker, topic, copy, root = sys.argv[1:]
+store = {"large.message.payload.store.class": "filesystem", "filesystem.root": root}
+spark = SparkSession.builder.getOrCreate()
+found = orphans(spark, {"kafka.bootstrap.servers": broker}, store, topic, carriers=(copy,))
+print(sorted((row.path, row.size, row.state) for row in found.collect()))
+"""
+
+
+def test_orphans_through_spark_connect(place: tuple[str, str, str, Path], connect: str) -> None:
+    """The function for notebooks gives a DataFrame through a server of Spark Connect, too."""
+    broker, topic, copy, root = place
+    orphan = root / topic / f"{7:064x}"
+    orphan.write_bytes(b"orphan")
+    for each in (root / topic).iterdir():
+        os.utime(each, (1, 1))
+    program = root / "orphans.py"
+    program.write_text(ORPHANS)
+    printed = run(program, broker, topic, copy, str(root), SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
+    assert printed[-1] == str([(f"file://{orphan}", len(b"orphan"), "orphan")])
