@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import pyarrow as pa
@@ -18,18 +19,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from jobs.driver.failures import JobFailedError
-from jobs.records.arrow import Gathering, mapped, record_at, replaced, with_problems
+from jobs.records.arrow import mapped, record_at, replaced, spliced, with_problem
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, Inflated, Inflater, InflaterSettings
-from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, kept
+from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, named, nulled, require_one_of
 from jobs.records.schemas import require_columns
 from transforms.bakdata import FLAG as BAKDATA_FLAG
-from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.formats import FormatName
 from transforms.reference import KEY, VALUE
 from transforms.wrapper import Unwrap
-
-__all__ = ["ERROR_COLUMN", "OnError", "inflate", "split"]
 
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset")
 _MARKS = (VALUE.flag, KEY.flag, BAKDATA_FLAG)
@@ -69,8 +66,7 @@ def inflate(
         ValueError: a column is missing, or there is a column `inflate_error` already.
     """
     require_columns(source, _NEEDED)
-    if on_error not in get_args(OnError):
-        raise ConfigurationError("on_error", f"found {on_error!r}, allowed are fail, null and keep")
+    require_one_of("on_error", on_error, get_args(OnError))
     if on_error != "fail" and ERROR_COLUMN in source.columns:
         raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
     settings = InflaterSettings(store, reference_format, max_bytes, threads, unwrap)
@@ -131,24 +127,9 @@ class _Inflation:
                 yield from self._inflated(inflater, batch)
 
     def _inflated(self, inflater: Inflater, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = self._candidates(batch)
-        gathering = Gathering()
-        done = 0
-        records = ((row, record_at(batch, row)) for row in rows)
-        results = inflater.inflated(records)
-        while True:
-            try:
-                result = next(results, None)
-            except PayloadStoreError as exc:
-                raise self._failed(batch, rows, done, exc) from exc
-            if result is None:
-                break
-            yield from gathering.add(self._whole(batch.slice(done, result.place - done)))
-            yield from gathering.add(self._row(batch, result))
-            done = result.place + 1
-            del result  # or one more record would be held during the wait for the next
-        yield from gathering.add(self._whole(batch.slice(done)))
-        yield from gathering.rest()
+        records = ((row, record_at(batch, row), None) for row in self._candidates(batch))
+        found = inflater.inflated(records, lambda row: named(*_place(batch, row)))
+        return spliced(batch, map(partial(self._row, batch), found), self._noted)
 
     def _candidates(self, batch: pa.RecordBatch) -> list[int]:
         """The rows that may change; the others never become Python's objects."""
@@ -163,24 +144,21 @@ class _Inflation:
             rows.update(row for row, found in enumerate(wrapped) if found)
         return sorted(rows)
 
-    def _row(self, batch: pa.RecordBatch, result: Inflated[int]) -> pa.RecordBatch:
-        row, record, problem = result.place, result.record, result.problem
-        if problem is not None:
-            if self.on_error == "fail":
-                raise self._error(batch, row, problem)
-            marked = self.settings.reference_format == "bakdata-flag"
-            malformed = (problem.which, problem.state) == ("value", "malformed")
-            record = kept(record, result.logged or record, self.on_error, all_values=marked or malformed)
-        piece = replaced(batch.slice(row, 1), [record])
-        return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, [problem])
+    def _row(self, batch: pa.RecordBatch, found: Inflated[int]) -> tuple[int, pa.RecordBatch]:
+        row, record, problem = found.place, found.record, found.problem
+        piece = batch.slice(row, 1)
+        if problem is not None and self.on_error == "fail":
+            raise failed(*_place(batch, row), problem)
+        if problem is not None and self.on_error == "null":
+            record = nulled(record, problem, self.settings.reference_format)
+        if problem is None or self.on_error == "null":
+            piece = replaced(piece, [record])
+        return row, self._noted(piece, problem)
 
-    def _whole(self, piece: pa.RecordBatch) -> pa.RecordBatch:
-        return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, None)
+    def _noted(self, rows: pa.RecordBatch, problem: Problem | None = None) -> pa.RecordBatch:
+        return rows if self.on_error == "fail" else with_problem(rows, ERROR_COLUMN, problem)
 
-    def _error(self, batch: pa.RecordBatch, row: int, error: Problem | PayloadStoreError) -> JobFailedError:
-        topic, partition, offset = (batch.column(name)[row].as_py() for name in ("topic", "partition", "offset"))
-        return failed(topic, partition, offset, error)
 
-    def _failed(self, batch: pa.RecordBatch, rows: list[int], done: int, error: PayloadStoreError) -> JobFailedError:
-        # Results come in order, so it is the first candidate behind the last result.
-        return self._error(batch, next(row for row in rows if row >= done), error)
+def _place(batch: pa.RecordBatch, row: int) -> tuple[str, int, int]:
+    topic, partition, offset = (batch.column(name)[row].as_py() for name in ("topic", "partition", "offset"))
+    return topic, partition, offset

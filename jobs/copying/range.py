@@ -9,11 +9,10 @@ again; else the task writes the same records.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import starmap
 
 from app.kafka.range_reader import RangeReader
 from app.kafka.structs import partition_of
@@ -25,28 +24,25 @@ from jobs.reading.log import Log
 from jobs.reading.messages import Message, Messages, Readable, TopicRecord
 from jobs.reading.options import SourceSettings
 from jobs.reading.ranges import OffsetRange
-from jobs.records.inflater import Inflater
-from jobs.records.problems import Problem
-from jobs.records.window import Task, in_order
-from stores.encryption import keyring_of
-from stores.payload import publish
-from stores.registry import open_store
-from stores.store import PayloadStore
+from jobs.records.inflater import Inflated, Inflater
+from jobs.records.offloader import Offloaded, Offloader, OffloaderSettings
+from jobs.records.problems import Problem, named
+from stores.encryption import ENCRYPTION_KEYS
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.batch_size import batch_of_one_bytes
-from transforms.errors import ConfigurationError, PayloadStoreError, WideloadError
+from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FormatName
 from transforms.identifiers import transactional_id
 from transforms.offload import Offload
-from transforms.record import Record, RecordLike
-
-__all__ = ["BackfillSettings", "Outcome", "check_mark", "copied", "scanned"]
+from transforms.record import RecordLike
+from transforms.reference import is_reference
 
 # The longest transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. Records that
 # are on their way when a range ends may take a few more calls of the store.
 _LONGEST_S = 300.0
 _LONGEST_CALLS = 4
 _MOST_TIMEOUT_MS = 900_000
+_ENCRYPTION = {key.name for key in ENCRYPTION_KEYS}
 _GENERATOR = "large.message.id.generator"
 _STORE_TIMEOUT = "large.message.store.timeout.ms"
 _STORE_TIMEOUT_MS = 60_000
@@ -262,18 +258,10 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A message on its way.
-
-    Attributes:
-        at: the offset that was being read when the message was complete.
-        own: whether the message is written as it is, without a look at its reference.
-        problem: why it cannot be restored, as far as its headers tell.
-    """
+    """A message on its way, and the offset that was being read when it was complete."""
 
     message: Message
     at: int
-    own: bool = False
-    problem: Problem | None = None
 
     @property
     def after(self) -> int:
@@ -283,19 +271,6 @@ class _Place:
         makes is the last of what it tells.
         """
         return self.message.offset + 1 if self.message.problem is None else self.at
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A message as it will be written, or the reason why it cannot be written."""
-
-    place: _Place
-    record: RecordLike
-    problem: Problem | None
-    payload_bytes: int | None = None
-
-
-_NOTHING = Record(None, None)
 
 
 class _Copy:
@@ -314,11 +289,15 @@ class _Copy:
         reader = stack.enter_context(closing(RangeReader(source.client, **source.consumer)))
         self._log = Log(reader, range_)
         self._cursor = _Cursor(self._log, settings, range_, tally)
-        self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
-        self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))
-        self._keyring = keyring_of(source.inflater.store if settings.encryption is None else settings.encryption)
-        self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
-        stack.callback(self._pool.shutdown, cancel_futures=True)
+        keys = settings.offload is None  # else a key that refers to a payload stays, so that equal keys stay equal
+        self._inflater = stack.enter_context(closing(Inflater(replace(source.inflater, keys=keys))))
+        self._offloader: Offloader | None = None
+        if settings.offload is not None:
+            store = dict(source.inflater.store)
+            if settings.encryption is not None:
+                store = {name: value for name, value in store.items() if name not in _ENCRYPTION}
+                store |= settings.encryption
+            self._offloader = stack.enter_context(closing(Offloader(OffloaderSettings(store, settings.offload))))
         self.writer = stack.enter_context(closing(self._writer()))
 
     def check(self) -> None:
@@ -336,24 +315,18 @@ class _Copy:
             WideloadError: the sink did not take the records.
         """
         error: WideloadError | None = None
-        found = self._offloaded(self._restored())
-        while True:
-            try:
-                ready = next(found, None)
-            except PayloadStoreError as exc:
-                error = JobFailedError(f"{self._where(self.next)} or behind: the payload store failed: {exc}")
-                break
-            except WideloadError as exc:
-                error = exc
-                break
-            if ready is None:
+        try:
+            for found in self._messages():
+                place = found.place.place
+                error = self._take(found)
+                if error is not None:
+                    self.next = min(place.message.offset, place.at)
+                    break
+                self.next = place.after
+            else:
                 self.next = self._cursor.position
-                break
-            error = self._take(ready)
-            if error is not None:
-                self.next = min(ready.place.message.offset, ready.place.at)
-                break
-            self.next = ready.place.after
+        except WideloadError as exc:
+            error = exc
         self.writer.flush()
         receipt = Receipt(
             self._settings.checkpoint_id,
@@ -378,9 +351,10 @@ class _Copy:
         timeout_ms = min(_MOST_TIMEOUT_MS, round(_LONGEST_S * 1000) + _LONGEST_CALLS * call_ms)
         return SinkWriter(self._settings.source.client, self._sink, name, timeout_ms)
 
-    # --- from the source ----------------------------------------------------------------------------------------------
+    # --- from the source to the store ---------------------------------------------------------------------------------
 
-    def _messages(self) -> Iterator[tuple[_Place, RecordLike]]:
+    def _messages(self) -> Iterator[Offloaded[Inflated[_Place]]]:
+        """The messages as they are written, with references in place of large values, in order."""
         source = self._settings.source
         messages = Messages(
             self._cursor,
@@ -390,90 +364,55 @@ class _Copy:
             source.lookback,
             fail_on_loss=source.fail_on_loss,
         )
-        for message in messages:
-            place = self._place(message)
-            record = message.record
-            if place.own or place.problem is not None:
-                yield place, _NOTHING
-            elif self._settings.offload is not None:
-                # A key that refers to a payload stays as it is, so that equal keys stay equal.
-                yield place, Record(None, record.value, record.headers, message.timestamp)
-            else:
-                yield place, record
+        found = (
+            (_Place(each, self._cursor.at), each.record, each.problem or self._misplaced(each.record))
+            for each in messages
+        )
+        keeps = self._settings.keep_references and source.inflater.reference_format == "wideload"
+        restored = starmap(Inflated, found) if keeps else self._inflater.inflated(found, self._named)
+        if self._offloader is None:
+            return map(_unchanged, restored)
+        topic = self._settings.sink
+        records = (
+            (each, each.record, None if each.problem or (keeps and is_reference(each.record.headers)) else topic)
+            for each in restored
+        )
+        return self._offloader.offloaded(records, lambda each: self._named(each.place))
 
-    def _place(self, message: Message) -> _Place:
-        at = self._cursor.at
-        if message.problem is not None:
-            return _Place(message, at, problem=message.problem)
+    def _misplaced(self, record: RecordLike) -> Problem | None:
+        """The problem of a reference in another format than that of the source."""
         reference_format = self._settings.source.inflater.reference_format
-        form = form_of(message.record, reference_format)
+        form = form_of(record, reference_format)
         if form == "reference" and reference_format != "wideload":
-            return _Place(message, at, problem=_other("this project's headers", "wideload"))
+            return _other("this project's headers", "wideload")
         if form == "bakdata" and reference_format == "wideload":
-            return _Place(message, at, problem=_other(f"bakdata's header {BAKDATA_FLAG}", "bakdata-headers"))
-        return _Place(message, at, own=form == "reference" and self._settings.keep_references)
+            return _other(f"bakdata's header {BAKDATA_FLAG}", "bakdata-headers")
+        return None
 
-    def _restored(self) -> Iterator[_Ready]:
-        for result in self._inflater.inflated(self._messages()):
-            place, original = result.place, result.place.message.record
-            problem = place.problem or result.problem
-            if problem is not None or place.own:
-                yield _Ready(place, original, problem)
-                continue
-            key = original.key if self._settings.offload is not None else result.record.key
-            record = Record(key, result.record.value, result.record.headers, place.message.timestamp)
-            yield _Ready(place, record, None)
-
-    # --- to the store -------------------------------------------------------------------------------------------------
-
-    def _offloaded(self, found: Iterable[_Ready]) -> Iterator[_Ready]:
-        """The same, with references in place of large values, in order; several are published at a time."""
-        offload = self._settings.offload
-        if offload is None:
-            return iter(found)
-        return in_order(self._sized(offload, found), self._pool, self._settings.source.inflater.held_bytes)
-
-    def _sized(self, offload: Offload, found: Iterable[_Ready]) -> Iterator[Task[_Ready]]:
-        for ready in found:
-            size = len(ready.record.value or b"")
-            if ready.problem is None and not ready.place.own and offload.wants(ready.record):
-                copies = 1 + int(offload.codec is not None) + int(self._keyring is not None)
-                yield copies * size, ready, partial(self._published, offload)
-            else:
-                yield size, ready, None
-
-    def _published(self, offload: Offload, ready: _Ready) -> _Ready:
-        assert ready.record.value is not None
-        payload = offload.payload(ready.record.value)
-        reference = publish(self._store, self._sink.name, payload, by_digest=True, keyring=self._keyring)
-        return _Ready(ready.place, offload.refer(ready.record, reference), None, payload.size)
+    def _named(self, place: _Place) -> str:
+        return named(self._range.topic, self._range.partition, place.message.offset)
 
     # --- to the sink --------------------------------------------------------------------------------------------------
 
-    def _take(self, ready: _Ready) -> WideloadError | None:
+    def _take(self, found: Offloaded[Inflated[_Place]]) -> WideloadError | None:
         """Writes a record; returns the error that ends the job, or None."""
-        message, record, problem = ready.place.message, ready.record, ready.problem
-        if problem is None:
-            problem = self._too_large(record)
+        record, place, problem = found.record, found.place.place, found.place.problem
+        message = place.message
+        problem = problem or self._too_large(record)
         first, last = self._window
         if not first <= message.timestamp <= last and (refusal := self._sink.refusal(message.timestamp)) is not None:
-            return JobFailedError(f"{self._where(message.offset)}: {refusal}")
+            return JobFailedError(f"{self._named(place)}: {refusal}")
         if problem is not None:
             if message.lost or (message.problem is not None and self._settings.keep_problems):
                 self._tally.left_out += 1
                 return None
-            original = message.record
-            if not self._settings.keep_problems or self._too_large(original) is not None:
-                return JobFailedError(
-                    f"{self._where(message.offset)}: {problem.which} {problem.state}: {problem.detail}"
-                )
-            record = Record(original.key, original.value, original.headers, message.timestamp)
+            record = message.record
+            if not self._settings.keep_problems or self._too_large(record) is not None:
+                return JobFailedError(f"{self._named(place)}: {problem.which} {problem.state}: {problem.detail}")
             self._tally.kept += 1
-        elif ready.payload_bytes is not None:
+        elif found.payload_bytes is not None:
             self._tally.payloads += 1
-            self._tally.payload_bytes += ready.payload_bytes
-        if record.timestamp != message.timestamp:
-            record = Record(record.key, record.value, record.headers, message.timestamp)
+            self._tally.payload_bytes += found.payload_bytes
         self.writer.write(self._partition(record), record)
         self._tally.records += 1
         self._tally.bytes += len(record.key or b"") + len(record.value or b"")
@@ -495,8 +434,9 @@ class _Copy:
             return self._range.partition % partitions
         return partition_of(record.key, partitions)
 
-    def _where(self, offset: int) -> str:
-        return f"topic {self._range.topic} partition {self._range.partition} offset {offset}"
+
+def _unchanged(found: Inflated[_Place]) -> Offloaded[Inflated[_Place]]:
+    return Offloaded(found, found.record)
 
 
 def _other(found: str, wanted: FormatName) -> Problem:

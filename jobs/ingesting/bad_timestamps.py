@@ -19,7 +19,7 @@ from jobs.driver.jvm import Files
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.spark_logs import offsets
 from jobs.reading.ranges import positions_json
-from jobs.records.timestamps import bad_timestamp, holds
+from jobs.records.arrow import bad_timestamp, holds
 from transforms.errors import WideloadError
 
 _ISOLATION = "kafka.isolation.level"

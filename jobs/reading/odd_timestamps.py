@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from jobs.driver.failures import SPARK_ERRORS, overflowed
 from jobs.reading.ranges import Positions
 from jobs.reading.topics import Kafka, Topic, read_between
-from jobs.records.timestamps import bad_timestamp
+from jobs.records.arrow import bad_timestamp
 
 __all__ = ["OddTimestamps", "despite_odd_timestamps", "odd_timestamps"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import starmap
 
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
@@ -14,12 +15,10 @@ from jobs.reading.log import Log
 from jobs.reading.messages import Message, Messages
 from jobs.reading.options import SourceSettings
 from jobs.reading.ranges import OffsetRange
-from jobs.records.arrow import Gathering, arrow_schema, binary, headers, problems, timestamps
+from jobs.records.arrow import Gathering, arrow_schema, bad_timestamp, binary, headers, holds, problems, timestamps
 from jobs.records.inflater import Inflated, Inflater
-from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
+from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, named, nulled
 from jobs.records.schemas import HEADERS, columns
-from jobs.records.timestamps import bad_timestamp, holds
-from transforms.errors import PayloadStoreError
 from transforms.record import RecordLike
 
 _COLUMNS = columns(
@@ -55,24 +54,15 @@ def read(settings: SourceSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa
         return
     with ExitStack() as stack:
         reader = stack.enter_context(closing(RangeReader(settings.client, **settings.consumer)))
-        found: Iterator[Inflated[Place]] = (
-            Inflated(place, place[1].record) for place in _messages(settings, reader, ranges)
-        )
+        records = ((place, place[1].record, place[1].problem) for place in _messages(settings, reader, ranges))
+        found: Iterator[Inflated[Place]] = starmap(Inflated, records)
+        rows = _Rows(settings)
         if not settings.raw:
             inflater = stack.enter_context(closing(Inflater(settings.inflater)))
-            found = inflater.inflated((place, place[1].record) for place in _messages(settings, reader, ranges))
-        rows, last = _Rows(settings), (ranges[0].topic, ranges[0].partition, ranges[0].start)
-        while True:
-            try:
-                result = next(found, None)
-            except PayloadStoreError as exc:
-                raise failed(*last, exc) from exc
-            if result is None:
-                break
+            found = inflater.inflated(records, _named)
+        for result in found:
             yield from rows.add(result)
-            range_, message = result.place
-            last = range_.topic, range_.partition, message.offset + 1
-            del result, message  # or one more record would be held during the wait for the next
+            del result  # or one more record would be held during the wait for the next
         if settings.fail_on_loss:
             for topic, topic_id in {each.topic: each.topic_id for each in ranges}.items():
                 reader.require_topic(topic, topic_id)
@@ -87,6 +77,10 @@ def _messages(settings: SourceSettings, reader: RangeReader, ranges: Sequence[Of
             yield each, message
 
 
+def _named(place: Place) -> str:
+    return named(place[0].topic, place[0].partition, place[1].offset)
+
+
 class _Rows:
     """Makes Arrow's batches of messages: each large value alone, small ones together."""
 
@@ -99,16 +93,16 @@ class _Rows:
 
     def add(self, result: Inflated[Place]) -> Iterator[pa.RecordBatch]:
         range_, message = result.place
-        record, problem, on_error = result.record, result.problem or message.problem, self._settings.on_error
+        record, problem, on_error = result.record, result.problem, self._settings.on_error
         if problem is not None:
             if on_error == "fail":
                 if message.lost:
                     return
                 raise failed(range_.topic, range_.partition, message.offset, problem)
-            marked = self._settings.inflater.reference_format == "bakdata-flag"
-            malformed = (problem.which, problem.state) == ("value", "malformed")
-            all_values = marked or malformed or message.problem is not None
-            record = kept(record, message.record, on_error, all_values=all_values)
+            if on_error == "keep":
+                record = message.record
+            else:
+                record = nulled(record, problem, self._settings.inflater.reference_format)
         if not (self._settings.keep_bad_timestamps or holds(message.timestamp)):
             raise JobFailedError(
                 f"topic {range_.topic} partition {range_.partition} offset {message.offset}: "

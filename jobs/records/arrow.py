@@ -16,23 +16,8 @@ from pyspark.sql.types import ArrayType, DataType, StructType
 
 from jobs.driver.python_archives import Sparing
 from jobs.records.problems import ERROR, Problem
-from jobs.records.timestamps import holds
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record, RecordLike
-
-__all__ = [
-    "INPUT_BYTES",
-    "Gathering",
-    "arrow_schema",
-    "binary",
-    "headers",
-    "mapped",
-    "problems",
-    "record_at",
-    "replaced",
-    "timestamps",
-    "with_problems",
-]
 
 _KINDS = MappingProxyType(
     {
@@ -43,10 +28,13 @@ _KINDS = MappingProxyType(
         "timestamp": pa.timestamp("us", tz="UTC"),
     }
 )
-PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
+_PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 
 INPUT_BYTES = 16 * 2**20
 """The most bytes of one batch on its way to Python. Spark's own limit is 2 GB, or 10,000 rows of any size."""
+
+LAST_MS = (2**63 - 1) // 1_000
+"""The last millisecond that a timestamp of Spark, in microseconds, can hold; the first is as far before 1970."""
 
 _INPUT_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _INPUT_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -112,16 +100,16 @@ def replaced(batch: pa.RecordBatch, records: Sequence[RecordLike]) -> pa.RecordB
     )
 
 
-def with_problems(batch: pa.RecordBatch, name: str, found: Sequence[Problem | None] | None) -> pa.RecordBatch:
-    """The rows with one more column, the problem of each; `found` is None if no row has one."""
-    column = pa.nulls(batch.num_rows, PROBLEM) if found is None else problems(found)
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=batch.schema.append(pa.field(name, PROBLEM)))
+def with_problem(rows: pa.RecordBatch, name: str, found: Problem | None) -> pa.RecordBatch:
+    """The rows with one more column, which has the same problem for each; None if they have none."""
+    column = problems([found] * rows.num_rows)
+    return pa.RecordBatch.from_arrays([*rows.columns, column], schema=rows.schema.append(pa.field(name, _PROBLEM)))
 
 
 def problems(found: Sequence[Problem | None]) -> pa.Array:
     """A column of `ERROR`."""
     fields = ERROR.fieldNames()
-    return pa.array([each and {field: getattr(each, field) for field in fields} for each in found], PROBLEM)
+    return pa.array([each and {field: getattr(each, field) for field in fields} for each in found], _PROBLEM)
 
 
 def headers(found: Sequence[Sequence[Header]], kind: pa.DataType) -> pa.Array:
@@ -136,6 +124,19 @@ def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> p
         offsets = b"".join(number.to_bytes(_OFFSET_BYTES, "little") for number in (0, len(values[0])))
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(values[0])])
     return pa.array(values, kind)
+
+
+def holds(timestamp_ms: int) -> bool:
+    """Whether Spark can hold a timestamp of Kafka."""
+    return -LAST_MS <= timestamp_ms <= LAST_MS
+
+
+def bad_timestamp(timestamp_ms: int) -> str:
+    """What is wrong with a timestamp that Spark cannot hold."""
+    return (
+        f"the timestamp is {timestamp_ms} ms, out of Spark's range of {LAST_MS} ms before and after 1970 (is it in "
+        "another unit?)"
+    )
 
 
 def timestamps(millis: Sequence[int], kind: pa.DataType) -> pa.Array:
@@ -180,3 +181,25 @@ class Gathering:
             yield from pa.Table.from_batches(self._pieces).combine_chunks().to_batches()
         self._pieces = []
         self._bytes = 0
+
+
+def spliced(
+    batch: pa.RecordBatch,
+    rows: Iterator[tuple[int, pa.RecordBatch]],
+    between: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
+) -> Iterator[pa.RecordBatch]:
+    """The batch with other rows in place of some, gathered into batches.
+
+    Args:
+        batch: all rows.
+        rows: by number, and in order, the row in place of one.
+        between: what becomes of the other rows.
+    """
+    gathering, done = Gathering(), 0
+    for row, piece in rows:
+        yield from gathering.add(between(batch.slice(done, row - done)))
+        yield from gathering.add(piece)
+        done = row + 1
+        del piece  # or one more record would be held during the wait for the next
+    yield from gathering.add(between(batch.slice(done)))
+    yield from gathering.rest()

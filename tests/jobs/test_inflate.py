@@ -17,13 +17,14 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from jobs.driver.failures import JobFailedError
 from jobs.inflate import inflate, split
 from jobs.records.arrow import INPUT_BYTES
 from jobs.records.inflater import Inflater, InflaterSettings
 from jobs.records.schemas import HEADERS
 from stores.registry import open_store
 from transforms.compression import Codec
-from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
@@ -105,7 +106,7 @@ def restored(settings: InflaterSettings, records: Iterable[Record]) -> list[tupl
     with closing(Inflater(settings)) as inflater:
         return [
             (found.record, None if found.problem is None else found.problem.state)
-            for found in inflater.inflated(enumerate(records))
+            for found in inflater.inflated(((n, each, None) for n, each in enumerate(records)), str)
         ]
 
 
@@ -143,7 +144,7 @@ def test_inflater_holds_no_more_than_allowed() -> None:
     records = [Record(b"k", b"%d" % size, Reference("-", size).headers()) for size in sizes]
     found = []
     with closing(Inflater(settings)) as inflater:
-        for each in inflater.inflated(enumerate(records)):
+        for each in inflater.inflated(((n, each, None) for n, each in enumerate(records)), str):
             found.append(len(each.record.value or b""))
             with HeldStore.lock:
                 HeldStore.asked -= found[-1]
@@ -171,6 +172,7 @@ def test_inflater_downloads_several_at_a_time() -> None:
 PEAK = """
 import resource, sys
 import pyarrow as pa
+from jobs.driver.failures import JobFailedError
 from jobs.inflate import _Inflation
 from jobs.records.inflater import InflaterSettings
 
@@ -229,7 +231,7 @@ def test_inflater_store_that_fails_is_no_fault_of_the_record(place: Place) -> No
     """A store that is not there raises, whichever record asked; nothing is called missing."""
     record = place.referring(b"value")
     place.root.rename(place.root.with_name("gone"))
-    with pytest.raises(PayloadStoreError, match="is it mounted"):
+    with pytest.raises(JobFailedError, match=r"^0: the payload store failed: .*is it mounted"):
         restored(place.settings(), [record])
 
 
@@ -260,11 +262,11 @@ def test_inflater_takes_wrappers_off(place: Place) -> None:
     ("changes", "message"),
     [
         ({"reference_format": "other"}, "format: found 'other', allowed are wideload, bakdata-headers, bakdata-flag"),
-        ({"on_error": "skip"}, "on_error: found 'skip', allowed are fail, null and keep"),
+        ({"on_error": "skip"}, "on_error: found 'skip', allowed are fail, null, keep"),
         ({"max_bytes": 0}, "max_bytes: found 0, allowed is 1 or more"),
         (
             {"reference_format": "bakdata-flag", "store": {"large.message.signing.key": "k" * 32}},
-            "large.message.signing.key: stands beside format 'bakdata-flag', which has no signatures",
+            "large.message.signing.key: cannot be combined with format 'bakdata-flag', which has no signatures",
         ),
     ],
 )

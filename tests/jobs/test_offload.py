@@ -146,7 +146,7 @@ def test_offload_store_that_fails(spark: SparkSession, store: dict[str, object],
     """A store that cannot be written to is a failure that names it; no reference is made to what is not there."""
     (tmp_path / "payloads").write_bytes(b"a file")
     rows = spark.createDataFrame([(b"v" * 99,)], "value binary")
-    with pytest.raises(PythonException, match="a value of 99 bytes for topic t cannot be stored"):
+    with pytest.raises(PythonException, match="a row for topic t: a value of 99 bytes cannot be stored"):
         offload(rows, store, 10, topic="t").collect()
 
 

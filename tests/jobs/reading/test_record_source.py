@@ -16,8 +16,8 @@ from jobs.driver.failures import JobFailedError
 from jobs.reading import rows as rows_of_tasks
 from jobs.reading.ranges import OffsetRange
 from jobs.reading.record_source import RecordSource
+from jobs.records.arrow import LAST_MS
 from jobs.records.problems import Problem
-from jobs.records.timestamps import LAST_MS
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from jobs.records.arrow import timestamps
-from jobs.records.timestamps import LAST_MS, holds
+from jobs.records.arrow import LAST_MS, holds, timestamps
 
 MICROSECONDS = pa.timestamp("us", tz="UTC")
 
