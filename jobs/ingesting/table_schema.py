@@ -17,8 +17,6 @@ from jobs.ingesting.registry import OPTION, Registered, Registry, RegistrySettin
 from jobs.ingesting.values import ValueForm
 from transforms.errors import ConfigurationError
 
-__all__ = ["as_table", "check", "registered"]
-
 _NEEDED = {
     "avro": ("fastavro", "urllib3"),
     "json": ("jsonschema", "re2", "referencing", "urllib3"),

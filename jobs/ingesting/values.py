@@ -30,8 +30,6 @@ from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
 
-__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "fits", "is_utf8", "parsed"]
-
 ValueFormat = Literal["binary", "string", "json", "avro", "protobuf"]
 Framing = Literal["none", "confluent"]
 OnBad = Literal["fail", "null"]

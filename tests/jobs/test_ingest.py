@@ -384,17 +384,6 @@ def test_ingest_refuses_checkpoint_of_another_topic(
         ingest(spark, settings(second))
 
 
-def test_ingest_refuses_output_of_another_checkpoint(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings, tmp_path: Path
-) -> None:
-    """A fresh checkpoint over an old output, where Spark would skip batches in silence, is refused."""
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(1)})
-    ingest(spark, settings(topic))
-    with pytest.raises(ConfigurationError, match="was written with another checkpoint"):
-        ingest(spark, settings(topic, checkpoint=str(tmp_path / "fresh")))
-
-
 def test_ingest_missing_topic_then_right_one(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
 ) -> None:

@@ -288,6 +288,19 @@ def test_delta_writes_each_record_once(
         column = groups.row_group(0).column(groups.schema.names.index("value"))
         assert not column.has_dictionary_page
         assert not column.statistics
+    files = {1: 2, 0: 2}  # by partition: one for each micro-batch with records of it
+    assert Counter(row.partition for row in _files(spark, chosen)) == files
+    spark.sql(f"OPTIMIZE delta.`{chosen.output}`")
+    assert Counter(row.partition for row in _files(spark, chosen)) == {0: 1, 1: 1}
+    produce(broker, topic, {0: numbered(1, first=5)})
+    assert ingest(spark, chosen).rows == 1, "the job goes on in a table that was compacted"
+    assert len(table(spark, chosen)) == 9
+
+
+def _files(spark: SparkSession, settings: IngestSettings) -> list[Row]:
+    """The files of a Delta table, each with its partition."""
+    rows = spark.read.format("delta").load(settings.output)
+    return rows.select("partition", F.input_file_name().alias("file")).distinct().collect()
 
 
 def test_delta_takes_new_fields(
