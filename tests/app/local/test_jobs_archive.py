@@ -18,7 +18,7 @@ from tests.integration.topics import read_all, send
 from transforms.reference import is_reference
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PACKAGES = ("app/config", "app/kafka", "jobs", "stores", "transforms", "wideload")
+PACKAGES = ("app/config", "app/kafka", "app/payloads", "jobs", "stores", "transforms", "wideload")
 
 JOB = """
 import sys
