@@ -31,6 +31,7 @@ from app.config.arguments import (
     store_use,
 )
 from app.config.store_use import StoreUse
+from app.kafka.spans import required
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings
@@ -38,7 +39,6 @@ from jobs.driver.command_line import add_spark, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
 from jobs.driver.session import open_session, share_code, stopping
-from jobs.reading.named_topics import require_topics
 from jobs.reading.options import SourceSettings, settings_of
 from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
         require_broker(settings.source.client.bootstrap_servers)
-        require_topics(settings.source.client, {"--source": settings.source.topics.names, "--sink": [settings.sink]})
+        required(settings.source.client, {"--source": [arguments.source], "--sink": [settings.sink]})
         # No connector, which Spark would fetch.
         session = replace(session, conf={"spark.jars.packages": "", **session.conf})
         with open_session(session) as spark, stopping() as stop:

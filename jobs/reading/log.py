@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from aiokafka import TopicPartition
 
 from app.config.settings import ClientSettings
-from app.kafka.admin import EARLIEST, LATEST, AdminClient
+from app.kafka.admin import AdminClient
 from app.kafka.range_reader import RangeReader, opened
 from app.kafka.source_batch import UnreadBatch
-from app.kafka.spans import asked
-from app.kafka.topics import identities
+from app.kafka.spans import asked, listed, required, spans
 from jobs.reading.messages import TopicRecord
 from jobs.reading.ranges import Bounds, OffsetRange, Place
 from jobs.records.problems import Problem
 from transforms.errors import ConfigurationError, HeaderNameError
 from transforms.record_format import check_names, name_bytes
-from transforms.text import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Topics:
     Attributes:
         option: which names them.
         names: of the topics, if there is no pattern.
-        pattern: matches the whole names; topics that are created later count, too, but not Kafka's own.
+        pattern: matches the whole names; topics that are created later count, too, but not those of Kafka.
         partitions: only these; None for all.
     """
 
@@ -59,37 +57,20 @@ def look(client: ClientSettings, topics: Topics, *, committed: bool = True) -> L
         ConfigurationError: a topic or a partition is not there, or no broker answers.
         ClusterError: the cluster fails.
     """
-
-    async def ask(connection: AdminClient) -> Look:
-        names = topics.names
-        if topics.pattern is not None:
-            known = [each["topic"] for each in await connection.describe_topics() if not each["is_internal"]]
-            names = tuple(name for name in sorted(known) if topics.pattern.fullmatch(name))
-        found = await identities(connection.send, names)
-        places = []
-        for name in names:
-            topic = found.get(name)
-            if topic is not None:
-                places += [TopicPartition(name, number) for number in range(topic.partitions)]
-            elif name not in found and topics.pattern is None:
-                reason = "is not described by the brokers; the user needs Describe, and Kafka must allow the name"
-                raise ConfigurationError(topics.option, f"{name} {reason}")
-            elif topics.pattern is None:
-                near = did_you_mean(name, await connection.list_topics())
-                reason = f"is not on the broker at {client.bootstrap_servers}; create it, or check its name{near}"
-                raise ConfigurationError(topics.option, f"{name} {reason}")
-        if topics.partitions is not None:
-            if unknown := sorted(topics.partitions.difference(places)):
-                raise ConfigurationError(topics.option, "topic {} has no partition {}".format(*unknown[0]))
-            places = [place for place in places if place in topics.partitions]
-        first = await connection.offsets(places, EARLIEST)
-        end = await connection.offsets(places, LATEST, committed=committed)
-        return Look(
-            {place: Bounds(first[place], max(first[place], end[place])) for place in places},
-            {name: topic.id for name, topic in found.items() if topic is not None and topic.id is not None},
-        )
-
-    return asked(client, ask, "topics cannot be looked up")
+    if topics.pattern is None:
+        found = required(client, {topics.option: topics.names})
+    else:
+        wanted = topics.pattern.fullmatch
+        found = {name: each for name, each in listed(client).items() if wanted(name) and not name.startswith("__")}
+    bounds = {
+        (name, number): Bounds(span.start, span.stable if committed else span.end)
+        for name, numbers in spans(client, found).items()
+        for number, span in numbers.items()
+        if topics.partitions is None or (name, number) in topics.partitions
+    }
+    for name, number in sorted((topics.partitions or bounds.keys()) - bounds.keys()):
+        raise ConfigurationError(topics.option, f"topic {name} has no partition {number}")
+    return Look(bounds, {name: topic.id for name, topic in found.items() if topic.id is not None})
 
 
 def offsets_at(client: ClientSettings, times: Mapping[Place, int]) -> dict[Place, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from jobs.reading.data_source import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, plain
+from jobs.reading.data_source import DataSource, DataSourceStreamReader, InputPartition, plain
 from jobs.reading.log import look
 from jobs.reading.options import SourceSettings, settings_of
 from jobs.reading.ranges import Place, between, positions_of, tasks
@@ -23,8 +23,8 @@ from jobs.reading.rows import read, schema_of
 class RecordSource(DataSource):
     """Rows of Spark's Kafka source with headers, and the column `timestampMillis`, the timestamp as Kafka has it.
 
-    `startingOffsets` and `endingOffsets` are JSON of numbers. A stream does one micro-batch, up to `endingOffsets`, and
-    before it that which its checkpoint has and which is not done.
+    A stream does one micro-batch, from `startingOffsets` up to `endingOffsets`, which are JSON of numbers; and before
+    it that which its checkpoint has and which is not done.
     """
 
     @classmethod
@@ -36,24 +36,27 @@ class RecordSource(DataSource):
         return schema_of(self._settings())
 
     @plain()
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's names
-        return _BatchReader(self.options, self._settings())
-
-    @plain()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # the same
-        return _StreamReader(self.options, self._settings())
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's names
+        return _Reader(self.options, self._settings())
 
     def _settings(self) -> SourceSettings:
         given = {"kafka.isolation.level": "read_uncommitted", **self.options}  # as Kafka's own default
         return settings_of({**given, "includeheaders": "true"}, raw=True)
 
 
-class _Reader:
+class _Reader(DataSourceStreamReader):
     def __init__(self, options: Mapping[str, str], settings: SourceSettings) -> None:
         self._settings = settings
         self._start, self._end = (json.loads(options[name]) for name in ("startingOffsets", "endingOffsets"))
 
-    def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name for it
+        return dict(self._start)
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
+        return dict(self._end)
+
+    @plain()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         since, until = positions_of(start), positions_of(end)
         first: Mapping[Place, int] = {}
         if any(at < since.get(place, at + 1) for place, at in until.items()):
@@ -65,22 +68,3 @@ class _Reader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with plain():
             yield from read(self._settings, partition.value)
-
-
-class _BatchReader(_Reader, DataSourceReader):
-    @plain()
-    def partitions(self) -> Sequence[InputPartition]:
-        # With no partitions Spark makes one, and hands None to `read`.
-        return self._tasks(self._start, self._end) or [InputPartition([])]
-
-
-class _StreamReader(_Reader, DataSourceStreamReader):
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name for it
-        return dict(self._start)
-
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
-        return dict(self._end)
-
-    @plain()
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._tasks(start, end)

@@ -24,7 +24,6 @@ from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.reading.log import look
 from jobs.reading.options import settings_of
 from jobs.reading.ranges import Bounds
-from jobs.reading.topics import Kafka, describe, read
 from tests.app import configurations
 from tests.integration.names import Names
 from tests.integration.topics import send
@@ -108,11 +107,8 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
     )
     java = {f"kafka.{name}": value for name, value in to_java(settings.client).items()}
     servers = java.pop("kafka.bootstrap.servers")
-    kafka = Kafka(servers, java)
-    (topic,) = describe(spark, kafka, ["orders"])
-    rows = read(spark, kafka, [topic])
-    assert rows is not None
-    assert rows.count() == 3
+    java |= {"kafka.bootstrap.servers": servers, "subscribe": "orders"}
+    assert spark.read.format("kafka").options(**java).load().count() == 3
     client = {f"kafka.{name}": str(value) for name, value in settings.client.security.items() if value is not None}
     store = {"large.message.payload.store.class": "memory"}
     source = settings_of({"kafka.bootstrap.servers": servers, "subscribe": "orders", **store, **client})

@@ -58,9 +58,10 @@ def rows(monkeypatch: pytest.MonkeyPatch, *listed: Logged) -> list[dict[str, Any
     monkeypatch.setattr(rows_of_tasks, "RangeReader", lambda *_, **__: Log())
     monkeypatch.setattr(rows_of_tasks, "Log", lambda *_: Log([*listed]))
     own = RecordSource({**OPTIONS, "endingOffsets": json.dumps({"t": {"0": 9, "1": 5}})})
-    reader = cast("Any", own.reader(own.schema()))
-    assert [each.value for each in reader.partitions()] == [[OffsetRange("t", 0, 1, 9)]]
-    found = reader.read(reader.partitions()[0])
+    reader = cast("Any", own.streamReader(own.schema()))
+    (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    assert task.value == [OffsetRange("t", 0, 1, 9)]
+    found = reader.read(task)
     return [row for batch in found for row in batch.to_pylist()]
 
 
@@ -88,7 +89,7 @@ def test_options_that_only_java_can_use() -> None:
     """A Java key store is refused with the way that Python has."""
     own = RecordSource({**OPTIONS, "kafka.ssl.truststore.location": "/x.jks"})
     with pytest.raises(ConfigurationError, match=r"kafka\.ssl\.truststore\.location: is for Java's clients only"):
-        own.reader(own.schema())
+        own.streamReader(own.schema())
 
 
 def test_a_stream_of_one_micro_batch() -> None:
