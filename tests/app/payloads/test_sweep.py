@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -327,6 +327,39 @@ def test_sweep_of_a_deleted_topic(place: Place, make_topic: MakeTopic) -> None:
     assert outcomes(run(settings)) == {"deleted": 2}
     assert place.there() == {carried, young, other}
     assert outcomes(run(dataclasses.replace(settings, carriers=(), ignored=(carrier,)))) == {"deleted": 1}
+
+
+def test_store_is_listed_before_the_ends_are_fixed(
+    place: Place, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a record has begun to refer to after the listing is live: the ends come later, and a last look after them.
+
+    A file that nobody of the project has named stays.
+    """
+    topic = make_topic()
+    late, _ = place.publish(topic, b"late", b"orphan")
+    foreign = Path(place.publish(topic, b"foreign")[0].removeprefix("file://")).rename(
+        Path(str(place.config["filesystem.root"])) / topic / "sales.csv"
+    )
+    events: list[str] = []
+    listed, described = inventory.listed, SweepSettings.described
+
+    def listing(store: Mapping[str, object], topics: Iterable[str]) -> Any:
+        for name in topics:  # none in most tasks
+            yield from listed(store, [name])
+            events.append("listed")
+            place.send(topic, refers(late))
+
+    def describing(settings: SweepSettings) -> dict[str, TopicSpans]:
+        events.append("described")
+        return described(settings)
+
+    monkeypatch.setattr(sweeping, "listed", listing)
+    monkeypatch.setattr(SweepSettings, "described", describing)
+    found = run(place.settings(topic))
+    assert events == ["described", "listed", "described", "described"]
+    assert (outcomes(found), found.folders[0].foreign) == ({"deleted": 1}, 1)
+    assert place.there() == {late, f"file://{foreign}"}
 
 
 def test_deleted_topic_that_may_exist(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
