@@ -31,10 +31,11 @@ HIDDEN = ("is a dead letter", "is a wrapper", "is a chunk of a wrapper", "cannot
 BEGINS = "begins with "
 """So the error begins of a path that is not marked as a reference; the folder of its payload comes next, and a `/`."""
 
-# Each record with a reference has one of these, whatever it is wrapped in: the beginning of the names of headers, or
-# what the int keys of such headers begin with in a wrapper.
-_OWN_KEY = min(OWN_KEYS).to_bytes(4)[:3]
-_TRACES = (CLAIM_PREFIX.encode(), BAKDATA_FLAG.encode(), MARK.encode(), _OWN_KEY)
+OWN_KEY = min(OWN_KEYS).to_bytes(4)[:3]
+"""So the int keys of the headers of references begin in a wrapper."""
+
+# Each record with a reference has one of these, or the root, whatever it is wrapped in.
+_TRACES = (CLAIM_PREFIX.encode(), BAKDATA_FLAG.encode(), MARK.encode(), OWN_KEY)
 _BACKED = b"\x01"
 _MOST_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more byte that shows that a path is too long
 _DEEPEST = 8
