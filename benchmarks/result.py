@@ -112,8 +112,6 @@ TARGETS: Mapping[str, Target] = {
     "memory.peak_mib": Target("ratio", "most", 1.0),
     # "Much less than 10 %" (seed 001).
     "batches.split_percent": Target("value", "most", 5.0),
-    "sweep.growth": Target("ratio", "most", 12.0),
-    "audit.growth": Target("ratio", "most", 12.0),
     "spark.inflate.s3": Target("ratio", "least", 1.2),
     "spark.inflate.s3.pool": Target("ratio", "least", 0.95),
     "spark.inflate.s3_far": Target("ratio", "least", 8.0),

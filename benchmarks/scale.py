@@ -43,14 +43,14 @@ _SWEPT = 20_000, 200_000  # payloads of the two runs
 def _measured() -> Inputs:
     """With the figures of docs/numbers.md."""
     found = published()
-    sweep = found["sweep.growth"]
-    per_s = (_SWEPT[1] - _SWEPT[0]) / (sweep["value"] - sweep["against"])
+    some, many = (found[f"sweep.{size}"]["against"] for size in ("some", "many"))
+    per_s = (_SWEPT[1] - _SWEPT[0]) / (many - some)
     return Inputs(
         offload_mib=found["offload.s3.vs_best_peer"]["value"],
         offload_cpu_ms=found["offload.s3.cpu_ms"]["value"],
         records=found["passthrough.none.1m.4p.vs_librdkafka"]["value"],
         record_cpu_us=found["passthrough.none.1m.4p.cpu_vs_librdkafka"]["value"],
-        sweep_start_s=round(sweep["against"] - _SWEPT[0] / per_s, 1),
+        sweep_start_s=round(some - _SWEPT[0] / per_s, 1),
         sweep_per_s=round(per_s, -2),
     )
 

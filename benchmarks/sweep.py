@@ -1,4 +1,4 @@
-"""How sweep and audit of a store grow with the number of payloads, and what memory they take."""
+"""Sweep and audit with Spark and without it: how they grow with the number of payloads, and what they take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.bench import Bench, median
 from benchmarks.machine import load_average
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result
-from benchmarks.spark_processes import ROLES, Peaks
+from benchmarks.spark_processes import Peaks
 from benchmarks.topics import PARTITIONS
 from tests.integration.topics import Sent, send
 from transforms.formats import WIDELOAD
@@ -32,7 +32,7 @@ MASTER = "WIDELOAD_BENCH_SPARK_MASTER"
 """Where the jobs run, such as `local-cluster[2,1,1024]`; this machine's cores where it is not set."""
 
 PAYLOADS = 200_000
-_TIMES = 10  # so many times fewer are swept first
+_SIZES = {"few": 100, "some": 10, "many": 1}  # the largest number, divided by
 _DAY_S = 86_400
 _NAMES_A_FILE = 50_000
 _LIMIT_S = 3_600
@@ -40,62 +40,58 @@ _LIMIT_S = 3_600
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen of one run of a job.
+    """What was seen of one run.
 
     Attributes:
-        seconds: of its stages; the start of Spark, the same for any number of payloads, is not counted.
-        cpu_seconds: of all its processes, the start of Spark too.
-        peaks: the most resident memory of each role of `benchmarks.spark_processes`.
+        seconds: of the command, from its start to its end.
+        cpu_seconds: of all its processes.
+        peak_mib: the most resident memory of all of them.
         summary: what it said at its end.
     """
 
     seconds: float
     cpu_seconds: float
-    peaks: Mapping[str, int]
+    peak_mib: float
     summary: Mapping[str, Any]
 
 
 async def sweep(bench: Bench) -> list[Result]:
-    """Sweeps a folder of 20,000 payloads and one of 200,000, half of which records refer to.
+    """Sweeps folders of 2,000, 20,000 and 200,000 payloads, half of which records refer to.
 
     Raises:
         BenchmarkError: a payload is gone that a record refers to, or one is left to which none does.
     """
-    return await _growth(bench, "sweep", 2)
+    return await _compared(bench, "sweep", 2)
 
 
 async def audit(bench: Bench) -> list[Result]:
-    """Audits 20,000 references and 200,000, each to a payload of its own.
+    """Audits 2,000, 20,000 and 200,000 references, each to a payload of its own.
 
     Raises:
         BenchmarkError: it did not find each of them to be well.
     """
-    return await _growth(bench, "audit", 1)
+    return await _compared(bench, "audit", 1)
 
 
-async def _growth(bench: Bench, job: Literal["sweep", "audit"], share: int) -> list[Result]:
-    count = max(bench.records or PAYLOADS, 2 * _TIMES)
-    live = "each" if share == 1 else f"one in {share}"
-    bench.console.print(f"{job}: {count // _TIMES:,} and {count:,} payloads on the filesystem, {live} of them live")
-    less = [await _round(bench, count // _TIMES, job, share) for _ in range(bench.repeat)]
-    more = [await _round(bench, count, job, share) for _ in range(bench.repeat)]
-    ratios = [large.seconds / small.seconds for small, large in zip(less, more, strict=True)]
-    seconds = (median(each.seconds for each in more), median(each.seconds for each in less))
-    cpu = (median(each.cpu_seconds for each in more), median(each.cpu_seconds for each in less))
-    return [
-        Result(f"{job}.growth", seconds[0], "s", seconds[1], median(ratios)),
-        Result(f"{job}.growth_cpu", cpu[0], "CPU-s", cpu[1], cpu[0] / cpu[1]),
-        Result(f"{job}.payloads_per_s", median(count / each.seconds for each in more), "1/s"),
-        *(_peak(f"{job}.{role}_peak_mib", role, more, less) for role in ROLES if more[0].peaks[role]),
-    ]
+async def _compared(bench: Bench, job: Literal["sweep", "audit"], share: int) -> list[Result]:
+    most = max(bench.records or PAYLOADS, 2 * max(_SIZES.values()))
+    results = []
+    for size, times in _SIZES.items():
+        live = "each" if share == 1 else f"one in {share}"
+        bench.console.print(f"{job}: {most // times:,} payloads on the filesystem, {live} of them live")
+        rounds = [
+            [await _round(bench, most // times, job, share, spark=spark) for spark in (False, True)]
+            for _ in range(bench.repeat)
+        ]
+        for end, unit, figure in (("", "s", "seconds"), ("_cpu", "CPU-s", "cpu_seconds"), ("_mib", "MiB", "peak_mib")):
+            pairs = [(getattr(alone, figure), getattr(spark, figure)) for alone, spark in rounds]
+            alone_median, spark_median = (median(each) for each in zip(*pairs, strict=True))
+            ratio = median(one / other for one, other in pairs)
+            results.append(Result(f"{job}.{size}{end}", alone_median, unit, spark_median, ratio))
+    return results
 
 
-def _peak(name: str, role: str, many: list[_Seen], few: list[_Seen]) -> Result:
-    large, small = (max(each.peaks[role] for each in seen) / 2**20 for seen in (many, few))
-    return Result(name, large, "MiB", small, large / small)
-
-
-async def _round(bench: Bench, count: int, job: Literal["sweep", "audit"], share: int) -> _Seen:
+async def _round(bench: Bench, count: int, job: Literal["sweep", "audit"], share: int, *, spark: bool) -> _Seen:
     topic = await bench.topics.make(job)
     root = bench.folder / f"{job}-store"
     folder = root / topic
@@ -111,17 +107,17 @@ async def _round(bench: Bench, count: int, job: Literal["sweep", "audit"], share
             os.link(first, folder / f"{number:064x}")
     live = [f"{number:064x}" for number in range(0, count, share)]
     await asyncio.to_thread(send, bench.topics.bootstrap, topic, _records(folder, live))
-    seen = await asyncio.to_thread(_run, bench, root, topic, job, *(("--delete",) if job == "sweep" else ()))
+    options = ("--delete",) if job == "sweep" else ()
+    seen = await asyncio.to_thread(_run, bench, root, topic, job, *options, spark=spark)
     if sorted(os.listdir(folder)) != live:  # noqa: PTH208  # 200,000 of them
         raise BenchmarkError(f"{job}: the payloads of {count:,} that are left are not those that records refer to")
     if job == "audit" and seen.summary["topics"] != {topic: {"ok": len(live)}}:
         raise BenchmarkError(f"audit: of {len(live):,} references it found {seen.summary['topics']}")
     shutil.rmtree(root)
     await bench.topics.delete(topic)
-    peaks = "  ".join(f"{role} {size / 2**20:6,.0f} MiB" for role, size in seen.peaks.items() if size)
     bench.console.print(
-        f"  {count:>9,} payloads {seen.seconds:8.1f} s  {count / seen.seconds:10,.0f} payloads/s  "
-        f"{seen.cpu_seconds:8.1f} CPU-s  {peaks}  load average {load_average():.2f}",
+        f"  {'with Spark' if spark else 'without':<10} {seen.seconds:8.1f} s  {seen.cpu_seconds:8.1f} CPU-s  "
+        f"{seen.peak_mib:6,.0f} MiB  load average {load_average():.2f}",
         highlight=False,
     )
     steps = "  ".join(f"{name} {seconds:.1f} s" for name, seconds in seen.summary["seconds"].items())
@@ -135,15 +131,15 @@ def _records(folder: Path, names: list[str]) -> Iterator[Sent]:
         yield number % PARTITIONS, record.key, record.value, record.headers, 1
 
 
-def _run(bench: Bench, root: Path, topic: str, job: str, *options: str) -> _Seen:
-    command = [
-        *(sys.executable, "-m", f"jobs.{job}", "--bootstrap-servers", bench.topics.bootstrap, "--topic", topic),
-        *("--store", "large.message.payload.store.class=filesystem", "--store", f"filesystem.root={root}"),
-        *(*options, "--jars", ",".join(map(str, jars.ensure("spark")))),
-    ]
-    if master := os.environ.get(MASTER):
-        command += ["--master", master]
+def _run(bench: Bench, root: Path, topic: str, job: str, *options: str, spark: bool) -> _Seen:
+    command = [sys.executable, "-m", *(("jobs." + job,) if spark else ("app.cli", job))]
+    command += ["--bootstrap-servers", bench.topics.bootstrap, "--topic", topic, *options]
+    command += ["--store", "large.message.payload.store.class=filesystem", "--store", f"filesystem.root={root}"]
+    if spark:
+        command += ["--jars", ",".join(map(str, jars.ensure("spark")))]
+        command += ["--master", os.environ[MASTER]] if os.environ.get(MASTER) else []
     log = bench.log(job)
+    started = time.monotonic()
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL)
         try:
@@ -153,7 +149,7 @@ def _run(bench: Bench, root: Path, topic: str, job: str, *options: str) -> _Seen
             process.kill()
             process.wait()
             raise BenchmarkError(f"{job}: not done after {_LIMIT_S:,} s") from exc
+    seconds = time.monotonic() - started
     if process.returncode != 0:
-        raise BenchmarkError(f"{job}: the job ended with status {process.returncode}: {log.read_text()[-3000:]}")
-    summary = json.loads(said)
-    return _Seen(sum(summary["seconds"].values()), peaks.cpu_seconds, peaks.bytes, summary)
+        raise BenchmarkError(f"{job}: it ended with status {process.returncode}: {log.read_text()[-3000:]}")
+    return _Seen(seconds, peaks.cpu_seconds, sum(peaks.bytes.values()) / 2**20, json.loads(said))

@@ -150,13 +150,17 @@ SECTIONS: Sequence[Section] = (
     ),
     Section(
         "Spark",
-        "1,200 references to 1 MiB; 200,000 payloads beside 20,000 for sweep and audit.",
+        "1,200 references to 1 MiB; sweep and audit of payloads on the filesystem, from start to end.",
         {
             "spark.inflate.s3": ("inflate, 2 tasks, the server beside them", "a loop of downloads in one thread"),
             "spark.inflate.s3_20ms": ("inflate, from an S3 that answers after 20 ms", "the same"),
             "spark.inflate.client_ms": ("inflate: CPU of a task's S3 client, the later ones", "the first of a worker"),
-            "sweep.growth": ("sweep of ten times as many payloads", "20,000 payloads"),
-            "audit.growth": ("audit of ten times as many references", "20,000 references"),
+            **{
+                f"{job}.{size}{end}": (f"{job} of {count} {what}{more}, without Spark", "the same on Spark")
+                for job, what in (("audit", "references"), ("sweep", "payloads"))
+                for size, count in (("few", "2,000"), ("some", "20,000"), ("many", "200,000"))
+                for end, more in (("", ""), ("_cpu", ": CPU"), ("_mib", ": memory"))
+            },
         },
         "[spark-inflate.md](spark-inflate.md#speed) says why two cores limit the first row.",
     ),

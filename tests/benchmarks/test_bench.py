@@ -268,15 +268,12 @@ def test_bench_batches(measured: _Measured) -> None:
 @_of_all
 @pytest.mark.spark
 def test_bench_sweep(measured: _Measured) -> None:
-    """Payloads without a record go and the others stay; time and memory have their numbers."""
+    """Payloads without a record go and the others stay; time and memory have their numbers, with Spark and without."""
     rows = measured.of("sweep")
-    ends = ("growth", "growth_cpu", "payloads_per_s", "driver_peak_mib", "workers_peak_mib")
-    assert set(rows) == {f"sweep.{end}" for end in ends}
-    assert rows["sweep.payloads_per_s"]["value"] == pytest.approx(400 / rows["sweep.growth"]["value"])
-    assert "sweep: 40 and 400 payloads on the filesystem, one in 2 of them live" in measured.printed
+    assert set(rows) == {f"sweep.{size}{end}" for size in ("few", "some", "many") for end in ("", "_cpu", "_mib")}
+    assert "sweep: 400 payloads on the filesystem, one in 2 of them live" in measured.printed
     most = psutil.virtual_memory().total / 2**20
-    assert 100 < rows["sweep.driver_peak_mib"]["value"] < most  # Java
-    assert 10 < rows["sweep.workers_peak_mib"]["value"] < most  # Python
+    assert 20 < rows["sweep.many_mib"]["value"] < rows["sweep.many_mib"]["against"] < most
 
 
 @_of_all
@@ -393,8 +390,6 @@ def test_targets_are_those_of_the_issue() -> None:
         "chunks.memory.peak_mib": "≤ 1×",
         "memory.peak_mib": "≤ 1×",
         "batches.split_percent": "≤ 5",
-        "sweep.growth": "≤ 12×",
-        "audit.growth": "≤ 12×",
         "spark.inflate.s3": "≥ 1.2×",
         "spark.inflate.s3.pool": "≥ 0.95×",
         "spark.inflate.s3_far": "≥ 8×",
