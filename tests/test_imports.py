@@ -66,7 +66,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "google": ("stores/gcs_token", "jobs/ingesting/protobuf_values"),
     "grpc_tools": ("jobs/ingesting/protobuf_values",),
     "fastavro": ("jobs/ingesting/avro_values",),
-    "re2": ("jobs/ingesting/json_validator",),
+    "re2": ("jobs/ingesting/json_values",),
     "pyspark": ("jobs/",),
     "py4j": ("jobs/",),
     "faust": ("app/",),

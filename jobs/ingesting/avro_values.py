@@ -4,222 +4,125 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from decimal import Decimal
-from types import MappingProxyType
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import fastavro
 from fastavro.read import LOGICAL_READERS
-from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, MapType, StructType
+from pyspark.sql.types import DataType, DoubleType, LongType
 
-from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
-from jobs.ingesting.registry import Registered
+from jobs.ingesting.registry import MOST_FIELDS, BadValueError, Reader, Registered
 
-__all__ = ["AvroCodec", "whole", "widened"]
-
-_NAMED = ("record", "error", "enum", "fixed")
-_WIDENED: Mapping[tuple[str, type[DataType]], str] = MappingProxyType(
-    {("int", LongType): "long", ("int", DoubleType): "double", ("float", DoubleType): "double"}
-)
-_MOST_FREE = 64
+_WIDER = {("int", LongType): "long", ("int", DoubleType): "double", ("float", DoubleType): "double"}
 _MOST_DECIMAL_BYTES = 128  # Spark's longest has 16
 
 
-def _bounded(read: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """A reader of decimals that takes no more bytes than these: to make digits of a MB takes more than a minute."""
-
-    def bounded(data: bytes, *schemas: Any) -> Decimal:
-        if len(data) > _MOST_DECIMAL_BYTES:
-            raise ValueError
-        return read(data, *schemas)
-
-    return bounded
+def _short(read: Callable[..., Decimal], data: bytes, *schemas: Any) -> Decimal:
+    """A decimal of no more bytes than these: to make digits of a MB takes more than a minute."""
+    if len(data) > _MOST_DECIMAL_BYTES:
+        raise ValueError
+    return read(data, *schemas)
 
 
 # As fastavro's documentation has it for logical types; there is no other way to them.
-LOGICAL_READERS.update({each: _bounded(LOGICAL_READERS[each]) for each in ("bytes-decimal", "fixed-decimal")})
+LOGICAL_READERS.update({each: partial(_short, LOGICAL_READERS[each]) for each in ("bytes-decimal", "fixed-decimal")})
 
 
-class AvroCodec:
-    """Reads values of `written`, and writes them with `table`.
+def reader(written: Registered, table: Registered, _: str | None = None) -> Reader:
+    """What reads values of `written`, and writes them with `table`."""
+    theirs, ours = (fastavro.parse_schema(_whole(each)) for each in (written, table))
 
-    Raises:
-        BadValueError: one of the schemas is wrong, or no table can hold its values.
-    """
-
-    @unusable("Avro schema")
-    def __init__(self, written: Registered, table: Registered) -> None:
-        schemas = whole(written), whole(table)
-        for each in schemas:
-            _Sizes().of(each)
-        self._written, self._table = (fastavro.parse_schema(each) for each in schemas)
-
-    def plain(self, content: bytes) -> bytes:
-        """See `codec.Codec`."""
+    def read(content: bytes) -> bytes:
         # Behind a value that is cut, fastavro reads on as far as there is anything; so there is one byte more.
         source, found = io.BytesIO(content + b"\0"), io.BytesIO()
         try:
-            value = fastavro.schemaless_reader(source, self._written, self._table)
-        except Exception as exc:  # fastavro has errors of many classes for what it cannot read
-            raise BadValueError(f"is not Avro of it, or not as the table needs it: {_named(exc)}") from exc
+            value = fastavro.schemaless_reader(source, theirs, ours)
+            fastavro.schemaless_writer(found, ours, value)
+        except Exception as exc:  # of many classes; their texts may have what stands in the value
+            raise BadValueError(f"is not Avro of it, or not as the table needs it: {type(exc).__name__}") from exc
         if source.tell() != len(content):
             raise BadValueError("is not Avro of it: it is cut, or something stands behind it")
-        try:
-            fastavro.schemaless_writer(found, self._table, value)
-        except Exception as exc:  # the same
-            raise BadValueError(f"does not fit the table's schema: {_named(exc)}") from exc
         return found.getvalue()
 
-
-def whole(schema: Registered) -> Any:
-    """The schema with those that it refers to put in where they are named first.
-
-    Raises:
-        ValueError: a schema is no JSON.
-    """
-    parts: dict[str, Any] = {}
-    for text in schema.references.values():
-        found = json.loads(text)
-        if isinstance(found, dict) and isinstance(found.get("name"), str):
-            parts[_full(found, found.get("namespace", ""))] = found
-    return _put_in(json.loads(schema.text), parts, set(), "")
+    return read
 
 
-def widened(schema: Any, table: DataType) -> Any:
-    """The schema as the table's reader: an int or a float as the wider number that the table has in its place.
-
-    Only where no value changes: Avro's own rules allow int as float too, and long as float and double.
+def columns(table: Registered, _: str | None = None, kept: DataType | None = None) -> str:
+    """The schema for Spark, with those that it refers to in it.
 
     Args:
-        schema: as `whole` makes it.
-        table: what the table has in place of the schema's values.
+        table: the schema.
+        kept: what the table has already: numbers are the wider ones that it has in their place. Only where no value
+            changes: Avro's own rules allow int as float too, and long as float and double.
+
+    Raises:
+        BadValueError: no table can hold its values.
     """
-    if isinstance(schema, str):
-        return _WIDENED.get((schema, type(table)), schema)
-    if isinstance(schema, list):
-        several = sum(each != "null" for each in schema) > 1
-        return schema if several else [widened(each, table) for each in schema]
-    if not isinstance(schema, dict) or "logicalType" in schema:
-        return schema
-    found = dict(schema)
-    if isinstance(table, StructType):
-        kinds = {field.name: field.dataType for field in table}
-        if schema.get("type") in ("record", "error"):
-            inside = ((each, kinds.get(each["name"])) for each in schema["fields"])
-            found["fields"] = [{**each, "type": widened(each["type"], kind)} if kind else each for each, kind in inside]
-    elif isinstance(table, ArrayType) and "items" in schema:
-        found["items"] = widened(schema["items"], table.elementType)
-    elif isinstance(table, MapType) and "values" in schema:
-        found["values"] = widened(schema["values"], table.valueType)
-    elif isinstance(schema.get("type"), str):
-        found["type"] = widened(schema["type"], table)
-    return found
+    return json.dumps(_whole(table, kept))
 
 
-def _put_in(schema: Any, parts: Mapping[str, Any], done: set[str], space: str) -> Any:
-    if isinstance(schema, str):
-        name = schema if "." in schema or f"{space}.{schema}" not in parts else f"{space}.{schema}"
-        if name not in parts or name in done:
-            return schema
-        done.add(name)
-        part = parts[name]
-        return _put_in({**part, "name": name}, parts, done, name.rpartition(".")[0])
-    if isinstance(schema, list):
-        return [_put_in(each, parts, done, space) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = dict(schema)
-    if isinstance(found.get("name"), str) and found.get("type") in _NAMED:
-        space = _full(found, found.get("namespace", space)).rpartition(".")[0]
-    for key in ("items", "values"):
-        if key in found:
-            found[key] = _put_in(found[key], parts, done, space)
-    if isinstance(found.get("fields"), list):
-        found["fields"] = [{**each, "type": _put_in(each["type"], parts, done, space)} for each in found["fields"]]
-    elif "type" in found and not isinstance(found["type"], str):
-        found["type"] = _put_in(found["type"], parts, done, space)
-    return found
+def _whole(schema: Registered, kept: DataType | None = None) -> Any:
+    """The schema with those that it refers to put in where they are named first; see `columns`."""
+    named: dict[str, Any] = {}
+    for text in schema.references.values():
+        fastavro.parse_schema(json.loads(text), named)
+    whole = fastavro.parse_schema(json.loads(schema.text), named)
+    return _Walk(named).of(whole, kept)[0]
 
 
-def _full(schema: Mapping[str, Any], space: str) -> str:
-    name = str(schema["name"])
-    return name if "." in name or not space else f"{space}.{name}"
+class _Walk:
+    """Looks at each named type once, whatever a schema says.
 
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """What one value of a schema is at most: the values in it, and those of them that need no byte of their own.
-
-    Items of arrays and maps count once; `empty` says that the whole value may have no byte.
+    fastavro would follow a value as deep as it nests, and as often as its count says. So no type may contain itself,
+    and no item may have a value that takes no byte.
     """
 
-    values: int
-    free: int
-    empty: bool
+    def __init__(self, named: dict[str, Any]) -> None:
+        self._named = named
+        self._sizes: dict[str, tuple[int, bool] | None] = {}  # None while inside of it
 
+    def of(self, part: Any, kept: Any) -> tuple[Any, int, bool]:
+        """A part as it stands in the whole, how many values one of it has, and whether one of these takes no byte."""
+        if isinstance(part, list):  # which of them it is takes a byte
+            alone = sum(each != "null" for each in part) == 1
+            inside = [self.of(each, kept if alone else None) for each in part]
+            return [each[0] for each in inside], _bounded(1 + sum(each[1] for each in inside)), False
+        if isinstance(part, dict):
+            found, count, free = self._of_dict(part, part["type"], kept)
+            if "name" in part:
+                self._sizes[part["name"]] = count, free
+            return found, count, free
+        if part not in self._named:
+            return _WIDER.get((part, type(kept)), part), 1, part == "null"
+        if part not in self._sizes:
+            return self.of(self._named[part], kept)
+        known = self._sizes[part]
+        if known is None:
+            raise BadValueError("whose Avro schema has a record inside itself, which no table can hold")
+        return part, *known
 
-_PLAIN, _NULL = _Size(1, 0, empty=False), _Size(1, 1, empty=True)
-
-
-class _Sizes:
-    """Looks whether a schema lets fastavro follow a value as deep as it goes, or as often as its count says.
-
-    It looks at each named type once, so a schema takes as long as its text, whatever it says.
-    """
-
-    def __init__(self) -> None:
-        self._named: dict[str, _Size | None] = {}
-
-    def of(self, schema: Any, space: str = "") -> _Size:
-        """The size of a schema in this namespace.
-
-        Raises:
-            BadValueError: no table can hold its values, or a few bytes make too many of them.
-        """
-        found = self._of(schema, space)
-        if found.values > MOST_FIELDS:
-            raise BadValueError(f"whose Avro schema has more than {MOST_FIELDS:,} fields")
-        return found
-
-    def _of(self, schema: Any, space: str) -> _Size:
-        if isinstance(schema, str):
-            full = schema if "." in schema or f"{space}.{schema}" not in self._named else f"{space}.{schema}"
-            if full in self._named:
-                return self._named[full] or _refused("a record inside itself")
-            return _NULL if schema == "null" else _PLAIN
-        if isinstance(schema, list):  # which of them it is takes a byte
-            several = [self.of(each, space) for each in schema]
-            most = max((each.free for each in several), default=0)
-            return _Size(1 + sum(each.values for each in several), max(most - 1, 0), empty=False)
-        kind = schema["type"]
+    def _of_dict(self, part: dict[str, Any], kind: str, kept: Any) -> tuple[Any, int, bool]:
+        if kind in ("record", "error"):
+            self._sizes[part["name"]] = None
+            kinds = {each.name: each.dataType for each in getattr(kept, "fields", ())}
+            inside = [self.of(each["type"], kinds.get(each["name"])) for each in part["fields"]]
+            fields = [{**each, "type": new[0]} for each, new in zip(part["fields"], inside, strict=True)]
+            found = {key: each for key, each in part.items() if not key.startswith("__")} | {"fields": fields}
+            return found, _bounded(1 + sum(each[1] for each in inside)), not fields or any(each[2] for each in inside)
         if kind in ("array", "map"):
-            item = self.of(schema["items" if kind == "array" else "values"], space)
-            if item.empty and kind == "array":
-                _refused("an array of items without bytes")
-            if item.free > _MOST_FREE:
-                _refused(f"items with more than {_MOST_FREE} fields without bytes")
-            return _Size(1 + item.values, 0, empty=False)
-        return self._of_named(schema, space) if kind in _NAMED else self.of(kind, space)
-
-    def _of_named(self, schema: Mapping[str, Any], space: str) -> _Size:
-        full = _full(schema, schema.get("namespace", space))
-        self._named[full] = None  # it is not to be inside itself
-        if schema["type"] == "fixed":
-            found = _NULL if schema["size"] == 0 else _PLAIN
-        else:
-            inside = [self.of(each["type"], full.rpartition(".")[0]) for each in schema.get("fields", ())]
-            empty = schema["type"] != "enum" and all(each.empty for each in inside)
-            found = _Size(1 + sum(each.values for each in inside), empty + sum(each.free for each in inside), empty)
-        self._named[full] = found
-        return found
+            name, of = ("items", "elementType") if kind == "array" else ("values", "valueType")
+            item, count, free = self.of(part[name], getattr(kept, of, None))
+            if free:
+                raise BadValueError("whose Avro schema has items with values without bytes, which no table can hold")
+            return {**part, name: item}, _bounded(1 + count), False
+        if "logicalType" not in part:
+            part = {**part, "type": _WIDER.get((kind, type(kept)), kind)}
+        return part, 1, kind == "null" or part.get("size") == 0
 
 
-def _refused(what: str) -> NoReturn:
-    raise BadValueError(f"whose Avro schema has {what}, which no table can hold")
-
-
-def _named(error: Exception) -> str:
-    """The class of an error: its text may hold what stands in the value."""
-    return type(error).__name__
+def _bounded(count: int) -> int:
+    if count > MOST_FIELDS:
+        raise BadValueError(f"whose Avro schema has more than {MOST_FIELDS:,} fields")
+    return count

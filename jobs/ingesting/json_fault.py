@@ -6,16 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql import types as T
 
 from jobs.driver.failures import SPARK_ERRORS
 from jobs.ingesting.command_line import IngestSettings
 from jobs.ingesting.values import fits, is_utf8
-
-__all__ = ["fault"]
 
 _PLACE = re.compile(r"topic (\S+) partition (\d+) offset (\d+): the value, ")
 _MOST_FIELDS = 1000
@@ -30,19 +29,16 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     if settings.value.format != "json" or settings.value.registered is not None or named is None:
         return None
     topic, partition, offset = named[1], int(named[2]), int(named[3])
-    options = {name: value for name, value in settings.source_options().items() if name.startswith("kafka.")}
-    options["assign"] = json.dumps({topic: [partition]})
-    for name, at in (("startingOffsets", offset), ("endingOffsets", offset + 1)):
-        options[name] = json.dumps({topic: {partition: at}})
+    options = {name: each for name, each in settings.source_options().items() if name.startswith("kafka.")} | {
+        "assign": json.dumps({topic: [partition]}),
+        "startingOffsets": json.dumps({topic: {partition: offset}}),
+        "endingOffsets": json.dumps({topic: {partition: offset + 1}}),
+    }
     text = F.col("value").cast("string")
-    wrong = [
-        F.when(~is_utf8(F.col("value")), "it is no UTF-8"),
-        F.when(~fits(text, StructType()), "it is no JSON object"),
-        *(
-            F.when(~fits(text, StructType([field])), f"its field {path} is no {kind}")
-            for path, kind, field in islice(_leaves(settings.value.json_schema()), _MOST_FIELDS)
-        ),
-    ]
+    wrong = [F.when(~is_utf8(F.col("value")), "it is no UTF-8")]
+    for path, kind, alone in islice(_parts(settings.value.json_schema()), _MOST_FIELDS):
+        what = f"its field {path[1:]} is no {kind}" if path else "it is no JSON object"
+        wrong.append(F.when(~fits(text, alone), what))
     try:
         rows = spark.read.format("kafka").options(**options).load()
         found = rows.select(F.coalesce(*wrong).alias("wrong")).first()
@@ -51,23 +47,18 @@ def fault(spark: SparkSession, settings: IngestSettings, error: Exception) -> st
     return None if found is None else found.wrong
 
 
-def _leaves(schema: StructType) -> Iterator[tuple[str, str, StructField]]:
-    """Each field that holds no others: its path, its type for people, and a schema with nothing beside it."""
-    for field in schema:
-        for path, kind, alone in _within(field.dataType):
-            yield f"{field.name}{path}", kind, StructField(field.name, alone)
-
-
-def _within(kind: DataType) -> Iterator[tuple[str, str, DataType]]:
-    if isinstance(kind, StructType):
-        yield "", "object", StructType()
-        for path, name, field in _leaves(kind):
-            yield f".{path}", name, StructType([field])
-    elif isinstance(kind, ArrayType):
-        for path, name, alone in _within(kind.elementType):
-            yield f"[]{path}", name, ArrayType(alone)
-    elif isinstance(kind, MapType):
-        for path, name, alone in _within(kind.valueType):
-            yield f"{{}}{path}", name, MapType(kind.keyType, alone)
+def _parts(kind: T.DataType) -> Iterator[tuple[str, str, Any]]:
+    """Each struct of a type, and each part that holds no others: its path, its type for people, and it alone."""
+    if isinstance(kind, T.StructType):
+        yield "", "object", T.StructType()
+        for field in kind:
+            for path, name, alone in _parts(field.dataType):
+                yield f".{field.name}{path}", name, T.StructType([T.StructField(field.name, alone)])
+    elif isinstance(kind, T.ArrayType):
+        for path, name, alone in _parts(kind.elementType):
+            yield f"[]{path}", name, T.ArrayType(alone)
+    elif isinstance(kind, T.MapType):
+        for path, name, alone in _parts(kind.valueType):
+            yield f"{{}}{path}", name, T.MapType(kind.keyType, alone)
     else:
         yield "", kind.simpleString().upper(), kind

@@ -3,177 +3,202 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
 
+import re2
 from jsonschema.exceptions import ValidationError
-from jsonschema.validators import validator_for
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
-from referencing import Registry as References
-from referencing import Resource
-from referencing.exceptions import Unresolvable
+from jsonschema.validators import extend, validator_for
+from pyspark.sql import types as T
+from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
-from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
-from jobs.ingesting.json_validator import linear
-from jobs.ingesting.registry import Registered
-from jobs.ingesting.time_limit import TimeIsUpError, within
-from transforms.errors import ConfigurationError
+from jobs.ingesting.registry import MOST_FIELDS, BadValueError, Reader, Registered
 from transforms.text import printable
-
-__all__ = ["JsonCodec", "columns"]
 
 _MOST_DEPTH = 64
 # jsonschema takes 3 seconds for a MiB of plain numbers.
-_SECONDS, _SECONDS_OF_A_BYTE = 1.0, 30 / 2**20
-_SIMPLE = {"string": StringType(), "integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
+_SCHEMA_SECONDS, _SECONDS, _SECONDS_OF_A_BYTE = 10.0, 1.0, 30 / 2**20
+# RE2's program and the states that it keeps; an expression of 200 times any letter of Unicode takes 3 MB.
+_MOST_EXPRESSION_BYTES = 2**22
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+_SIMPLE = {"string": T.StringType(), "integer": T.LongType(), "number": T.DoubleType(), "boolean": T.BooleanType()}
 
 
-class JsonCodec:
-    """Checks values with their own schema. References to other addresses are never followed.
+class _TimeIsUpError(BaseException):
+    """No `Exception`: code that handles those would take it for an error of its own."""
+
+
+def within(seconds: float, work: Callable[[], object], what: str = "") -> None:
+    """Does some work in Python, which is interrupted after so many seconds of the process's CPU; `re` is, too.
+
+    In the main thread alone, where Spark's Python workers run all tasks; elsewhere there is no limit. No timer is left:
+    one that goes off when the interpreter ends would kill the process.
 
     Raises:
-        BadValueError: the schema cannot be used.
+        BadValueError: the time was over first.
     """
 
-    @unusable("JSON Schema")
-    def __init__(self, written: Registered) -> None:
-        schema = json.loads(written.text)
-        others = {name: json.loads(text) for name, text in written.references.items()}
-        kind: Any = validator_for(schema)
-        # Without formats: regular expressions would have to be those of Python.
-        kind.check_schema(schema, format_checker=None)
-        known: References[Any] = References().with_resources(
-            (name, Resource.from_contents(each, default_specification=DRAFT7)) for name, each in others.items()
-        )
-        self._validator = linear(kind)(schema, registry=known)
+    def interrupt(*_: object) -> None:
+        raise _TimeIsUpError
 
-    def plain(self, content: bytes) -> bytes:
-        """See `codec.Codec`."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGVTALRM, interrupt)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)  # again and again: one in a finalizer is lost
+    try:
         try:
-            value = json.loads(content.decode("utf-8"), parse_constant=_no_number)
+            work()
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    except _TimeIsUpError:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        raise BadValueError(f"{what}cannot be checked in {seconds:.1f} seconds of CPU") from None
+
+
+@lru_cache(128)
+def searcher(expression: str) -> Callable[[str], object]:
+    """What looks for a regular expression of ECMA-262 in a text: RE2, whose time is linear, or `re` if RE2 cannot."""
+    options = re2.Options()
+    options.max_mem, options.never_capture, options.log_errors = _MOST_EXPRESSION_BYTES, True, False
+    # ECMA-262 has `\u00e9` where RE2 has `\x{00e9}`.
+    escaped = _ESCAPED.sub(lambda found: f"\\x{{{found[1]}}}" if found[1] else found[0], expression)
+    try:
+        found: Callable[[str], object] = re2.compile(escaped, options).search
+    except (re2.error, UnicodeError):
+        found = re.compile(expression).search
+    return found
+
+
+def _pattern(validator: Any, expression: str, value: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and not searcher(expression)(value):
+        yield ValidationError("does not match")
+
+
+def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "object"):
+        for expression, schema in patterns.items():
+            for name, each in value.items():
+                if searcher(expression)(name):
+                    yield from validator.descend(each, schema, path=name, schema_path=expression)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "object"):
+        known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for name, each in value.items():
+            if name not in known and not any(searcher(expression)(name) for expression in patterns):
+                yield from validator.descend(each, allowed, path=name)
+
+
+_LINEAR = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+}
+
+
+def reader(written: Registered, *_: object) -> Reader:
+    """What checks values with their own schema. References to other addresses are never followed."""
+    schema = json.loads(written.text)
+    kind: Any = validator_for(schema)
+    # Without formats: regular expressions would have to be those of Python.
+    within(_SCHEMA_SECONDS, lambda: kind.check_schema(schema, format_checker=None), "whose schema ")
+    known: Registry[Any] = Registry().with_resources(
+        (name, Resource.from_contents(json.loads(text), default_specification=DRAFT7))
+        for name, text in written.references.items()
+    )
+    validator = extend(kind, _LINEAR)(schema, registry=known)  # type: ignore[no-untyped-call]
+
+    def read(content: bytes) -> bytes:
+        try:
+            value = json.loads(
+                content.decode("utf-8"), parse_constant=int
+            )  # of "NaN", which is no JSON, no int can be made
             if b"\\ud" in content or b"\\uD" in content:  # half a character, of which Spark would make a question mark
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as exc:
             raise BadValueError("is no JSON") from exc
-        seconds = _SECONDS + len(content) * _SECONDS_OF_A_BYTE
         try:
-            within(seconds, lambda: self._validator.validate(value))
+            within(_SECONDS + len(content) * _SECONDS_OF_A_BYTE, lambda: validator.validate(value))
         except ValidationError as exc:
             # The place in the schema: that in the value has names that the value chose.
             where = "/".join(map(str, exc.absolute_schema_path))
             raise BadValueError(f"is not JSON of it: {printable(where, 100)}") from exc
-        except TimeIsUpError as exc:
-            raise BadValueError(f"cannot be checked with it in {seconds:.1f} seconds of CPU") from exc
-        except (Unresolvable, RecursionError) as exc:
-            raise BadValueError(f"cannot be checked with it: {type(exc).__name__}") from exc
         return content
 
+    return read
 
-def columns(written: Registered, where: str) -> StructType:
-    """The type of a table's column for values of this schema.
 
-    Args:
-        written: the schema.
-        where: its name, for a message.
+def columns(table: Registered, *_: object) -> str:
+    """The type of a table's column, as Spark's JSON, for values of this schema.
 
     Raises:
-        ConfigurationError: the schema, or a part of it, has no one type in a table.
+        BadValueError: the schema, or a part of it, has no one type in a table.
     """
-    try:
-        with unusable("JSON Schema"):
-            schema = json.loads(written.text)
-            others = {name: json.loads(text) for name, text in written.references.items()}
-            found = _Types(schema, others, where).of(schema, "", 0)
-    except BadValueError as exc:
-        raise ConfigurationError("--schema-registry-url", f"{where} is no JSON Schema") from exc
-    if not isinstance(found, StructType) or not found.fields:
-        raise ConfigurationError(
-            "--schema-registry-url", f"{where} is no object with properties; give the columns with --value-schema"
-        )
-    return found
+    others = {name: json.loads(text) for name, text in table.references.items()}
+    schema = json.loads(table.text)
+    found = _Types({**others, "": schema}).of(schema, "", 0)
+    if not isinstance(found, T.StructType):
+        raise BadValueError("which is no object with properties")
+    return found.json()
 
 
 class _Types:
-    """Finds the types of a schema's parts."""
+    """Finds the types of parts of schemas.
 
-    def __init__(self, root: Any, others: dict[str, Any], where: str) -> None:
-        self._root = root
-        self._others = others
-        self._where = where
-        self._found = 0
+    Args:
+        schemas: those that parts may refer to, by their addresses.
+    """
 
-    def of(self, schema: Any, path: str, depth: int) -> DataType:
+    def __init__(self, schemas: dict[str, Any]) -> None:
+        self._schemas = schemas
+        self._left = MOST_FIELDS
+
+    def of(self, part: Any, path: str, depth: int) -> T.DataType:
         """The type of a part, which is at `path` and so many parts deep."""
+        self._left -= 1
+        if self._left < 0:
+            raise BadValueError(f"which has more than {MOST_FIELDS:,} fields")
         if depth > _MOST_DEPTH:
-            self._fail(path, f"goes on for more than {_MOST_DEPTH} levels, or contains itself")
-        self._found += 1
-        if self._found > MOST_FIELDS:
-            self._fail("", f"has more than {MOST_FIELDS:,} fields")
-        if not isinstance(schema, dict):
-            self._fail(path, "says no type")
-        if "$ref" in schema:
-            return self.of(self._referred(schema["$ref"], path), path, depth + 1)
-        choices = schema.get("oneOf", schema.get("anyOf"))
-        if isinstance(choices, list) and "type" not in schema:
+            raise BadValueError(f"whose {path[1:]} goes on for more than {_MOST_DEPTH} levels, or contains itself")
+        if "$ref" in part:
+            return self.of(self._referred(part["$ref"], path), path, depth + 1)
+        choices = part.get("oneOf", part.get("anyOf"))
+        if isinstance(choices, list) and "type" not in part:
             kinds = [each for each in choices if each != {"type": "null"}]
             return self.of(kinds[0] if len(kinds) == 1 else {}, path, depth + 1)
-        kind = _kind(schema)
-        return _SIMPLE[kind] if kind in _SIMPLE else self._nested(kind, schema, path, depth)
+        kind, inside, depth = _kind(part), part.get("additionalProperties"), depth + 1
+        if kind == "array" and "items" in part:
+            return T.ArrayType(self.of(part["items"], f"{path}[]", depth))
+        if kind == "object" and part.get("properties"):
+            fields = ((name, self.of(each, f"{path}.{name}", depth)) for name, each in part["properties"].items())
+            return T.StructType([T.StructField(*each) for each in fields])
+        if kind == "object" and isinstance(inside, dict):
+            return T.MapType(T.StringType(), self.of(inside, f"{path}{{}}", depth))
+        if kind not in _SIMPLE:
+            raise BadValueError(f"whose {path[1:] or 'value'} has no one type")
+        return _SIMPLE[kind]
 
-    def _nested(self, kind: str | None, schema: dict[str, Any], path: str, depth: int) -> DataType:
-        if kind == "array" and "items" in schema:
-            return ArrayType(self.of(schema["items"], f"{path}[]", depth + 1))
-        if kind == "object" and isinstance(schema.get("properties"), dict):
-            return StructType([
-                StructField(name, self.of(each, f"{path}.{name}", depth + 1))
-                for name, each in schema["properties"].items()
-            ])  # fmt: skip
-        if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-            return MapType(StringType(), self.of(schema["additionalProperties"], f"{path}{{}}", depth + 1))
-        return self._fail(path, "has no one type")
-
-    def _referred(self, address: Any, path: str) -> Any:
-        base, _, inside = str(address).partition("#")
-        found = self._others.get(base) if base else self._root
+    def _referred(self, address: str, path: str) -> Any:
+        base, _, inside = address.partition("#")
         try:
+            found = self._schemas[base]
             for step in filter(None, inside.split("/")):
-                found = found[step.replace("~1", "/").replace("~0", "~")]  # type: ignore[index]  # or it fails
+                found = found[step.replace("~1", "/").replace("~0", "~")]
         except (LookupError, TypeError):
-            found = None
-        return found if found is not None else self._fail(path, f"refers to {str(address)[:100]!r}, which is not there")
-
-    def _fail(self, path: str, what: str) -> NoReturn:
-        raise ConfigurationError(
-            "--schema-registry-url",
-            f"{self._where}: {path.lstrip('.') or 'the value'} {what}; give the columns with --value-schema",
-        )
+            raise BadValueError(f"whose {path[1:]} refers to {address[:100]!r}, which is not there") from None
+        return found
 
 
-def _kind(schema: dict[str, Any]) -> str | None:
-    """The one type of a part beside null; None if there is none, or more than one."""
-    kind = schema.get("type", "object" if "properties" in schema else None)
-    if isinstance(kind, list):
-        kinds = [each for each in kind if each != "null"]
-        kind = kinds[0] if len(kinds) == 1 else None
-    if kind is None and _only_strings(schema):
+def _kind(part: dict[str, Any]) -> Any:
+    """The one type of a part, in addition to null; None if there is none, or more than one."""
+    named = part.get("type", "object" if "properties" in part else None)
+    kinds = [each for each in named if each != "null"] if isinstance(named, list) else [named]
+    values = part.get("enum", [part["const"]] if "const" in part else [])
+    if kinds == [None] and values and all(each is None or isinstance(each, str) for each in values):
         return "string"
-    return kind if isinstance(kind, str) else None
-
-
-def _only_strings(schema: dict[str, Any]) -> bool:
-    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return bool(found) and all(each is None or isinstance(each, str) for each in found)
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(text)
+    return kinds[0] if len(kinds) == 1 else None

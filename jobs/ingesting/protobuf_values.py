@@ -8,331 +8,203 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from pathlib import Path, PurePosixPath
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError, Message
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from pyspark.sql import types as T
 
-from jobs.ingesting.codec import MOST_FIELDS, BadValueError, unusable
-from jobs.ingesting.registry import Registered
-from transforms.errors import ConfigurationError
-
-__all__ = ["ProtobufCodec", "columns", "described"]
+from jobs.ingesting.registry import MOST_FIELDS, BadValueError, Reader, Registered
+from transforms.text import printable
 
 _FILE = "value.proto"
+_NAME = re.compile(r"[\w./+-]{1,1000}", re.ASCII)
 _MOST_DEPTH = 64
-_MOST_INDEXES = 32
+_MOST_INDEX_BYTES = 64
 _FEWEST_FIELDS, _FIELDS_OF_A_BYTE = 1_000_000, 4
-_MOST_NAME_BYTES, _MOST_PART_BYTES = 1024, 255
 _TIMESTAMP = "google.protobuf.Timestamp"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TYPES: Mapping[int, DataType] = {
-    FieldDescriptor.TYPE_BOOL: BooleanType(),
-    FieldDescriptor.TYPE_BYTES: BinaryType(),
-    FieldDescriptor.TYPE_DOUBLE: DoubleType(),
-    FieldDescriptor.TYPE_ENUM: StringType(),
-    FieldDescriptor.TYPE_FIXED32: LongType(),
-    FieldDescriptor.TYPE_FIXED64: DecimalType(20, 0),
-    FieldDescriptor.TYPE_FLOAT: FloatType(),
-    FieldDescriptor.TYPE_INT32: IntegerType(),
-    FieldDescriptor.TYPE_INT64: LongType(),
-    FieldDescriptor.TYPE_SFIXED32: IntegerType(),
-    FieldDescriptor.TYPE_SFIXED64: LongType(),
-    FieldDescriptor.TYPE_SINT32: IntegerType(),
-    FieldDescriptor.TYPE_SINT64: LongType(),
-    FieldDescriptor.TYPE_STRING: StringType(),
-    FieldDescriptor.TYPE_UINT32: LongType(),
-    FieldDescriptor.TYPE_UINT64: DecimalType(20, 0),
+_TYPES: Mapping[int, T.DataType] = {
+    FieldDescriptor.CPPTYPE_BOOL: T.BooleanType(),
+    FieldDescriptor.CPPTYPE_DOUBLE: T.DoubleType(),
+    FieldDescriptor.CPPTYPE_ENUM: T.StringType(),
+    FieldDescriptor.CPPTYPE_FLOAT: T.FloatType(),
+    FieldDescriptor.CPPTYPE_INT32: T.IntegerType(),
+    FieldDescriptor.CPPTYPE_INT64: T.LongType(),
+    FieldDescriptor.CPPTYPE_STRING: T.StringType(),
+    FieldDescriptor.CPPTYPE_UINT32: T.LongType(),
+    FieldDescriptor.CPPTYPE_UINT64: T.DecimalType(20, 0),
 }
 
 
-class ProtobufCodec:
-    """Reads values of `written` as a message of `table`: the one with this full name, or the first.
+def reader(written: Registered, table: Registered, message: str | None) -> Reader:
+    """What reads values of `written` as a message of `table`: the one with this full name, or the first."""
+    theirs, ours = _compiled(written), _described(table, message)
+    kind = message_factory.GetMessageClass(ours)
 
-    Raises:
-        BadValueError: one of the schemas is wrong.
-    """
-
-    @unusable("Protobuf schema")
-    def __init__(self, written: Registered, table: Registered, message: str | None) -> None:
-        self._names = _messages(_compiled(written))
-        self._table = described(table, message)
-        self._class = message_factory.GetMessageClass(self._table)
-
-    def plain(self, content: bytes) -> bytes:
-        """See `codec.Codec`."""
+    def read(content: bytes) -> bytes:
         indexes, start = _indexes(content)
-        name = self._names.get(indexes)
-        if name is None:
-            raise BadValueError(f"has no message at {list(indexes)} of it")
-        if name != self._table.full_name:
-            raise BadValueError(f"is a message {name}, and the table has {self._table.full_name}")
-        message = self._class()
+        name = _message(theirs, indexes).full_name
+        if name != ours.full_name:
+            raise BadValueError(f"is a message {name}, and the table has {ours.full_name}")
         try:
-            message.ParseFromString(content[start:])
+            found = kind.FromString(content[start:])
         except DecodeError as exc:
             raise BadValueError(f"is no message {name}") from exc
         # Two bytes are a message, and each has all its fields as JSON.
-        most = _FEWEST_FIELDS + _FIELDS_OF_A_BYTE * len(content)
-        try:
-            found = _Json(most).of(message)
-        except UnicodeDecodeError as exc:  # proto2 takes any bytes
-            raise BadValueError("has a string that is not UTF-8") from exc
-        return json.dumps(found, ensure_ascii=False).encode()
+        return json.dumps(_json(found, [_FEWEST_FIELDS + _FIELDS_OF_A_BYTE * len(content)])).encode()
+
+    return read
 
 
-def columns(written: Registered, where: str, message: str | None = None) -> StructType:
-    """The type of a table's column for a message of this schema.
-
-    Args:
-        written: the schema.
-        where: its name, for an error.
-        message: the full name of the message; None for the first.
+def columns(table: Registered, message: str | None) -> str:
+    """The type of a table's column for a message of this schema: the one with this full name, or the first.
 
     Raises:
-        ConfigurationError: the schema cannot be used, or a message contains itself.
+        BadValueError: the schema does not compile, has no such message, or one that contains itself.
     """
-    try:
-        return _Types().of(described(written, message), "", 0)
-    except BadValueError as exc:
-        raise ConfigurationError(
-            "--schema-registry-url", f"{where}: {exc}; give the columns with --value-schema"
-        ) from exc
+    left = MOST_FIELDS  # a few messages that share others can have billions of fields
+
+    def struct(kind: Descriptor, path: str, depth: int) -> T.StructType:
+        nonlocal left
+        if depth > _MOST_DEPTH:
+            raise BadValueError(f"whose {path[1:]} goes on for more than {_MOST_DEPTH} levels, or contains itself")
+        left -= len(kind.fields)
+        if left < 0:
+            raise BadValueError(f"which has more than {MOST_FIELDS:,} fields")
+        return T.StructType([T.StructField(each.name, of(each, f"{path}.{each.name}", depth)) for each in kind.fields])
+
+    def of(field: FieldDescriptor, path: str, depth: int) -> T.DataType:
+        inner = field.message_type
+        if _is_map(field):
+            return T.MapType(T.StringType(), of(inner.fields_by_name["value"], f"{path}{{}}", depth + 1))
+        if inner is not None:
+            found: T.DataType = T.TimestampType() if inner.full_name == _TIMESTAMP else struct(inner, path, depth + 1)
+        else:
+            found = T.BinaryType() if field.type == FieldDescriptor.TYPE_BYTES else _TYPES[field.cpp_type]
+        return T.ArrayType(found) if field.is_repeated else found
+
+    return struct(_described(table, message), "", 0).json()
 
 
-def _compiled(schema: Registered) -> descriptor_pb2.FileDescriptorSet:
-    """The schema and all files that it imports, by Google's own compiler.
+def _compiled(schema: Registered) -> FileDescriptor:
+    """The schema, and all files that it imports, by Google's own compiler, which runs in this process.
 
-    Confluent's clients register a schema as its text, or as a `FileDescriptorProto` in base64.
+    A registry has a schema as its text: not each can answer with what the compiler makes of it. Confluent's clients for
+    Python and .NET register that themselves, a `FileDescriptorProto` in base64, which some registries keep.
     """
     import grpc_tools
     from grpc_tools import protoc
 
-    own = Path(str(grpc_tools.__file__)).parent / "_proto"
-    known = descriptor_pb2.FileDescriptorSet()
-    texts = {**schema.references, _FILE: schema.text}
-    _check_names(texts)
-    with tempfile.TemporaryDirectory(prefix="wideload-proto-") as folder:
-        root, out, given = Path(folder, "in"), Path(folder, "out"), Path(folder, "given")
-        root.mkdir()
-        for name, text in texts.items():
-            serialized = _serialized(text)
-            if serialized is not None:
-                serialized.name = name
-                known.file.append(serialized)
-                continue
-            file = root / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        given.write_bytes(known.SerializeToString())
-        arguments = ["protoc", f"-I{root}", f"-I{own}", "--include_imports", f"--descriptor_set_out={out}"]
-        arguments += [f"--descriptor_set_in={given}"] if known.file else []
-        with _silent():
-            status = protoc.main([*arguments, _FILE])
+    serialized = FileDescriptorSet()
+    with TemporaryDirectory(prefix="wideload-proto-") as folder:
+        root = Path(folder)
+        arguments = [f"--descriptor_set_in={root}/given", "--include_imports", f"-o{root}/out"]
+        for number, (name, text) in enumerate({**schema.references, _FILE: schema.text}.items()):
+            if not _NAME.fullmatch(name):  # another one could name any file of this machine
+                raise BadValueError("whose Protobuf schema refers to a name that no file of Protobuf has")
+            try:
+                found = FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+            except (ValueError, DecodeError):
+                (root / str(number)).write_text(text, encoding="utf-8")
+                arguments.append(f"-I{name}={root}/{number}")
+            else:
+                found.name = name
+                serialized.file.append(found)
+        (root / "given").write_bytes(serialized.SerializeToString())
+        arguments.append(f"-I{Path(str(grpc_tools.__file__)).parent}/_proto")
+        # The compiler writes to the process's own stderr.
+        kept, fault = os.dup(2), os.open(root / "fault", os.O_CREAT | os.O_WRONLY)
+        os.dup2(fault, 2)
+        try:
+            status = protoc.main(["protoc", *arguments, _FILE])
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(fault)
         if status != 0:
-            raise BadValueError("whose Protobuf schema does not compile")
-        return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+            first = (root / "fault").read_text(errors="replace").partition("\n")[0]
+            raise BadValueError(f"whose Protobuf schema does not compile: {printable(first, 200)}")
+        pool = DescriptorPool()
+        for each in FileDescriptorSet.FromString((root / "out").read_bytes()).file:  # in the order of their imports
+            pool.Add(each)
+    return pool.FindFileByName(_FILE)
 
 
-def _check_names(names: Collection[str]) -> None:
-    """Makes sure that each is the name of a file, and none the name of a folder of another.
-
-    What an operating system says to other names would be an error of this machine, and end the job.
-    """
-    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
-    for name in names:
-        parts = name.split("/")
-        if (
-            name in folders
-            or any(part in ("", ".", "..") or len(part.encode()) > _MOST_PART_BYTES for part in parts)
-            or len(name.encode()) > _MOST_NAME_BYTES
-            or "\0" in name
-        ):
-            raise BadValueError(
-                "whose Protobuf schema refers to a file outside its own, or to a name that no file can have"
-            )
-
-
-def _serialized(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+def _described(schema: Registered, message: str | None) -> Descriptor:
+    """The message of a schema with this full name; None for the first."""
+    file = _compiled(schema)
     try:
-        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (ValueError, DecodeError):
-        return None
+        return _message(file, (0,)) if message is None else file.pool.FindMessageTypeByName(message)
+    except KeyError:
+        raise BadValueError(f"whose Protobuf schema has no message {message}") from None
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    """The compiler writes to the process's own stderr; what it says does not tell a user more."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def _messages(files: descriptor_pb2.FileDescriptorSet) -> dict[tuple[int, ...], str]:
-    """The full names of the messages in the schema itself, by their place: `(1, 0)` is the first inside the second."""
-    own = next(each for each in files.file if each.name == _FILE)
-    found: dict[tuple[int, ...], str] = {}
-
-    def add(messages: Any, place: tuple[int, ...], space: str) -> None:
-        for number, each in enumerate(messages):
-            name = f"{space}.{each.name}" if space else each.name
-            found[*place, number] = name
-            add(each.nested_type, (*place, number), name)
-
-    add(own.message_type, (), own.package)
+def _message(file: FileDescriptor, place: tuple[int, ...]) -> Descriptor:
+    """The message at a place in its file: `(1, 0)` is the first one inside the second."""
+    found, inside = None, list(file.message_types_by_name.values())
+    for index in place:
+        if not 0 <= index < len(inside):
+            raise BadValueError(f"has no message at {list(place)} of it")
+        found = inside[index]
+        inside = found.nested_types
+    assert found is not None
     return found
-
-
-@unusable("Protobuf schema")
-def described(schema: Registered, message: str | None) -> Descriptor:
-    """A message of a schema, by its full name; None for the first.
-
-    Raises:
-        BadValueError: the schema does not compile, or has no such message.
-    """
-    files = _compiled(schema)
-    names = _messages(files)
-    name = names.get((0,)) if message is None else message
-    if name not in names.values():
-        raise BadValueError(f"whose Protobuf schema has no message {message or ''}".rstrip())
-    pool = descriptor_pool.DescriptorPool()
-    for each in files.file:  # in the order of their imports
-        pool.Add(each)
-    return pool.FindMessageTypeByName(str(name))
 
 
 def _indexes(content: bytes) -> tuple[tuple[int, ...], int]:
     """The place of the message in its schema, and where its bytes begin: zigzag numbers, of which the first counts."""
-    count, at = _zigzag(content, 0)
-    if count == 0:
-        return (0,), at
-    if not 0 < count <= _MOST_INDEXES:
-        raise BadValueError("has no message indexes behind it")
-    found = []
-    for _ in range(count):
-        index, at = _zigzag(content, at)
-        found.append(index)
-    return tuple(found), at
-
-
-def _zigzag(content: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for place in range(5):
-        if at + place >= len(content):
-            break
-        byte = content[at + place]
-        number |= (byte & 0x7F) << (7 * place)
+    numbers: list[int] = []
+    number = shift = 0
+    for at, byte in enumerate(content[:_MOST_INDEX_BYTES], 1):
+        number |= (byte & 0x7F) << shift
+        shift += 7
         if byte < 0x80:  # noqa: PLR2004  # the last byte of a number
-            return (number >> 1) ^ -(number & 1), at + place + 1
+            numbers.append((number >> 1) ^ -(number & 1))
+            number = shift = 0
+            if numbers[0] == 0:
+                return (0,), at
+            if len(numbers) > numbers[0] > 0:
+                return tuple(numbers[1:]), at
     raise BadValueError("has no message indexes behind it")
-
-
-class _Types:
-    """Finds the types of messages, of which a few that share others can have billions of fields."""
-
-    def __init__(self) -> None:
-        self._found = 0
-
-    def of(self, kind: Descriptor, path: str, depth: int) -> StructType:
-        """The type of a message, which is at `path` and so many messages deep."""
-        if depth > _MOST_DEPTH:
-            raise BadValueError(f"{path.lstrip('.')} goes on for more than {_MOST_DEPTH} levels, or contains itself")
-        self._found += len(kind.fields)
-        if self._found > MOST_FIELDS:
-            raise BadValueError(f"has more than {MOST_FIELDS:,} fields")
-        return StructType(
-            [StructField(each.name, self._type(each, f"{path}.{each.name}", depth)) for each in kind.fields]
-        )
-
-    def _type(self, field: FieldDescriptor, path: str, depth: int) -> DataType:
-        if _is_map(field):
-            value = field.message_type.fields_by_name["value"]
-            return MapType(StringType(), self._type(value, f"{path}{{}}", depth + 1))
-        found = _TYPES.get(field.type)
-        if found is None:
-            inner = field.message_type
-            found = TimestampType() if inner.full_name == _TIMESTAMP else self.of(inner, path, depth + 1)
-        return ArrayType(found) if field.is_repeated else found
 
 
 def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-class _Json:
-    """Makes JSON of messages that have no more than so many fields together."""
+def _json(message: Any, left: list[int]) -> dict[str, Any]:
+    """The fields for JSON; one that is not set is left out if Protobuf tells that apart from its default."""
+    fields = message.DESCRIPTOR.fields
+    left[0] -= len(fields)
+    if left[0] < 0:
+        raise BadValueError("has more fields than a table can hold for so few bytes")
 
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def of(self, message: Message) -> dict[str, Any]:
-        """The fields; one that is not set is left out if Protobuf tells that apart from its default."""
-        self._left -= len(message.DESCRIPTOR.fields)
-        if self._left < 0:
-            raise BadValueError("has more fields than a table can hold for so few bytes")
-        found: dict[str, Any] = {}
-        for field in message.DESCRIPTOR.fields:
-            value = getattr(message, field.name)
-            if _is_map(field):
-                kind = field.message_type.fields_by_name["value"]
-                found[field.name] = {_key(key): self._value(value[key], kind) for key in value}
-            elif field.is_repeated:
-                found[field.name] = [self._value(each, field) for each in value]
-            elif not field.has_presence or message.HasField(field.name):
-                found[field.name] = self._value(value, field)
-        return found
-
-    def _value(self, value: Any, field: FieldDescriptor) -> Any:
-        if field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_GROUP):
-            return _time(value) if field.message_type.full_name == _TIMESTAMP else self.of(value)
-        if field.type == FieldDescriptor.TYPE_ENUM:
+    def of(value: Any, field: FieldDescriptor) -> Any:
+        if field.message_type is not None:
+            return value.ToJsonString() if field.message_type.full_name == _TIMESTAMP else _json(value, left)
+        if field.enum_type is not None:
             known = field.enum_type.values_by_number.get(value)
             return known.name if known is not None else str(value)
         if isinstance(value, bytes):
             # proto2 takes a string that is no UTF-8, and then gives its bytes.
             return value.decode() if field.type == FieldDescriptor.TYPE_STRING else base64.b64encode(value).decode()
-        if isinstance(value, float) and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return value
 
-
-def _key(key: Any) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)
-
-
-def _time(value: Any) -> str:
-    try:
-        at = _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
-    except OverflowError as exc:
-        raise BadValueError("has a timestamp outside the years 1 to 9999") from exc
-    return at.isoformat(timespec="microseconds")
+    found: dict[str, Any] = {}
+    for field in fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            found[field.name] = {key: of(value[key], field.message_type.fields_by_name["value"]) for key in value}
+        elif field.is_repeated:
+            found[field.name] = [of(each, field) for each in value]
+        elif not field.has_presence or message.HasField(field.name):
+            found[field.name] = of(value, field)
+    return found

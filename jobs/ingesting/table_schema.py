@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,10 +9,9 @@ from importlib.util import find_spec
 from pyspark.sql.types import StructType
 
 from jobs.driver.failures import JobFailedError
-from jobs.ingesting.codec import BadValueError
 from jobs.ingesting.kept_schema import as_wide
 from jobs.ingesting.registered import TABLE_FORMATS, RegisteredForm
-from jobs.ingesting.registry import OPTION, Registered, Registry, RegistrySettings
+from jobs.ingesting.registry import OPTION, BadValueError, Registered, Registry, RegistrySettings
 from jobs.ingesting.values import ValueForm
 from transforms.errors import ConfigurationError
 
@@ -62,23 +60,29 @@ def registered(
     """
     kind = TABLE_FORMATS[form.format]
     if form.schema is not None and form.format != "protobuf":
-        table = Registered(kind, form.schema)
-        return replace(form, registered=RegisteredForm(settings, form.format, table))
+        given = Registered(kind, form.schema)
+        return replace(form, registered=RegisteredForm(settings, form.format, given))
     if subject is None and len(topics) != 1:
         raise ConfigurationError(
             "--schema-registry-subject", "is missing: of several topics, name the subject whose schema the table has"
         )
     subject = subject or f"{topics[0]}-value"
+    where = f"the newest schema of {subject}"
     try:
-        table = Registry(settings).newest(subject)
+        table = Registry(settings).schema(subject)
+        if table is None:
+            raise ConfigurationError(
+                "--schema-registry-subject",
+                f"the registry at {settings.url} has no subject {subject!r}; name the one of the values",
+            )
+        if table.kind != kind:
+            raise ConfigurationError(_FORMAT, f"is {form.format}, and {where} is of the type {table.kind}")
+        found = RegisteredForm(settings, form.format, table, message)
+        return replace(form, schema=form.schema or found.columns(), registered=found)
     except JobFailedError as exc:
         raise ConfigurationError(OPTION, str(exc)) from exc
     except BadValueError as exc:
-        raise ConfigurationError(OPTION, f"the newest schema of {subject} is one {exc}") from exc
-    if table.kind != kind:
-        raise ConfigurationError(_FORMAT, f"is {form.format}, and the schema of {subject} is of the type {table.kind}")
-    schema = form.schema or _columns(form.format, table, f"the newest schema of {subject}", message)
-    return replace(form, schema=schema, registered=RegisteredForm(settings, form.format, table, message))
+        raise ConfigurationError(OPTION, f"{where} is one {exc}; give the columns with --value-schema") from exc
 
 
 def as_table(form: ValueForm, table: StructType) -> ValueForm:
@@ -89,31 +93,13 @@ def as_table(form: ValueForm, table: StructType) -> ValueForm:
     if form.registered is None or form.schema is None:
         return form
     if form.format == "avro":
-        from jobs.ingesting.avro_values import whole, widened
+        from jobs.ingesting import avro_values
 
-        text = json.dumps(widened(whole(form.registered.table), table))
+        text = avro_values.columns(form.registered.table, kept=table)
         return replace(form, schema=text, registered=replace(form.registered, table=Registered("AVRO", text)))
     if form.format == "protobuf":
         return replace(form, schema=as_wide(form.json_schema(), table).json())
     return form
-
-
-def _columns(form: str, table: Registered, where: str, message: str | None) -> str:
-    if form == "avro":
-        from jobs.ingesting.avro_values import AvroCodec, whole
-
-        try:
-            AvroCodec(table, table)
-        except BadValueError as exc:
-            raise ConfigurationError(OPTION, f"{where} is one {exc}") from exc
-        return json.dumps(whole(table))
-    if form == "json":
-        from jobs.ingesting import json_values
-
-        return json_values.columns(table, where).json()
-    from jobs.ingesting import protobuf_values
-
-    return protobuf_values.columns(table, where, message).json()
 
 
 def _installed(name: str) -> bool:

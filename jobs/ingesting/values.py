@@ -25,8 +25,7 @@ from pyspark.sql.types import (
 
 from jobs.driver.installed_spark import release
 from jobs.driver.session import require_class
-from jobs.ingesting.json_decimals import decimals_fit, has_decimals
-from jobs.ingesting.json_strings import JSON_OPTIONS, strings_fit
+from jobs.ingesting.json_columns import JSON_OPTIONS, bounded, strings_fit
 from jobs.ingesting.registered import PLAIN, REASON, RegisteredForm, made_plain
 from transforms.errors import ConfigurationError
 
@@ -176,10 +175,9 @@ def _text(rows: DataFrame, _: ValueForm, content: Column) -> tuple[DataFrame, Co
 
 def _object(rows: DataFrame, form: ValueForm, content: Column) -> tuple[DataFrame, Column, Column]:
     schema = form.json_schema()
-    text = content.cast("string")
-    if has_decimals(schema):
-        rows, text = rows.withColumn(_TEXT, F.when(decimals_fit(text, schema), text)), F.col(_TEXT)
-    taken = rows.withColumn(_PARSED, _from_json(text, schema))
+    text = F.col(_TEXT)
+    taken = rows.withColumn(_TEXT, bounded(content.cast("string"), schema))
+    taken = taken.withColumn(_PARSED, _from_json(text, schema))
     whole = F.col(_PARSED)
     good = is_utf8(content) & whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
@@ -195,8 +193,7 @@ def is_utf8(content: Column) -> Column:
 
 def fits(text: Column, schema: StructType) -> Column:
     """Whether a text is a JSON object with fields of this schema; fields that the schema does not have may be there."""
-    if has_decimals(schema):
-        text = F.when(decimals_fit(text, schema), text)
+    text = bounded(text, schema)
     whole = _from_json(text, schema)
     good = whole.isNotNull() & whole.getField(_MARK).isNull() & strings_fit(text, whole, schema)
     return F.coalesce(good, F.lit(False))

@@ -27,7 +27,7 @@ from google.protobuf import message_factory
 
 from jobs.driver.failures import JobFailedError, explained
 from jobs.ingest import IngestSettings
-from jobs.ingesting.protobuf_values import described
+from jobs.ingesting.protobuf_values import _described
 from jobs.ingesting.registry import Registered, RegistrySettings
 from jobs.ingesting.table_schema import registered
 from jobs.ingesting.values import CORRUPT, ValueForm, ValueFormat, parsed
@@ -211,7 +211,7 @@ def test_protobuf(spark: SparkSession, registry: RegistryServer) -> None:
     number = registry.register("p-value", PROTO.replace("message Note { string text = 1; }\n", ""), "PROTOBUF")
     older = registry.register("older", PROTO, "PROTOBUF")
     kind = message_factory.GetMessageClass(
-        described(Registered("PROTOBUF", PROTO.replace("message Note { string text = 1; }\n", "")), None)
+        _described(Registered("PROTOBUF", PROTO.replace("message Note { string text = 1; }\n", "")), None)
     )
     message: Any = kind(id=7, big=2**63 + 1, raw=b"\xff\x00", state=1, ratio=float("inf"))
     message.at.FromJsonString("2026-01-02T03:04:05.678901Z")
@@ -334,8 +334,8 @@ def test_what_the_registry_has_not(registry: RegistryServer) -> None:
     chosen = IngestSettings("b:1", "o", "c", topics=("text",))
     changes: list[tuple[dict[str, Any], ValueFormat, str]] = [
         ({"topics": ("no such",)}, "avro", "has no subject 'no such-value'"),
-        ({}, "avro", "--value-format: is avro, and the schema of text-value is of the type JSON"),
-        ({}, "json", "the newest schema of text-value: a has no one type; give the columns"),
+        ({}, "avro", "--value-format: is avro, and the newest schema of text-value is of the type JSON"),
+        ({}, "json", "the newest schema of text-value is one whose a has no one type; give the columns"),
         ({"subject": "self-value"}, "protobuf", "goes on for more than 64 levels, or contains itself"),
         ({"topics": ("a", "b")}, "avro", "--schema-registry-subject: is missing"),
     ]
