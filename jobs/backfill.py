@@ -30,6 +30,7 @@ from app.config.arguments import (
     store_config,
     store_use,
 )
+from app.config.naming import check_name
 from app.config.store_use import StoreUse
 from app.kafka.spans import required
 from jobs.copying.forms import FORMS
@@ -38,7 +39,7 @@ from jobs.copying.range import BackfillSettings
 from jobs.driver.command_line import add_spark, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
-from jobs.driver.session import open_session, share_code, stopping
+from jobs.driver.session import open_session, stopping
 from jobs.reading.options import SourceSettings, settings_of
 from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
@@ -63,12 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
+        for option, name in (("--source", arguments.source), ("--sink", arguments.sink)):
+            check_name("topic", name, option)
         require_broker(settings.source.client.bootstrap_servers)
         required(settings.source.client, {"--source": [arguments.source], "--sink": [settings.sink]})
         # No connector, which Spark would fetch.
         session = replace(session, conf={"spark.jars.packages": "", **session.conf})
         with open_session(session) as spark, stopping() as stop:
-            share_code(spark)
             found = Backfill()
             run(spark, settings, found, stop, _screen(sys.stderr) if sys.stderr.isatty() else _silent)
     except (ConfigurationError, JobFailedError) as error:

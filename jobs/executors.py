@@ -55,7 +55,7 @@ def require_executors(spark: SparkSession, *uses: str, packages: Sequence[str] =
         look = F.udf(cast("Callable[..., object]", partial(_look, tuple(needed))), "string", useArrow=False)
         rows = spark.range(0, tasks, 1, tasks).select(look(F.col("id")).alias("found")).distinct().collect()
     except SPARK_ERRORS as error:
-        told = executor_error(str(error))
+        told = executor_error(error)
         if told is None:
             raise
         raise told from None  # or Python would print hundreds of lines of Java's stack before the sentence

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
+from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.admin import EARLIEST, LATEST, AdminClient
 from app.kafka.clients import admin, translated
@@ -92,9 +93,13 @@ def described(client: ClientSettings, wanted: Mapping[str, Iterable[str]]) -> di
         wanted: the names of topics, by the option with which the user gave them.
 
     Raises:
-        ConfigurationError: a topic is not there, or may not be described; or the cluster cannot be reached.
+        ConfigurationError: a topic is not there, or may not be described; a name is over its limit; or the cluster
+            cannot be reached.
         ClusterError: the cluster did not answer.
     """
+    for option, names in wanted.items():
+        for name in names:
+            check_name("topic", name, option, enabled=client.limit_names)
 
     async def look(connection: AdminClient) -> dict[str, TopicSpans]:
         found = await topics(connection, [name for names in wanted.values() for name in names])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +13,9 @@ from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
 from jobs.driver.session import SessionSettings, connector_jars, submitted
 from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
+
+# What aiokafka logs is raised, too. Without any handler Python would print it.
+logging.getLogger("aiokafka").addHandler(logging.NullHandler())
 
 
 def source_options(arguments: argparse.Namespace, topics: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from jobs.driver.installed_spark import release
@@ -14,37 +15,72 @@ from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.masking import HIDDEN, masked
 
-__all__ = [
-    "SPARK_ERRORS",
-    "JobFailedError",
-    "executor_error",
-    "explained",
-    "no_connector",
-    "overflowed",
-    "records_lost",
-    "require_broker",
-]
-
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
-
-NO_TOPIC = "{source} is not on the broker at {servers}; create it, or check its name"
-
-TWO_RUNS = "another run works with it at the same time; run this one again when that one has ended"
 
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
 _RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
 _BAD_VALUE = re.compile(r"\[USER_RAISED_EXCEPTION\] (topic \S+ partition \d+ offset \d+: the value, .*?) SQLSTATE")
-_NO_MODULE = re.compile(r"^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'", re.MULTILINE)
-_NO_ARROW = re.compile(r"PACKAGE_NOT_INSTALLED\] (\w+)")
-_OTHER_PYTHON = re.compile(
-    r"PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)"
-)
-_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
-_NO_WORKER = re.compile(r"^ *(\w*Error: .*|.* (?:requires|needs) Python .*)$", re.MULTILINE)
-_OWN_CODE = ("wideload", "jobs", "transforms", "stores")
+_CAUSE = re.compile(r"^\s*Caused by: (.*\S)", re.MULTILINE)
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
+_FULL = r"IOException: (No space left on device|Disk quota exceeded)"
+
+# What Spark says, the option to blame (none if the job failed), and the reason for people, with the groups of what it
+# says. The first that fits counts.
+# fmt: off
+_OF_EXECUTORS = (
+    (r"PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)",
+        "PYSPARK_PYTHON",
+        ("executors run Python {0}, and the driver runs {1}; both need the same minor version: set PYSPARK_PYTHON (or "
+        "spark.pyspark.python) to such a one on executors")),
+    (r'Cannot run program "([^"]+)"', "PYSPARK_PYTHON",
+        "executors have no {0}; set it (or spark.pyspark.python) to a Python that is there"),
+    (r"(?s)(?:^ *(\w*Error: [^\n]*|[^\n]* (?:requires|needs) Python [^\n]*)\n.*)?reading the port number from pyspark",
+        "PYSPARK_PYTHON",
+        ("the Python of executors cannot run PySpark ({0}); set it (or spark.pyspark.python) to one of the same minor "
+        "version as the driver's")),
+    (r"^(?:ModuleNotFoundError|ImportError): No module named '((?:wideload|app|jobs|transforms|stores)\b[\w.]*)'",
+        "executors",
+        ("have not the code of wideload (no module {0}); give it with --py-files jobs.zip "
+        "(`python -m wideload.jobs.archive jobs.zip` makes it), or install the same wideload there")),
+    (r"(?:^(?:ModuleNotFoundError|ImportError): No module named '|PACKAGE_NOT_INSTALLED\] )(\w+)", "executors",
+        "have no {0}; install it there, or name a Python that has it with PYSPARK_PYTHON or spark.pyspark.python"),
+)
+_MEANINGS = (
+    *_OF_EXECUTORS,
+    (rf"{_FULL}(?=(?:\n\s+at .*){{0,12}}\n\s+at org\.apache\.spark\.(?:storage|shuffle|io|util\.collection)\.)", None,
+        ("no room is left where Spark keeps what does not fit into memory ({0}); make room there, or name another "
+        "folder with --conf spark.local.dir=FOLDER (on a cluster: SPARK_LOCAL_DIRS of its workers)")),
+    (rf"rows to (\S+?)\.? (?:.*\n)*.*{_FULL}", None,
+        "no room is left on the disk of {0}, where the rows are written ({1}); make room, and run it again"),
+    (_FULL, None,
+        ("no room is left on a disk that Spark writes to, most likely that of the checkpoint ({0}); make room, and run "
+        "it again")),
+    (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", "{connector}"),
+    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
+        "{source} is not on the broker at {servers}; create it, or check its name"),
+    (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch|Multiple streaming jobs detected",
+        "--checkpoint", "another run works with it at the same time; run this one again when that one has ended"),
+    (r"DELTA_CONCURRENT_|\bio\.delta\.exceptions\.Concurrent", "--output",
+        "another run writes to this table at the same time; run this one again when that one has ended"),
+    (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",
+        ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was created "
+        "again); give this option to go on without them, or a new --checkpoint and --output")),
+    (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",
+        "the broker at {servers} refuses these credentials, or they may not read {source}"),
+    (r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
+        "--bootstrap-servers",
+        ("{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the "
+        "port")),
+    (r"kafka\.common\.config\.ConfigException|Failed to (construct kafka consumer|create new KafkaAdminClient)",
+        "--kafka-option",
+        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)"),
+    (r"OutOfMemoryError", None,
+        ("a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), or "
+        "fewer cores, each of which holds a row group and some copies of its largest record")),
+)
+# fmt: on
 
 
 class JobFailedError(WideloadError):
@@ -77,62 +113,36 @@ def require_broker(servers: str) -> None:
     raise ConfigurationError("--bootstrap-servers", f"no broker answers: {found}")
 
 
-def executor_error(text: str) -> ConfigurationError | None:
+def executor_error(error: Exception) -> WideloadError | None:
     """What an error of Spark says of the Python of executors, in a sentence; None if it is about something else."""
-    if other := _OTHER_PYTHON.search(text):
-        return ConfigurationError(
-            "PYSPARK_PYTHON",
-            f"executors run Python {other[1]}, and the driver runs {other[2]}; both need the same minor version: set "
-            "PYSPARK_PYTHON (or spark.pyspark.python) to such a one on executors",
-        )
-    if none := _NO_PYTHON.search(text):
-        return ConfigurationError(
-            "PYSPARK_PYTHON", f"executors have no {none[1]}; set it (or spark.pyspark.python) to a Python that is there"
-        )
-    if "reading the port number from pyspark.daemon" in text:
-        found = _NO_WORKER.search(text)
-        reason = f" ({found[1].strip()})" if found else ""
-        return ConfigurationError(
-            "PYSPARK_PYTHON",
-            f"the Python of executors cannot run PySpark{reason}; set it (or spark.pyspark.python) to one of the same "
-            "minor version as the driver's",
-        )
-    if missing := _NO_MODULE.search(text) or _NO_ARROW.search(text):
-        name = missing[1].partition(".")[0]
-        if name in _OWN_CODE:
-            return ConfigurationError(
-                "executors",
-                f"have not the code of wideload (no module {name}); give it with --py-files jobs.zip "
-                "(`python -m wideload.jobs.archive jobs.zip` makes it), or install the same wideload there",
-            )
-        return ConfigurationError(
-            "executors",
-            f"have no {name}; install it there, or name a Python that has it with PYSPARK_PYTHON or "
-            "spark.pyspark.python",
-        )
-    return None
+    return _meaning(_OF_EXECUTORS, _text(error))
 
 
 def records_lost(error: Exception) -> bool:
     """Whether Spark could not read records because Kafka had deleted them."""
-    return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
+    return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", _text(error)) is not None
 
 
 def overflowed(error: Exception) -> bool:
     """Whether Spark's Kafka source met a timestamp that Spark cannot hold; it does not say which."""
-    return "ArithmeticException: long overflow" in str(error)
+    return "ArithmeticException: long overflow" in _text(error)
 
 
 def explained(
-    error: Exception, *, servers: str, source: str, options: Mapping[str, str], fault: str | None = None
+    error: Exception,
+    *,
+    servers: str = "",
+    source: str = "",
+    options: Mapping[str, str] = MappingProxyType({}),
+    fault: str | None = None,
 ) -> WideloadError:
     """`error` as a sentence: a `ConfigurationError` if the user can set it right, else a `JobFailedError`.
 
     Args:
         error: one of `SPARK_ERRORS`.
         servers: the bootstrap servers.
-        source: the topics or the pattern that the job reads.
-        options: the options of the Kafka source; the message shows no secret among their values.
+        source: the topics or the pattern that Spark's Kafka source reads.
+        options: the options of that source; the message shows no secret among their values.
         fault: what is wrong with a value that `error` names, if somebody has looked.
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
@@ -140,68 +150,43 @@ def explained(
             "Spark's Java process ended, most likely because it ran out of memory; give it more with --driver-memory "
             "(under spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
         )
-    text = str(error)
-    bad = _BAD_VALUE.search(text)
-    if bad:
+    text = _text(error)
+    if bad := _BAD_VALUE.search(text):
         what = f"{bad[1]}: {fault}" if fault else bad[1]
         return JobFailedError(
             f"{what}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
         )
-    return executor_error(text) or _meaning(text, servers, source) or JobFailedError(_said(text, options))
+    found = _meaning(_MEANINGS, text, servers=servers, source=source, connector=no_connector())
+    return found or JobFailedError(_without_secrets(_cause(text), options))
 
 
-def _meaning(text: str, servers: str, source: str) -> WideloadError | None:
+def _text(error: Exception) -> str:
+    """All that an error says. PySpark leaves Java's causes out of some, and has the whole error of Java behind them."""
+    java = error.__context__
+    return f"{error}\n{java}" if isinstance(java, Py4JJavaError) else str(error)
+
+
+def _meaning(
+    meanings: Sequence[tuple[str, str | None, str]], text: str, *, source: str = "", **words: str
+) -> WideloadError | None:
     """What the user can set right, or knows best; None if there is no such thing."""
-    for pattern, key, reason in _MEANINGS:
-        if re.search(pattern, text):
-            told = reason.format(servers=servers, source=source, connector=no_connector())
+    for pattern, key, reason in meanings:
+        if found := re.search(pattern, text, re.MULTILINE):
+            told = reason.format(*found.groups("it says no reason"), source=source, **words)
             if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
                 return ConfigurationError("topics", f"one of {told}")
-            return ConfigurationError(key, told)
-    if "OutOfMemoryError" in text:
-        return JobFailedError(
-            "a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), "
-            "or fewer cores, each of which holds a row group and some copies of its largest record"
-        )
+            return ConfigurationError(key, told) if key else JobFailedError(told)
     return None
-
-
-def _said(text: str, options: Mapping[str, str]) -> str:
-    return _without_secrets(_cause(text), options)
-
-
-# What Spark says, the option to blame, and the reason for people.
-# fmt: off
-_MEANINGS = (
-    (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", "{connector}"),
-    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic", NO_TOPIC),
-    (r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|Race while writing batch", "--checkpoint", TWO_RUNS),
-    (r"KAFKA_DATA_LOSS|Some data may have been lost|is not there, the first one is", "--no-fail-on-data-loss",
-        ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
-        "give this option to go on without them, or a new --checkpoint and --output")),
-    (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",
-        "the broker at {servers} refuses these credentials, or they may not read {source}"),
-    (r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
-        "--bootstrap-servers",
-        ("{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the "
-        "port")),
-    (r"kafka\.common\.config\.ConfigException|Failed to (construct kafka consumer|create new KafkaAdminClient)",
-        "--kafka-option",
-        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)"),
-)
-# fmt: on
 
 
 def _cause(text: str) -> str:
     """The innermost cause that Spark names, without the stack; for a Python worker, the error that it raised."""
-    raised = _RAISED.findall(text)
-    if raised:
-        name, message = raised[0]
+    if raised := _RAISED.search(text):
+        name, message = raised.groups()
         ours = name.startswith((f"{errors.__name__}.", f"{__name__}."))
-        return str(message) if ours else f"{name.rpartition('.')[2]}: {message}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]
+        return message if ours else f"{name.rpartition('.')[2]}: {message}"
+    causes = _CAUSE.findall(text)
+    return causes[-1] if causes else next(filter(None, map(str.strip, text.splitlines())), "Spark gives no reason")
 
 
 def _without_secrets(text: str, options: Mapping[str, str]) -> str:

@@ -10,99 +10,45 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs.driver.installed_spark import home, release
-from jobs.driver.java import require_java
-from jobs.driver.java_output import captured, start_error
+from jobs.driver.java import captured, require_java, start_error
 from jobs.driver.jvm import has_class
 from transforms.errors import ConfigurationError
-
-__all__ = [
-    "CODE",
-    "DELTA_CONF",
-    "INTERRUPTED",
-    "SessionSettings",
-    "connector_jars",
-    "ending_cleanly",
-    "fit_shuffles",
-    "open_session",
-    "require_class",
-    "share_code",
-    "stopping",
-    "submitted",
-]
-
-CODE = Path(__file__).resolve().parents[__name__.count(".")]
-"""The folder that this code is imported from: of a checkout, or site-packages."""
-
-_DAEMON = f"{__package__}.python_daemon"
-
-DELTA_CONF = MappingProxyType(
-    {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    }
-)
-"""The settings that Delta needs when a session begins."""
 
 INTERRUPTED = 130
 """The exit status of a job that a signal ended; shells use it for SIGINT."""
 
+_CODE = Path(__file__).resolve().parents[__name__.count(".")]  # of a checkout, or site-packages
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
 # Spark keeps up to 64 Kafka consumers, each with the records it fetched last, for five minutes after their task ends.
 # With 40 partitions of 15 MB values that alone fills 1 GB of heap. Without the cache a task opens a consumer in 20 ms.
-_BOUNDED_CACHES = MappingProxyType(
-    {
-        "spark.kafka.consumer.cache.capacity": "1",
-        "spark.kafka.consumer.fetchedData.cache.timeout": "100ms",
-        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "100ms",
-    }
-)
+_BOUNDED_CACHES = {
+    "spark.kafka.consumer.cache.capacity": "1",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "100ms",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "100ms",
+}
 
-# A job over a few records takes seconds, and most of its CPU time went into compiling what runs once, and into threads
-# of a collector that a heap of 1 GB on a few cores does not need. What a long job runs again and again is compiled as
-# ever, a little later.
-_QUICK_START = (
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-)
-_ROWS_A_TASK = 10_000
-_SMALL_HEAP = "-XX:+UseSerialGC"
-# Java reads options from them, and does not start with two collectors.
-_JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+_SHUFFLES = "spark.sql.shuffle.partitions"
 
 _SCALA = re.compile(r"_(2\.\d+)-\d")  # in the name of a jar
 
 _MASTER = re.compile(r"^[ \t]*spark\.master[ \t]*[ \t=:][ \t]*(\S+)", re.MULTILINE)
-
-# The job itself reports a failed query, in one sentence; Spark would log the same with its whole stack.
-_QUIET_LOGGING = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
-logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
-logger.repl.level = error
-logger.query.name = org.apache.spark.sql.execution.streaming.MicroBatchExecution
-logger.query.level = off
-logger.write.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec
-logger.write.level = off
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +122,8 @@ def connector_jars(listed: str) -> tuple[str, ...]:
 def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     """A session for the length of a `with` block; it stops at the end. A terminal shows where Spark's pages are.
 
+    In the block SIGTERM raises `KeyboardInterrupt`, as SIGINT does, so that Spark's tasks do not outlive the job.
+
     Raises:
         ConfigurationError: the jobs do not run on this Spark, there is no Java, or Spark's JVM did not start.
     """
@@ -190,41 +138,27 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if _runs_here(settings):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark's pages are open to the network
-    with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
-        with nullcontext() if settings.verbose or submitted() else captured() as output:
-            try:
-                spark = _builder(settings, Path(folder)).getOrCreate()
-            except (PySparkException, Py4JError) as error:
-                raise start_error(output, error) from error
-        if not submitted() and _runs_here(settings):
-            share_code(spark)  # `_DAEMON` is part of it
-        if submitted() and not settings.verbose:
-            spark.sparkContext.setLogLevel("FATAL")
-        if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
-            print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
+    with nullcontext() if settings.verbose or submitted() else captured() as output:
         try:
-            yield spark
-        finally:
-            # If the Java process ran out of memory, it is gone already, and its own error is the one to report.
-            with suppress(Py4JError, ConnectionError):
-                spark.stop()
-
-
-@contextmanager
-def ending_cleanly() -> Iterator[None]:
-    """For the length of a `with` block SIGTERM raises `KeyboardInterrupt`, as SIGINT does.
-
-    Without it Python would end at once and leave the session's folder behind, and Spark's tasks would go on for a time.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, interrupt)
+            spark = SparkSession.builder.appName(settings.name).config(map=_conf(settings)).getOrCreate()
+        except (PySparkException, Py4JError) as error:
+            raise start_error(output, error) from error
+    _share_code(spark)
+    if not spark.sparkContext.getConf().contains(_SHUFFLES):
+        # Spark's default of 200 tasks is most of what a small job takes, even where they hold little.
+        spark.conf.set(_SHUFFLES, str(max(8, 2 * spark.sparkContext.defaultParallelism)))
+    if submitted() and not settings.verbose:
+        spark.sparkContext.setLogLevel("FATAL")
+    if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
+        print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        yield spark
     finally:
         signal.signal(signal.SIGTERM, former)
+        # If the Java process ran out of memory, it is gone already, and its own error is the one to report.
+        with suppress(Py4JError, ConnectionError):
+            spark.stop()
 
 
 @contextmanager
@@ -264,93 +198,36 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
         raise ConfigurationError(option, f"Spark has no {what}; {hint}")
 
 
-def share_code(spark: SparkSession) -> None:
+def _share_code(spark: SparkSession) -> None:
     """Lets Python workers on this machine import the same code as this process, wherever the process was started.
 
-    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it. A second job in a
-    session finds the workers of the first: Spark would start new ones for another environment.
+    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it.
     """
-    context = spark.sparkContext
-    context.environment["PYTHONPATH"] = _python_path(context.environment.get("PYTHONPATH"))
+    environment = spark.sparkContext.environment
+    given = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([*([given] if given else ()), str(_CODE)])
 
 
-def fit_shuffles(spark: SparkSession, rows: int | None = None) -> None:
-    """Sets how many partitions a shuffle has, if the user has not set a number: two a core, 8 at least.
-
-    With Spark's default each shuffle of a cached DataFrame has 200 tasks, even if it holds little: on two cores a small
-    job would spend most of its time on them.
-
-    Args:
-        spark: the session.
-        rows: how many rows there are, if that is known by now; few take one partition a core.
-    """
-    key = "spark.sql.shuffle.partitions"
-    context = spark.sparkContext
-    if not context.getConf().contains(key):
-        cores = context.defaultParallelism
-        most = max(8, 2 * cores)
-        spark.conf.set(key, str(most if rows is None else min(most, max(cores, -(-rows // _ROWS_A_TASK)))))
-
-
-def _python_path(given: str | None) -> str:
-    """The path with the folder of this code in it, once."""
-    entries = given.split(os.pathsep) if given else []
-    return os.pathsep.join(entries if str(CODE) in entries else [*entries, str(CODE)])
-
-
-def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
-    builder: SparkSession.Builder = SparkSession.builder.appName(settings.name)
-    # Parquet's older default, INT96, is deprecated and only Spark writes it.
-    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    builder = builder.config("spark.sql.session.timeZone", "UTC")
-    # Each function of a column asks Java eight more times, to tell in errors the line of our code that it stands in.
-    builder = builder.config("spark.python.sql.dataFrameDebugging.enabled", "false")
-    for key, value in _BOUNDED_CACHES.items():
-        builder = builder.config(key, value)
+def _conf(settings: SessionSettings) -> dict[str, Any]:
+    conf: dict[str, Any] = {
+        # Parquet's older default, INT96, is deprecated and only Spark writes it.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.session.timeZone": "UTC",
+        **_BOUNDED_CACHES,
+    }
     if not submitted():
-        builder = _own_start(builder, settings, folder)
+        conf["spark.ui.showConsoleProgress"] = "false"
+        # A link that ends a job works by GET, so any page in a browser could follow it.
+        conf["spark.ui.killEnabled"] = "false"
+        if settings.jars:
+            conf["spark.jars"] = ",".join(settings.jars)
+        else:
+            conf["spark.jars.packages"] = ",".join((release().connector, *settings.packages))
+        if settings.driver_memory:
+            conf["spark.driver.memory"] = settings.driver_memory
     if settings.master:
-        builder = builder.master(settings.master)
-    if settings.delta:
-        for key, value in DELTA_CONF.items():
-            builder = builder.config(key, value)
-    for key, value in settings.conf.items():
-        builder = builder.config(key, value)
-    return builder
-
-
-def _own_start(builder: SparkSession.Builder, settings: SessionSettings, folder: Path) -> SparkSession.Builder:
-    """The settings that the caller of `spark-submit` makes otherwise."""
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    # A link that ends a job works by GET, so any page in a browser could follow it.
-    builder = builder.config("spark.ui.killEnabled", "false")
-    if settings.jars:
-        builder = builder.config("spark.jars", ",".join(settings.jars))
-    else:
-        builder = builder.config("spark.jars.packages", ",".join((release().connector, *settings.packages)))
-    if settings.driver_memory:
-        builder = builder.config("spark.driver.memory", settings.driver_memory)
-    options = _java_options(settings)
-    if not settings.verbose:
-        logging = folder / "log4j2.properties"
-        logging.write_text(_QUIET_LOGGING, encoding="utf-8")
-        options.append(f"-Dlog4j2.configurationFile={logging.as_uri()}")
-    if options:
-        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
-    if _runs_here(settings):
-        builder = builder.config("spark.python.daemon.module", _DAEMON)
-        if not settings.lasting and not sys.stderr.isatty():  # nobody is told where Spark's pages are
-            builder = builder.config("spark.ui.enabled", "false")
-    return builder
-
-
-def _java_options(settings: SessionSettings) -> list[str]:
-    """The options of the Java process that makes it quick to start, where the whole job runs in it."""
-    if not _runs_here(settings):
-        return []
-    given = [os.environ.get(name, "") for name in _JAVA_OPTIONS]
-    small = settings.driver_memory is None and "spark.driver.memory" not in settings.conf
-    return [*_QUICK_START, *((_SMALL_HEAP,) if small and not any("GC" in each for each in given) else ())]
+        conf["spark.master"] = settings.master
+    return conf | (_DELTA if settings.delta else {}) | dict(settings.conf)
 
 
 def _runs_here(settings: SessionSettings) -> bool:

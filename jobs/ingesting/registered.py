@@ -21,7 +21,6 @@ from uuid import UUID
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from jobs.driver.session import share_code
 from jobs.ingesting.registry import BadValueError, Reader, Registered, Registry, RegistrySettings, SchemaId
 from transforms.errors import WideloadError
 from transforms.text import printable
@@ -100,7 +99,6 @@ def made_plain(rows: DataFrame, form: RegisteredForm) -> DataFrame:
         for batch in batches:
             yield from with_plain(batch, values)
 
-    share_code(rows.sparkSession)
     more = [StructField(PLAIN, BinaryType()), StructField(REASON, StringType())]
     return mapped(rows, task, StructType([*rows.schema.fields, *more]))
 

@@ -26,7 +26,7 @@ from app.payloads.steps import Steps
 from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, explained
 from jobs.driver.jvm import Files
-from jobs.driver.session import ending_cleanly, fit_shuffles, open_session, share_code
+from jobs.driver.session import open_session
 from jobs.records.arrow import arrow_schema, mapped
 from jobs.records.schemas import columns as schema_of
 from transforms.errors import ConfigurationError
@@ -145,11 +145,9 @@ def session_engine(
     arguments: argparse.Namespace, name: str, client: ClientSettings, topics: Iterable[str]
 ) -> Iterator[SparkEngine]:
     """An engine on a session of the command line, for the length of a block; see `running`."""
-    with ending_cleanly(), open_session(session_settings(arguments, name)) as spark:
-        share_code(spark)
-        fit_shuffles(spark)
-        with running(spark, client, topics, sys.stderr if sys.stderr.isatty() else None) as engine:
-            yield engine
+    screen = sys.stderr if sys.stderr.isatty() else None
+    with open_session(session_settings(arguments, name)) as spark, running(spark, client, topics, screen) as engine:
+        yield engine
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, StructType
 
-from jobs.driver.python_archives import Sparing
 from jobs.records.problems import ERROR, Problem
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record, RecordLike
@@ -59,7 +58,7 @@ def mapped(
     _bound_input(rows)
     try:
         with warnings.catch_warnings(action="ignore"):  # about the release of pandas, which is not used
-            return rows.mapInArrow(Sparing(work), schema)
+            return rows.mapInArrow(work, schema)
     except ImportError as exc:
         raise ConfigurationError(
             "driver", f"lacks a package that PySpark requires: {exc}; the extra wideload[spark] has it"

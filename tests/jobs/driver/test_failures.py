@@ -72,7 +72,7 @@ def test_two_runs_with_one_checkpoint(text: str) -> None:
 )
 def test_what_executors_lack(text: str, words: str) -> None:
     """What is missing on executors is told by its name, with what to do."""
-    error = executor_error(text)
+    error = executor_error(PySparkException(text))
     assert words in str(error)
     assert str(explained(PySparkException(text), servers="h:1", source="t", options={})) == str(error)
-    assert executor_error("anything else") is None
+    assert executor_error(PySparkException("anything else")) is None

@@ -101,6 +101,6 @@ def test_audit(capsys: pytest.CaptureFixture[str]) -> None:
     broker = ["--bootstrap-servers", "127.0.0.1:1", "--store", "large.message.payload.store.class=memory"]
     name = ["--topic", "t", "--kafka-option", f"kafka.client.id={OVER}"]
     assert audit.main([*broker, *name]) == 2
-    assert "kafka.client.id: the client id has 250 characters" in capsys.readouterr().err
+    assert "audit: client.id: the client id has 250 characters" in capsys.readouterr().err
     assert audit.main([*broker, *name, "--kafka-option", f"{LIMIT_OPTION}=false"]) == 2
     assert "no broker answers" in capsys.readouterr().err
