@@ -30,29 +30,28 @@ from app.config.arguments import (
     store_config,
     store_use,
 )
-from app.config.naming import check_name
+from app.config.naming import check_topics
 from app.config.store_use import StoreUse
+from app.kafka.range_reader import RecordsLostError
 from app.kafka.spans import required
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
-from jobs.copying.range import BackfillSettings
+from jobs.copying.range import BackfillSettings, Source
 from jobs.driver.command_line import add_spark, session_settings
-from jobs.driver.failures import JobFailedError, require_broker
+from jobs.driver.failures import require_broker
 from jobs.driver.progress import bar, repaint
 from jobs.driver.session import open_session, stopping
-from jobs.reading.options import SourceSettings, settings_of
+from jobs.records.inflater import InflaterSettings
 from stores.encryption import ENCRYPTION_KEYS
 from stores.registry import STORE_CLASS
+from transforms.chunked_message import Limits
 from transforms.compression import CODECS
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FORMATS
+from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.signing import Signing
 from transforms.text import bytes_text, text_table
-
-__all__ = ["main"]
-
-_OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-servers", "reference.format": "--format"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure(arguments)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
-        for option, name in (("--source", arguments.source), ("--sink", arguments.sink)):
-            check_name("topic", name, option)
         require_broker(settings.source.client.bootstrap_servers)
         required(settings.source.client, {"--source": [arguments.source], "--sink": [settings.sink]})
         # No connector, which Spark would fetch.
@@ -73,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open_session(session) as spark, stopping() as stop:
             found = Backfill()
             run(spark, settings, found, stop, _screen(sys.stderr) if sys.stderr.isatty() else _silent)
-    except (ConfigurationError, JobFailedError) as error:
+    except WideloadError as error:
         if arguments.verbose:
             raise
         status, message = 2 if isinstance(error, ConfigurationError) else 1, _said(error)
@@ -87,13 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _said(error: ConfigurationError | JobFailedError) -> str:
+def _said(error: WideloadError) -> str:
     """The message, with this command's options in place of those of the data source."""
-    text = str(error).replace("failOnDataLoss=false", "--no-fail-on-data-loss")
-    text = text.replace("(chunkLookback)", "(--chunk-lookback)")
-    for name, option in _OPTIONS.items():
-        text = text.replace(f"{name}: ", f"{option}: ", 1) if text.startswith(f"{name}: ") else text
-    return text
+    if isinstance(error, RecordsLostError):
+        return f"{error}; --no-fail-on-data-loss goes on without them"
+    return str(error).replace("(chunkLookback)", "(--chunk-lookback)")
 
 
 def _silent(_: Backfill) -> None:
@@ -192,31 +187,28 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
     )
 
 
-def _source(arguments: argparse.Namespace, use: StoreUse | None) -> SourceSettings:
+def _source(arguments: argparse.Namespace, use: StoreUse | None) -> Source:
     given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
     # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use, arguments.source) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
-    found = settings_of(
-        {
-            **{key: _text(value) for key, value in store.items()},
-            "kafka.bootstrap.servers": arguments.bootstrap_servers,
-            "subscribe": arguments.source,
-            "referenceFormat": arguments.format or name,
-            "failOnDataLoss": _text(arguments.fail_on_data_loss),
-            "chunkLookback": str(arguments.chunk_lookback),
-        }
+    inflater = InflaterSettings(store, arguments.format or name)
+    inflater.check()
+    check_topics([arguments.source], "--source")
+    check_topics([arguments.sink], "--sink")
+    pending, largest = Limits().pending_bytes, store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
+    assert isinstance(largest, int)
+    return Source(
+        client=client_settings(arguments),
+        consumer={"max_partition_fetch_bytes": 4 * 2**20, **consumer_arguments(arguments)},
+        topic=arguments.source,
+        inflater=inflater,
+        limits=Limits(pending_bytes=pending, message_bytes=min(largest, pending), expire_ms=0),
+        lookback=arguments.chunk_lookback,
+        fail_on_loss=arguments.fail_on_data_loss,
     )
-    consumer = {**found.consumer, **consumer_arguments(arguments)}
-    return replace(found, client=client_settings(arguments), consumer=consumer)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _parser() -> argparse.ArgumentParser:

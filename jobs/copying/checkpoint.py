@@ -21,8 +21,6 @@ from jobs.driver.failures import JobFailedError
 from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
-__all__ = ["Checkpoint", "Progress"]
-
 _JOB = "backfill"
 _KEPT = 2
 _CHECKSUM = "ChecksumException"

@@ -17,8 +17,6 @@ from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.reference import Reference, is_reference
 
-__all__ = ["FORMS", "Form", "Mark", "Tally", "foresee", "form_of", "mark_of"]
-
 Form = Literal["plain", "reference", "bakdata", "chunk", "tombstone"]
 FORMS: tuple[Form, ...] = ("plain", "reference", "bakdata", "chunk", "tombstone")
 """Where the value of a record is: in the record; in the store, with this project's headers; in either place, as bakdata

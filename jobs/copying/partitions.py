@@ -24,12 +24,10 @@ from jobs.copying.forms import Mark, Tally
 from jobs.copying.range import BackfillSettings, Outcome, check_mark, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.reading.log import Log, look
+from jobs.reading.log import Log, Topics, look
 from jobs.reading.ranges import Bounds, OffsetRange
 from transforms.errors import ConfigurationError
 from transforms.signing import Signing
-
-__all__ = ["Backfill", "run"]
 
 _SPECULATION = "spark.speculation"
 
@@ -89,11 +87,11 @@ def run(
         raise ConfigurationError(
             "--conf", f"{_SPECULATION}=true would have two tasks write to one partition at a time; set it to false"
         )
-    (topic,) = settings.source.topics.names
+    topic = settings.source.topic
     try:
         there = {
             partition: each
-            for (_, partition), each in look(settings.source.client, settings.source.topics).bounds.items()
+            for (_, partition), each in look(settings.source.client, Topics("--source", (topic,))).bounds.items()
         }
         sink = sink_topic(settings.source.client, settings.sink)
         _check_topics(settings, there, sink)
@@ -130,7 +128,7 @@ def _begin(
     settings: BackfillSettings, found: Backfill, there: Mapping[int, Bounds], sink: SinkTopic, progress: Progress | None
 ) -> None:
     """Fills in where each partition begins and ends; raises if source, sink and checkpoint do not fit together."""
-    (topic,) = settings.source.topics.names
+    topic = settings.source.topic
     if progress is None:
         if any(sink.ends.values()) and not settings.append and not settings.dry_run:
             raise ConfigurationError(
@@ -193,7 +191,7 @@ class _Run:
         self._settings = replace(settings, offload=offload, checkpoint_id=checkpoint.id if checkpoint else "")
         self._sink = sink
         self._context = spark.sparkContext
-        (self._topic,) = settings.source.topics.names
+        self._topic = settings.source.topic
         self._threads = settings.partitions_at_a_time or self._context.defaultParallelism
         self._work = scanned if settings.dry_run else copied
         self._found = found

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 
+from app.config.settings import ClientSettings
 from app.kafka.range_reader import RangeReader
 from app.kafka.structs import partition_of
 from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
@@ -22,14 +23,14 @@ from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.failures import JobFailedError
 from jobs.reading.log import Log
 from jobs.reading.messages import Message, Messages, Readable, TopicRecord
-from jobs.reading.options import SourceSettings
 from jobs.reading.ranges import OffsetRange
-from jobs.records.inflater import Inflated, Inflater
+from jobs.records.inflater import Inflated, Inflater, InflaterSettings
 from jobs.records.offloader import Offloaded, Offloader, OffloaderSettings
 from jobs.records.problems import Problem, named
 from stores.encryption import ENCRYPTION_KEYS
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.batch_size import batch_of_one_bytes
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FormatName
 from transforms.identifiers import transactional_id
@@ -49,11 +50,34 @@ _STORE_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The topic to read, and how; goes to executors.
+
+    Attributes:
+        client: how to reach the cluster, which has the sink, too.
+        consumer: arguments of aiokafka's consumer.
+        topic: its name.
+        inflater: how it refers to payloads, and the store.
+        limits: of incomplete messages.
+        lookback: how many offsets before a range the first chunk of a message may be.
+        fail_on_loss: whether it is an error if Kafka has deleted records before they were read.
+    """
+
+    client: ClientSettings
+    consumer: Mapping[str, object]
+    topic: str
+    inflater: InflaterSettings
+    limits: Limits
+    lookback: int = 100_000
+    fail_on_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class BackfillSettings:
     """What the job does; goes to executors.
 
     Attributes:
-        source: the one topic to read, how it refers to payloads, and the store.
+        source: what to read.
         sink: the topic to write.
         checkpoint: the folder that remembers how far the job is; None for a dry run without one.
         offload: which values become references; None if none do. The job sets its `sink_limit_bytes`, and signs as the
@@ -72,7 +96,7 @@ class BackfillSettings:
         mark: of the last record of the partition that was read; None for none. The job sets it.
     """
 
-    source: SourceSettings
+    source: Source
     sink: str
     checkpoint: str | None
     offload: Offload | None
@@ -95,9 +119,8 @@ class BackfillSettings:
         Raises:
             ConfigurationError: they do not.
         """
-        (topic,) = self.source.topics.names
-        if topic == self.sink:
-            raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
+        if self.source.topic == self.sink:
+            raise ConfigurationError("--sink", f"found {self.sink}, which is the source; give another topic")
         if self.checkpoint is None and not self.dry_run:
             raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
         if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
@@ -107,9 +130,8 @@ class BackfillSettings:
 
     def belongs_to(self) -> dict[str, str]:
         """The settings that must not change for a checkpoint."""
-        (topic,) = self.source.topics.names
         return {
-            "source": topic,
+            "source": self.source.topic,
             "sink": self.sink,
             "to": "plain" if self.offload is None else "references",
             "format": self.source.inflater.reference_format,

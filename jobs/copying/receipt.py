@@ -17,8 +17,6 @@ from aiokafka.client import AIOKafkaClient
 from app.kafka.offset_fetches import FetchOffsets, OffsetFetches, ask_coordinator
 from jobs.copying.forms import FORMS, Mark, Tally
 
-__all__ = ["Receipt", "committed"]
-
 _RETRY_S = 0.1
 
 

@@ -17,15 +17,14 @@ from threading import Thread
 from typing import Any, TypeVar
 
 import aiokafka.errors as kafka_errors
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 
 from app.config.settings import ClientSettings
 from app.kafka.admin import configs
 from app.kafka.batches.outbox import BatchSettings, RecordRefusedError
-from app.kafka.clients import security_arguments
+from app.kafka.clients import describe, idempotent_producer
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.errors import FENCED
-from app.kafka.gate import create_no_topics
 from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import MAX_MESSAGE_BYTES, NEWEST, OLDEST, TIMESTAMPS, identities, timestamp_bound_ms
 from app.kafka.writer import Writer
@@ -96,7 +95,7 @@ def sink_topic(client: ClientSettings, name: str) -> SinkTopic:
             "--bootstrap-servers", f"no broker answers at {client.bootstrap_servers}: {exc}"
         ) from exc
     except kafka_errors.KafkaError as exc:
-        raise JobFailedError(f"topic {name} cannot be looked at: {_told(exc)}") from exc
+        raise JobFailedError(f"topic {name} cannot be looked at: {describe(exc)}") from exc
 
 
 async def _sink_topic(client: ClientSettings, name: str) -> SinkTopic:
@@ -171,7 +170,7 @@ class SinkWriter:
             ) from exc
         except (kafka_errors.KafkaError, OSError, TimeoutError) as exc:
             self.close()
-            raise ConfigurationError("--bootstrap-servers", f"no producer can start: {_told(exc)}") from exc
+            raise ConfigurationError("--bootstrap-servers", f"no producer can start: {describe(exc)}") from exc
 
     @property
     def ends(self) -> dict[int, int]:
@@ -204,7 +203,7 @@ class SinkWriter:
         except kafka_errors.GroupAuthorizationFailedError as exc:
             raise self._forbidden() from exc
         except (kafka_errors.KafkaError, OSError, TimeoutError) as exc:
-            raise JobFailedError(f"the offset of group {self._id} cannot be read: {_told(exc)}") from exc
+            raise JobFailedError(f"the offset of group {self._id} cannot be read: {describe(exc)}") from exc
 
     def flush(self) -> None:
         """Waits until all records are acknowledged; `ends` is right then.
@@ -269,7 +268,7 @@ class SinkWriter:
         elif isinstance(error, TimeoutError | kafka_errors.KafkaTimeoutError):
             reason = f"no answer in {_ANSWER_S:g} s"
         else:
-            reason = _told(error)
+            reason = describe(error)
         return JobFailedError(f"topic {self._topic.name}{where} did not take records: {reason}")
 
     def _forbidden(self) -> ConfigurationError:
@@ -287,7 +286,8 @@ class SinkWriter:
         if found.end[0] not in self._topic.ends:
             return None  # the sink was created again
         sink = TopicPartition(self._topic.name, found.end[0])
-        async with topic_consumer(self._client) as consumer:
+        # Not to the first open transaction: by key, another task has one there, which may be older than the receipt.
+        async with topic_consumer(self._client, isolation_level="read_uncommitted") as consumer:
             ends = await consumer.end_offsets([sink])
         return found if ends[sink] >= found.end[1] else None  # else the sink was created again
 
@@ -295,22 +295,16 @@ class SinkWriter:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _made(self) -> Writer:
-        producer = AIOKafkaProducer(
-            **security_arguments(self._client),
-            client_id=self._client.client_id,
-            acks="all",
+        producer = idempotent_producer(
+            self._client,
+            self._client.client_id,
             transactional_id=self._id,
             transaction_timeout_ms=self._timeout_ms,
         )
         settings = BatchSettings(batch_bytes=_BATCH_BYTES, delivery_timeout_s=_ANSWER_S)
-        return Writer(create_no_topics(producer), settings, transactional_id=self._id, group_id=self._id)
+        return Writer(producer, settings, transactional_id=self._id, group_id=self._id)
 
     async def _begun(self) -> None:
         assert self._writer is not None
         await self._writer.start()
         self._writer.begin()
-
-
-def _told(error: Exception) -> str:
-    text, name = str(error).strip(), type(error).__name__
-    return text if name in text else f"{name}: {text}" if text else name

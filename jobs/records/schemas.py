@@ -18,8 +18,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "columns", "conform", "few", "require_columns"]
-
 _KINDS = MappingProxyType(
     {
         "binary": BinaryType(),

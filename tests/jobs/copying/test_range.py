@@ -6,19 +6,26 @@ from dataclasses import replace
 
 import pytest
 
+from app.config.client import embedded_client_settings
 from jobs.copying import range as range_module
-from jobs.copying.range import BackfillSettings, Outcome, copied
+from jobs.copying.range import BackfillSettings, Outcome, Source, copied
 from jobs.copying.receipt import Receipt
 from jobs.copying.writer import SinkTopic
-from jobs.reading.options import settings_of
 from jobs.reading.ranges import OffsetRange
+from jobs.records.inflater import InflaterSettings
 from stores.memory import MemoryStore
 from tests.jobs.reading.test_messages import ListedLog, chunks
+from transforms.chunked_message import Limits
 from transforms.errors import PayloadStoreError
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 
 LARGE = 5_000
+
+
+def source_of(store: dict[str, object]) -> Source:
+    client = embedded_client_settings({"bootstrap.servers": "b:1"})
+    return Source(client, {}, "t", InflaterSettings(store), Limits(expire_ms=0))
 
 
 class Log(ListedLog):
@@ -74,8 +81,8 @@ def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytes
     monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
     monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store = {"large.message.payload.store.class": STORE}
-    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    store: dict[str, object] = {"large.message.payload.store.class": STORE}
+    options = source_of(store)
     settings = BackfillSettings(options, "s", "c", Offload(LARGE - 1, None))
 
     def run(start: int) -> Outcome:
@@ -100,8 +107,8 @@ def test_a_timestamp_that_the_sink_refuses(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
     monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store = {"large.message.payload.store.class": STORE}
-    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    store: dict[str, object] = {"large.message.payload.store.class": STORE}
+    options = source_of(store)
     topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True, oldest_ms=86_400_000)
     refused = copied(BackfillSettings(options, "s", "c", None), topic, OffsetRange("t", 0, 0, 3))
     assert (refused.next, sink) == (0, [])
@@ -126,8 +133,8 @@ def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
     monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store = {"large.message.payload.store.class": STORE}
-    options = settings_of({"subscribe": "t", "kafka.bootstrap.servers": "b:1", **store})
+    store: dict[str, object] = {"large.message.payload.store.class": STORE}
+    options = source_of(store)
     settings = BackfillSettings(options, "s", "c", None)
     topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True)
     first = copied(settings, topic, OffsetRange("t", 0, 0, 2))
