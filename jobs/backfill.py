@@ -53,6 +53,8 @@ from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.signing import Signing
 from transforms.text import bytes_text, text_table
 
+__all__ = ["main"]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job; returns the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first."""

@@ -28,6 +28,8 @@ from transforms.formats import FormatName
 from transforms.reference import KEY, VALUE
 from transforms.wrapper import Unwrap
 
+__all__ = ["ERROR_COLUMN", "OnError", "inflate", "split"]
+
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset")
 _MARKS = (VALUE.flag, KEY.flag, BAKDATA_FLAG)
 _WRAPPER_BEGIN = b"\x00"

@@ -32,6 +32,8 @@ from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.record import RecordLike
 from transforms.signing import KEY_NAME, Signing
 
+__all__ = ["offload"]
+
 _Place = tuple[int, str]
 """The number of a row, and the topic that it goes to."""
 

@@ -23,6 +23,8 @@ from transforms.letter import MARK
 from transforms.reference import MAX_PATH_BYTES
 from transforms.signing import Signing
 
+__all__ = ["REFERENCE", "newest", "references"]
+
 REFERENCE = columns(
     "topic string, partition int, offset long, timestamp timestamp, key binary, which string, format string, "
     "path string, size long, checksum string, compression string, encryption string, error string"
