@@ -34,12 +34,12 @@ from app.config.naming import check_topics
 from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
 from app.kafka.spans import required
+from app.payloads.steps import bar, repaint
 from jobs.copying.forms import FORMS
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Source
 from jobs.driver.command_line import add_spark, session_settings
 from jobs.driver.failures import require_broker
-from jobs.driver.progress import bar, repaint
 from jobs.driver.session import open_session, stopping
 from jobs.records.inflater import InflaterSettings
 from stores.encryption import ENCRYPTION_KEYS

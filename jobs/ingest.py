@@ -26,11 +26,11 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from app.config.arguments import configure, parse
 from app.kafka.clients import ClusterError
 from app.kafka.spans import required
+from app.payloads.steps import repaint
 from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
 from jobs.driver.installed_spark import release
 from jobs.driver.jvm import Files
-from jobs.driver.progress import repaint
 from jobs.driver.session import open_session, require_class, stopping
 from jobs.ingesting.bad_timestamps import first_bad_timestamp, read_in_python
 from jobs.ingesting.checkpoint import Checkpoint, bind

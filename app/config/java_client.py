@@ -32,6 +32,7 @@ _OF_LOGIN = {
     "clientSecret": f"{_CREDENTIALS}secret",
     "scope": "sasl.oauthbearer.scope",
 }
+_PEM_FILES = {"ssl.truststore": ("ssl.ca.location",), "ssl.keystore": ("ssl.certificate.location", "ssl.key.location")}
 # Where Java finds certificates, and our property for the same.
 _OF_STORES = {
     "ssl.truststore.": "ssl.ca.location",
@@ -46,11 +47,19 @@ class JavaOnlyError(ConfigurationError):
 def from_java(given: Mapping[str, str]) -> dict[str, str]:
     """The properties of our clients for those of Kafka's Java client; what both have stays as it is.
 
-    The login in `sasl.jaas.config` becomes user and password, or id and secret.
+    The login in `sasl.jaas.config` becomes user and password, or id and secret. Stores of PEM files become their paths
+    (KIP-651). An algorithm of no text, with which Java compares no host names, becomes `none`.
 
     Raises:
         JavaOnlyError: one of them only Java can use.
     """
+    given = dict(given)
+    if given.get(_CHECK) == "":
+        given[_CHECK] = "none"
+    for store, names in _PEM_FILES.items():
+        if given.get(f"{store}.type") == "PEM" and f"{store}.location" in given:
+            del given[f"{store}.type"]
+            given |= dict.fromkeys(names, given.pop(f"{store}.location"))
     for name in given:
         for prefix, ours in _OF_STORES.items():
             if name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""The steps of an audit or a sweep, on a terminal: one line, painted again and again."""
+"""What a terminal shows while a job works, with Spark or without: one line, painted again and again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from threading import Event, Thread
 from typing import TextIO
 
 _POLL_SECONDS = 0.5
+_BAR_WIDTH = 24
+
+
+def bar(done: int, total: int) -> str:
+    """`[███···]`: how much of `total` is done; empty if the total is 0."""
+    filled = _BAR_WIDTH * done // total if total else 0
+    return f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}]"
 
 
 def repaint(screen: TextIO, line: str) -> None:

@@ -118,11 +118,6 @@ def executor_error(error: Exception) -> WideloadError | None:
     return _meaning(_OF_EXECUTORS, _text(error))
 
 
-def records_lost(error: Exception) -> bool:
-    """Whether Spark could not read records because Kafka had deleted them."""
-    return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", _text(error)) is not None
-
-
 def overflowed(error: Exception) -> bool:
     """Whether Spark's Kafka source met a timestamp that Spark cannot hold; it does not say which."""
     return "ArithmeticException: long overflow" in _text(error)

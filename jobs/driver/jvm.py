@@ -2,12 +2,12 @@
 
 | private name | for | releases that have it |
 | --- | --- | --- |
-| `SparkContext._jvm` | Hadoop's files, Kafka's admin client, Delta | PySpark 3.5 to 4.3 |
+| `SparkContext._jvm` | Hadoop's files, Java's patterns, Delta | PySpark 3.5 to 4.3 |
 | `SparkSession._jsparkSession` | Delta | PySpark 3.5 to 4.3 |
 | `org.apache.spark.sql.delta.DeltaLog` | which batches of a query a table has | Delta 3.3 to 4.3 |
 
 Delta has no public way to the last batch of a query: `DESCRIBE HISTORY` forgets it after 30 days. All else that is
-asked of Java is public: of Hadoop, of Kafka, and `SparkContext` of Spark. `tests/jobs/driver/test_jvm.py` uses each.
+asked of Java is public. `tests/jobs/driver/test_jvm.py` uses each of these names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from typing import Any
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
-
-__all__ = ["DeltaTable", "Files", "delta_table", "elements", "has_class", "java_packages"]
 
 _PIECE = 2**20
 
@@ -75,15 +73,6 @@ def delta_table(spark: SparkSession, folder: str) -> DeltaTable:
         {str(pair.productElement(0)): str(pair.productElement(1)) for pair in pairs},
         {str(each.appId()): int(each.version()) for each in written},
     )
-
-
-def elements(collection: Any) -> list[Any]:
-    """What a Java collection holds.
-
-    A loop over the collection itself ends with an exception of Java's iterator. PySpark asks Java fourteen times what
-    kind of exception that is, and 70 requests take longer than all others of a short loop.
-    """
-    return list(collection.toArray())
 
 
 class Files:

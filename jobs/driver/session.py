@@ -26,9 +26,6 @@ from jobs.driver.java import captured, require_java, start_error
 from jobs.driver.jvm import has_class
 from transforms.errors import ConfigurationError
 
-INTERRUPTED = 130
-"""The exit status of a job that a signal ended; shells use it for SIGINT."""
-
 _CODE = Path(__file__).resolve().parents[__name__.count(".")]  # of a checkout, or site-packages
 
 _DELTA = {

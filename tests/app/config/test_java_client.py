@@ -65,6 +65,19 @@ def test_what_only_java_can_use(given: dict[str, str], said: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_pem_files_by_javas_names() -> None:
+    """Stores of PEM files are the files that we read, too; the file of a key store has key and certificate."""
+    given = {"ssl.truststore.type": "PEM", "ssl.truststore.location": "ca", "ssl.keystore.type": "PEM"}
+    given |= {"ssl.keystore.location": "both", "ssl.endpoint.identification.algorithm": "", "ssl.key.password": "p"}
+    assert from_java(given) == {
+        "ssl.ca.location": "ca",
+        "ssl.certificate.location": "both",
+        "ssl.key.location": "both",
+        "ssl.endpoint.identification.algorithm": "none",
+        "ssl.key.password": "p",
+    }
+
+
 def test_certificates(tmp_path: Path) -> None:
     """Java gets what is in the PEM files, so that executors need none; a key that it cannot read is reported."""
     for name in ("ca", "certificate", "key"):

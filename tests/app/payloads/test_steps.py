@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 
-from jobs.driver.progress import repaint
+from app.payloads.steps import repaint
 
 pytestmark = pytest.mark.unit
 
