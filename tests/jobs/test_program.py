@@ -225,6 +225,7 @@ def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connec
 ORPHANS = """
 import sys
 from pyspark.sql import SparkSession
+from wideload.jobs.audit import audit
 from wideload.jobs.sweep import orphans
 
 broker, topic, copy, root = sys.argv[1:]
@@ -232,11 +233,13 @@ store = {"large.message.payload.store.class": "filesystem", "filesystem.root": r
 spark = SparkSession.builder.getOrCreate()
 found = orphans(spark, {"kafka.bootstrap.servers": broker}, store, topic, carriers=(copy,))
 print(sorted((row.path, row.size, row.state) for row in found.collect()))
+found = audit(spark, {"kafka.bootstrap.servers": broker}, store, topic, copy, verify=True)
+print({row.state for row in found.collect()})
 """
 
 
 def test_orphans_through_spark_connect(place: tuple[str, str, str, Path], connect: str) -> None:
-    """The function for notebooks gives a DataFrame through a server of Spark Connect, too."""
+    """The functions for notebooks give DataFrames through a server of Spark Connect, too."""
     broker, topic, copy, root = place
     orphan = root / topic / f"{7:064x}"
     orphan.write_bytes(b"orphan")
@@ -245,4 +248,4 @@ def test_orphans_through_spark_connect(place: tuple[str, str, str, Path], connec
     program = root / "orphans.py"
     program.write_text(ORPHANS)
     printed = run(program, broker, topic, copy, str(root), SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
-    assert printed[-1] == str([(f"file://{orphan}", len(b"orphan"), "orphan")])
+    assert printed[-2:] == [str([(f"file://{orphan}", len(b"orphan"), "orphan")]), "{'ok'}"]
