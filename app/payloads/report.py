@@ -52,7 +52,7 @@ def write_report(rows: Iterable[Row], types: Mapping[str, str], path: str) -> No
         path: see `check_report`.
 
     Raises:
-        OSError: the file cannot be written, or is there by now.
+        OSError: the file cannot be written, or is there already.
     """
     with _new(path):
         if path.endswith(_PARQUET):

@@ -144,7 +144,7 @@ def settings_of(arguments: argparse.Namespace) -> IngestSettings:
         print(f"ingest: it is not checked whether topics were created again: {exc}", file=sys.stderr)
     if arguments.on_bad_timestamp == "null":
         try:
-            import jobs.reading.record_source  # noqa: F401  # whether its packages are there
+            from jobs.reading import record_source  # noqa: F401  # whether its packages are there
         except ImportError as exc:
             raise ConfigurationError("--on-bad-timestamp", f"null needs Spark 4.0 and PyArrow: {exc}") from exc
     return IngestSettings(

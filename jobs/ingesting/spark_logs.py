@@ -22,7 +22,7 @@ from transforms.errors import ConfigurationError
 NONE = -1
 """The number of the last batch where there is none."""
 
-REBUILD = "or begin anew: move the output away and give --rebuild"
+REBUILD = "or start again: move the output away and give --rebuild"
 
 _NUMBERED = re.compile(r"(\d+)(?:\.compact)?")
 _VERSION = "v1"

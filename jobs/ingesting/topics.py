@@ -124,7 +124,7 @@ def sentence(start: Positions, found: Mapping[tuple[str, int], Bounds]) -> str:
         for (topic, number), bounds in sorted(found.items())
     ]
     more = f", and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
-    said = f"begins anew, and reads {count:,} offsets by partition ({', '.join(places[:_NAMED]) or 'none yet'}{more})"
+    said = f"starts again, and reads {count:,} offsets by partition ({', '.join(places[:_NAMED]) or 'none yet'}{more})"
     lost = [f"{topic} {number}" for (topic, number), bounds in sorted(found.items()) if bounds.first > 0]
     if not lost:
         return said

@@ -271,7 +271,7 @@ def test_serializer_beside_an_application(installed: Installed) -> None:
 def test_processes_get_the_folder_of_the_package(installed: Installed) -> None:
     """What Spark's Python workers and the demo's processes get as PYTHONPATH holds `wideload`, and no `app` of ours."""
     code = "from wideload._internal.jobs.driver import session; from wideload._internal.app.commands import demo"
-    said = installed.run("python", "-c", code + "; print(session.CODE, demo._ROOT)")
+    said = installed.run("python", "-c", code + "; print(session._CODE, demo._ROOT)")
     assert said.split() == [str(installed.packages)] * 2
 
 
@@ -369,7 +369,7 @@ def test_code_of_the_jobs_as_a_zip(installed: Installed, tmp_path: Path) -> None
     assert {name.partition("/")[0] for name in names} == {"wideload"}
     app = "wideload/_internal/app/"
     of_app = {name.removeprefix(app).partition("/")[0] for name in names if name.startswith(app)}
-    assert of_app == {"__init__.py", "config", "kafka"}
+    assert of_app == {"__init__.py", "config", "kafka", "payloads"}
     code = "import wideload.jobs.inflate as m, wideload.stores.s3; print(m.inflate.__module__, m.__file__)"
     (installed.folder / "alone.py").write_text(code)
     bare = {"PYTHONPATH": f"{tmp_path / 'jobs.zip'}{os.pathsep}{sysconfig.get_path('purelib')}"}

@@ -160,6 +160,8 @@ WALL_CLOCK = {
     "app/serializers/faust_writes.py": "the timestamp of a record whose writer gives none",
     "app/serializers/kafka_python_writes.py": "the timestamp of a record whose writer gives none",
     "app/local/bootstrap.py": "the age of a stamp of the set-up",
+    "app/payloads/sweep.py": "when the grace of a sweep began: stores have the times of payloads by their own clocks",
+    "app/payloads/sweep_command.py": "the same, of a sweep that could not read the topics",
     "app/commands/dlq.py": "what a user means by a time ago",
     "app/commands/restorer.py": "which timestamps of records are of the future",
     "app/pipeline/service.py": "people are told since when; which timestamps brokers take",

@@ -129,7 +129,7 @@ def test_output_that_is_not_the_checkpoints(
         said = refused(spark, chosen, partial(Pair.put, name=f"checkpoint/{name}", content=content))
         assert said.startswith(f"--checkpoint: F/checkpoint/{name} is ")
         assert "damaged" in said
-        assert said.endswith("or begin anew: move the output away and give --rebuild")
+        assert said.endswith("or start again: move the output away and give --rebuild")
     for name in ("offsets/1", "metadata"):
         assert "is " in refused(spark, chosen, methodcaller("drop", f"checkpoint/{name}"))
     plan = Path(chosen.checkpoint, "offsets", "1").read_text()
@@ -172,7 +172,7 @@ def test_output_that_is_not_the_checkpoints(
     bind(spark, chosen)  # as it was, it is right
     no_rows(Pair(Path(chosen.checkpoint), Path(chosen.output)))
     assert ingest(spark, again).rows == 5
-    told = f"ingest: begins anew, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
+    told = f"ingest: starts again, and reads 5 offsets by partition ({topic} 0: 0 to 5)"
     assert told in capsys.readouterr().err.splitlines()
     assert [bytes(row.value) for row in written(spark, chosen)] == [b"v%d" % n for n in range(5)]
 
@@ -251,11 +251,11 @@ def test_checkpoint_of_before(
 def test_what_begins_anew_is_told() -> None:
     """The sentence has how much is read, from where to where, and which partitions have lost their beginning."""
     assert sentence({("t", 0): 0}, {("t", 0): Bounds(0, 1200)}) == (
-        "begins anew, and reads 1,200 offsets by partition (t 0: 0 to 1,200)"
+        "starts again, and reads 1,200 offsets by partition (t 0: 0 to 1,200)"
     )
     said = sentence({("t", 0): 0, ("t", 1): 7}, {("t", 0): Bounds(0, 1), ("t", 1): Bounds(7, 7)})
     assert said == (
-        "begins anew, and reads 1 offsets by partition (t 0: 0 to 1, t 1: 7 to 7); the first records of 1 of 2 "
+        "starts again, and reads 1 offsets by partition (t 0: 0 to 1, t 1: 7 to 7); the first records of 1 of 2 "
         "partitions are no longer in Kafka, and the new output lacks them: t 1"
     )
     many = {("t", n): Bounds(0, 1) for n in range(30)}
