@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from aiokafka.conn import AIOKafkaConnection
 
 from app.config.client import embedded_client_settings
 from app.config.settings import ClientSettings
-from app.kafka.clients import ClusterError
+from app.kafka.clients import ClusterError, idempotent_producer
 from app.kafka.range_reader import RangeReader
 from jobs.copying.writer import SinkTopic, SinkWriter, sink_topic
 from jobs.driver.failures import JobFailedError
@@ -76,9 +77,13 @@ def test_no_reader_creates_a_topic(broker: str, topic: str, named: Named) -> Non
     assert len(named) > before
 
 
-def test_no_writer_creates_a_topic(broker: str, topic: str, named: Named) -> None:
+def test_no_writer_creates_a_topic(broker: str, topic: str, named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a sink never was, nor where it is deleted while a backfill writes it."""
     client = client_of(broker)
+    # It asks for the topic until then.
+    monkeypatch.setattr(
+        "jobs.copying.writer.idempotent_producer", partial(idempotent_producer, request_timeout_ms=1_000)
+    )
     with pytest.raises(ConfigurationError, match="--sink: topic never-was does not exist; create it first"):
         sink_topic(client, "never-was")
     sink = sink_topic(client, topic)
