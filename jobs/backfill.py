@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -67,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings.check()
         require_broker(settings.source.client.bootstrap_servers)
         required(settings.source.client, {"--source": [arguments.source], "--sink": [settings.sink]})
-        # No connector, which Spark would fetch.
-        session = replace(session, conf={"spark.jars.packages": "", **session.conf})
         with open_session(session) as spark, stopping() as stop:
             found = Backfill()
             run(spark, settings, found, stop, _screen(sys.stderr) if sys.stderr.isatty() else _silent)

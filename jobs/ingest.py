@@ -180,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure(arguments)
         settings = settings_of(arguments)
         wanted = (
+            release().connector,
             release().delta if settings.delta else None,
             release().avro if settings.value.format == "avro" else None,
         )
@@ -188,7 +189,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "wideload-ingest",
             packages=tuple(filter(None, wanted)),
             delta=settings.delta,
-            lasting=not settings.once,
         )
         require_broker(settings.bootstrap_servers)
         if settings.client is not None:  # before Spark starts, which takes seconds

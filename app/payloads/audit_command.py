@@ -21,7 +21,7 @@ from app.config.arguments import (
 )
 from app.payloads.audit import Audit, AuditSettings, audit
 from app.payloads.engine import Engine
-from app.payloads.local_engine import LocalEngine
+from app.payloads.local_engine import on_terminal
 from transforms.errors import ConfigurationError, WideloadError, shown
 from transforms.formats import FORMATS
 from transforms.found_references import ReferenceFinder
@@ -37,13 +37,9 @@ _REPORT = "a new file for a row for each reference: NAME.parquet, or NAME.jsonl 
 _EXAMPLE = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
 
 
-def _local(*_: object) -> LocalEngine:
-    return LocalEngine(screen=sys.stderr if sys.stderr.isatty() else None)
-
-
 def main(
     argv: Sequence[str] | None,
-    opened: Callable[[argparse.Namespace, AuditSettings], AbstractContextManager[Engine[Any]]] = _local,
+    opened: Callable[[argparse.Namespace, AuditSettings], AbstractContextManager[Engine[Any]]] = on_terminal,
     add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
     report: str = _REPORT,
 ) -> int:

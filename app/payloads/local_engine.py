@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, islice, repeat
@@ -21,6 +22,11 @@ Result = TypeVar("Result")
 
 _INSERTED = 500  # rows at a time
 _TOGETHER = 16  # rows that a task takes at a time; it may ask the store for each
+
+
+def on_terminal(*_: object) -> LocalEngine:
+    """An engine that shows its steps where stderr is a terminal."""
+    return LocalEngine(screen=sys.stderr if sys.stderr.isatty() else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,6 @@ def refers(settings: SweepSettings, root: str | None, each: FoundReference) -> b
     return folder in settings.swept_topics or (folder in ("values", "keys") and above in settings.swept_topics)
 
 
-def _some(told: Sequence[str]) -> str:
-    more = f" and {len(told) - _SHOWN:,} more" if len(told) > _SHOWN else ""
-    return f"{', '.join(told[:_SHOWN])}{more}"
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

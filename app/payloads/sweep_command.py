@@ -27,7 +27,7 @@ from app.config.arguments import (
 from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
 from app.payloads.engine import Engine
-from app.payloads.local_engine import LocalEngine
+from app.payloads.local_engine import on_terminal
 from app.payloads.sweep import DELETING, Sweep, sweep
 from app.payloads.sweep_settings import (
     DEFAULT_GRACE,
@@ -50,13 +50,9 @@ _REPORT = "a new file for a row for each payload: NAME.parquet, or NAME.jsonl fo
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
 
 
-def _local(*_: object) -> LocalEngine:
-    return LocalEngine(screen=sys.stderr if sys.stderr.isatty() else None)
-
-
 def main(
     argv: Sequence[str] | None,
-    opened: Callable[[argparse.Namespace, SweepSettings], AbstractContextManager[Engine[Any]]] = _local,
+    opened: Callable[[argparse.Namespace, SweepSettings], AbstractContextManager[Engine[Any]]] = on_terminal,
     add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
     report: str = _REPORT,
 ) -> int:

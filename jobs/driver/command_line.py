@@ -60,16 +60,14 @@ def session_settings(
     *,
     packages: tuple[str, ...] = (),
     delta: bool = False,
-    lasting: bool = False,
 ) -> SessionSettings:
     """The settings of the session.
 
     Args:
         arguments: of the command line.
         name: the job's name on Spark's own pages.
-        packages: what the job needs beside the connector.
+        packages: what the job needs, as `--packages` takes it.
         delta: whether the session can use Delta tables.
-        lasting: whether the job goes on until it is stopped.
 
     Raises:
         ConfigurationError: an argument is wrong, or must be given to spark-submit.
@@ -85,5 +83,4 @@ def session_settings(
         packages=packages,
         delta=delta,
         verbose=arguments.verbose,
-        lasting=lasting,
     )

@@ -167,10 +167,10 @@ def _meaning(
     """What the user can set right, or knows best; None if there is no such thing."""
     for pattern, key, reason in meanings:
         if found := re.search(pattern, text, re.MULTILINE):
-            told = reason.format(*found.groups("it says no reason"), source=source, **words)
+            sentence = reason.format(*found.groups("it says no reason"), source=source, **words)
             if key == "--topic" and ", " in source:  # Spark does not say which, and it may be of another option
-                return ConfigurationError("topics", f"one of {told}")
-            return ConfigurationError(key, told) if key else JobFailedError(told)
+                return ConfigurationError("topics", f"one of {sentence}")
+            return ConfigurationError(key, sentence) if key else JobFailedError(sentence)
     return None
 
 

@@ -54,14 +54,13 @@ class SessionSettings:
 
     Attributes:
         name: the job's name on Spark's own pages.
-        jars: files of the Kafka connector; if empty, Spark fetches it, and `packages`.
+        jars: files of the Kafka connector; if empty, Spark fetches `packages`.
         master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
         driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
         conf: more Spark settings, which win over all others.
-        packages: what the job needs beside the connector, as `--packages` takes it.
+        packages: what the job needs, as `--packages` takes it: the connector, if it reads with Spark's own source.
         delta: whether the session can use Delta tables; Delta Lake is then among `packages`, or `jars`.
         verbose: leave Spark's log as it is; else nothing of it is shown.
-        lasting: whether the job goes on until it is stopped, so that Spark's pages are worth their cost.
     """
 
     name: str
@@ -72,7 +71,6 @@ class SessionSettings:
     packages: tuple[str, ...] = ()
     delta: bool = False
     verbose: bool = False
-    lasting: bool = False
 
 
 def submitted() -> bool:
@@ -218,8 +216,8 @@ def _conf(settings: SessionSettings) -> dict[str, Any]:
         conf["spark.ui.killEnabled"] = "false"
         if settings.jars:
             conf["spark.jars"] = ",".join(settings.jars)
-        else:
-            conf["spark.jars.packages"] = ",".join((release().connector, *settings.packages))
+        elif settings.packages:
+            conf["spark.jars.packages"] = ",".join(settings.packages)
         if settings.driver_memory:
             conf["spark.driver.memory"] = settings.driver_memory
     if settings.master:

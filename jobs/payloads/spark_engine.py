@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -147,10 +146,7 @@ def session_engine(
 ) -> Iterator[SparkEngine]:
     """An engine on a session of the command line, for the length of a block; see `running`."""
     screen = sys.stderr if sys.stderr.isatty() else None
-    settings = session_settings(arguments, name)
-    # No connector, which Spark would fetch: tasks read with the worker's client.
-    settings = replace(settings, conf={"spark.jars.packages": "", **settings.conf})
-    with open_session(settings) as spark, running(spark, client, topics, screen) as engine:
+    with open_session(session_settings(arguments, name)) as spark, running(spark, client, topics, screen) as engine:
         yield engine
 
 
