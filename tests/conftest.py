@@ -38,6 +38,7 @@ settings.load_profile("wideload")
 
 _TESTS = Path(__file__).parent
 _TOPIC_SECONDS = 30
+_SLOW_TIMEOUT_S = 900
 _REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
 _QUICK = {"log.cleaner.backoff.ms": "500"}  # a test waits for the log cleaner, which rests for 15 s
 _FIXTURE_MARKERS = {
@@ -54,7 +55,7 @@ _S3_SERVERS = {"minio", "rclone", "versitygw", "versitygw-nometa"}
 _CLOUDS = {"azure", "gcs"}
 _NOT_UNIT = {"integration", "s3", "cloud", "spark", "browser", "chaos"}
 
-pytest_plugins = [f"tests.runner.{name}" for name in ("collection", "distribution", "progress", "time_limit")]
+pytest_plugins = [f"tests.runner.{name}" for name in ("collection", "distribution", "progress")]
 
 _broker_told = pytest.StashKey[str]()
 _brokers_of_workers = pytest.StashKey[list[str]]()
@@ -127,6 +128,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.append("_left_sockets")  # type: ignore[attr-defined] # of pytest.Function
         if item.get_closest_marker("needs_kafka") is not None:
             item.fixturenames.insert(0, "_new_enough")  # type: ignore[attr-defined] # of pytest.Function
+        if item.get_closest_marker("slow") or item.get_closest_marker("chaos"):
+            item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
         if _NOT_UNIT.isdisjoint(marker.name for marker in item.iter_markers()):
             item.add_marker("unit")
 

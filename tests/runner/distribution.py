@@ -1,28 +1,32 @@
 """Which tests run beside each other: how many workers pytest-xdist starts, what stays together, and what comes first.
 
 The tests of a file run in one worker, one after the other. Those that need Spark run in two: its session takes longer
-to start than most of its tests. The longest come first, so that short ones fill the gaps at the end.
+to start than most of its tests. What took longest in the last run comes first, so that short files fill the gaps at the
+end. The seconds of that run are kept in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["scope_of"]
-
-# About how many seconds a test takes, by its dearest marker.
-_SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
-_PROCESS_S = 0.5  # of a test in a file that starts processes
 _MOST_WORKERS = 6
 # The tests of each of these share a Spark session, or a server of Spark Connect. The first that fits counts.
 _SPARK = (("tests/jobs/test_program",), ("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
 # These start Spark in processes of their own. Nobody else need wait for them.
 _ALONE = {"tests/jobs/test_cluster.py"}
+# About how many seconds a test takes that has not run here, by its first marker of these.
+_UNKNOWN = {"chaos": 10.0, "slow": 10.0, "unit": 0.01}
+_OTHERS_S = 1.0
+
+_seconds_before = pytest.StashKey[dict[str, float]]()
 
 
 def scope_of(nodeid: str) -> str:
@@ -57,19 +61,58 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(cores if config.getoption("markexpr").startswith("unit") else cores + 2, _MOST_WORKERS)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Measures the scopes of a run of all tests, in the process that runs none."""
+    if config.getoption("numprocesses", None) and not config.getoption("file_or_dir"):
+        config.pluginmanager.register(_Seconds())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hands a worker the seconds of the last run: all must sort alike, and another run may write at any time."""
+    node.workerinput["seconds"] = node.config.stash.setdefault(_seconds_before, _read())
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sorts the scopes by how long they may take, where tests run beside each other."""
-    if not config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput"):
         return
+    known: dict[str, float] = config.workerinput["seconds"]
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
-        names = {marker.name for marker in item.iter_markers()}
-        known = next((_SECONDS[name] for name in _SECONDS if name in names), 0.0)
-        seconds[scope_of(item.nodeid)] += max(known, _PROCESS_S) if _starts_processes(item) else known
-    items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
+        guess = next((_UNKNOWN[name] for name in _UNKNOWN if item.get_closest_marker(name)), _OTHERS_S)
+        seconds[scope_of(item.nodeid)] += guess
+    items.sort(key=lambda item: -known.get(scope_of(item.nodeid), seconds[scope_of(item.nodeid)]))
 
 
-def _starts_processes(item: pytest.Item) -> bool:
-    module = vars(getattr(item, "module", None) or object)
-    return "subprocess" in module
+class _Seconds:
+    """What each scope took, kept for the next run."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Adds the seconds of a test and of its fixtures."""
+        self._found[scope_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Replaces those of the last run."""
+        path = _path()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(self._found))
+            new.replace(path)
+
+
+def _read() -> dict[str, float]:
+    try:
+        found = json.loads(_path().read_text())
+        return {str(scope): float(seconds) for scope, seconds in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _path() -> Path:
+    return Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload") / "test-seconds.json"

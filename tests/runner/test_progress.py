@@ -1,7 +1,8 @@
-"""A run with two workers, as `make test` does it: what stays together, what is printed, what ends a test that hangs."""
+"""A run with workers, as `make test` does it: what stays together, what is printed, what comes first the next time."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -22,44 +23,55 @@ def test_more(n): print("worker", os.environ["PYTEST_XDIST_WORKER"])
 TWO = """
 import pytest, signal
 @pytest.fixture
-def hanging():
-    signal.setitimer(signal.ITIMER_REAL, 0.1)  # as if the limit were over
-    signal.pause()
+def hanging(): signal.pause()
+@pytest.mark.timeout(0.1)
 def test_hangs(hanging): pass
 def test_fails(): assert not "it fails"
 def test_is_skipped(): pytest.skip("no reason")
 """
 
 
-def test_run_with_workers(tmp_path: Path) -> None:
-    """Each file has its line, a failure is told at once, a fixture that hangs is interrupted, one worker has a file."""
-    (tmp_path / "test_one.py").write_text(ONE)
-    (tmp_path / "test_two.py").write_text(TWO)
-    plugins = ["-pxdist.plugin", *(f"-ptests.runner.{name}" for name in ("distribution", "progress", "time_limit"))]
+def lines_of_run(folder: Path, workers: int) -> list[str]:
+    """What a run of all tests in a folder prints."""
+    plugins = ["xdist.plugin", "pytest_timeout", "tests.runner.distribution", "tests.runner.progress"]
+    arguments = [sys.executable, "-m", "pytest", f"-n{workers}", "-rP"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n2", "-rP", *plugins, f"--rootdir={tmp_path}", str(tmp_path)],
-        cwd=tmp_path,
+        [*arguments, *(f"-p{each}" for each in plugins), f"--rootdir={folder}"],
+        cwd=folder,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "PYTEST_ADDOPTS": "",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # what is installed beside takes most of the time of three processes
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the other plugins take most of the time of three processes
             "PY_COLORS": "0",
+            "WIDELOAD_CACHE": str(folder / "cache"),
         },
         capture_output=True,
         text=True,
         check=False,
     )
-    lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stdout
-    (told,) = [line.partition("  ")[2] for line in lines if "%] test_one.py" in line]
-    assert re.fullmatch(r"4 passed, \d+\.\d s", told)
+    return done.stdout.splitlines()
+
+
+def test_run_with_workers(tmp_path: Path) -> None:
+    """Each file has its line and one worker; a failure has its own; what took longest comes first the next time."""
+    (tmp_path / "test_one.py").write_text(ONE)
+    (tmp_path / "test_two.py").write_text(TWO)
+    lines = lines_of_run(tmp_path, 2)
+    (counts,) = [line.partition("  ")[2] for line in lines if "%] test_one.py" in line]
+    assert re.fullmatch(r"4 passed, \d+\.\d s", counts)
     assert [line for line in lines if "%] test_two.py  2 failed, 1 skipped, " in line]
     assert [line for line in lines if line.startswith("[100%] test_")]
     assert {"FAILED test_two.py::test_fails", "FAILED test_two.py::test_hangs (setup)"} <= set(lines)
-    assert "the set-up of the test took more than 300 s" in done.stdout
     assert len({line for line in lines if line.startswith("worker gw")}) == 1
     assert lines[-1].strip("= ").startswith("1 failed, 4 passed, 1 skipped, 1 error")
+    seconds = tmp_path / "cache" / "test-seconds.json"
+    found = json.loads(seconds.read_text())
+    assert found["test_one.py"] > 0.3
+    seconds.write_text(json.dumps({**found, "test_two.py": 99.0}))
+    order = [line.partition("] ")[2].partition("  ")[0] for line in lines_of_run(tmp_path, 1) if "%] " in line]
+    assert order == ["test_two.py", "test_one.py"]
 
 
 @pytest.mark.parametrize(
