@@ -28,8 +28,6 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
-__all__ = ["BARE", "FILES", "SIZE", "STATUS"]
-
 BARE = "--bare"
 """The argument with which it imports nothing ahead."""
 
@@ -41,35 +39,9 @@ FILES = 4
 """Standard input, output and error of the command, and where its end is told."""
 
 # What commands import at their start, or as soon as they connect. What is missing here costs time and nothing else.
-_FOLDERS = ("app.commands", "stores", "transforms")
-_MODULES = (
-    "aiohttp.web",
-    "aiokafka.admin",
-    "app.run",
-    "boto3",
-    "botocore.handlers",
-    "encodings.idna",
-    "encodings.utf_8_sig",
-    "faust.app.router",
-    "faust.cli.faust",
-    "faust.livecheck",
-    "faust.tables.globaltable",
-    "faust.tables.manager",
-    "faust.topics",
-    "faust.transport.drivers.aiokafka",
-    "faust.transport.utils",
-    "faust.web.apps.production_index",
-    "faust.web.cache.backends.memory",
-    "faust.web.drivers.aiohttp",
-    "faust.windows",
-)
-# Where Faust asks all packages that are installed whether they have another one, the first time that it needs one.
-_CHOICES = {
-    "faust.transport.drivers": "aiokafka",
-    "faust.web.cache.backends": "memory",
-    "faust.web.drivers": "aiohttp",
-}
-_NOT = ("app.commands.demo", "app.commands.job")
+_FOLDERS = ("app.commands", "faust", "stores", "transforms")
+_MODULES = ("aiokafka.admin", "app.run", "boto3", "botocore.handlers", "encodings.idna", "encodings.utf_8_sig")
+_NOT = ("app.commands.demo", "app.commands.job", "faust.__main__")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl.h
 
 
@@ -122,14 +94,12 @@ def _import() -> None:
     names = [*_MODULES]
     for folder in _FOLDERS:
         package = importlib.import_module(folder)
-        names += [module.name for module in pkgutil.iter_modules(package.__path__, f"{folder}.")]
+        names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{folder}.")]
     for name in names:
         if name not in _NOT:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     share_models(read=True)
-    for place, name in _CHOICES.items():
-        importlib.import_module(place).by_name(name)
     # Faust looks where each page of the worker's is written; Python then looks where each module comes from, once.
     inspect.getmodule(inspect.currentframe())
 
