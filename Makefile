@@ -156,8 +156,8 @@ image-test: setup-demo ## Build the image, and send records through the worker i
 cluster-test: setup-test ## Run Spark jobs on a standalone cluster of two workers, and kill an executor in the middle; no part of `make test`
 	@WIDELOAD_CLUSTER=1 $(RUN) -m pytest tests/jobs/test_cluster.py tests/jobs/test_program.py::test_streams_in_session_of_their_own
 
-bench-test: setup-test ## Run every scenario of the benchmark with few records; `make test` runs the quick ones
-	@WIDELOAD_BENCH=all $(RUN) -m pytest tests/benchmarks/test_bench.py
+bench-test: setup-test ## Run every scenario of the benchmark with few records; no part of `make test`
+	@WIDELOAD_BENCH=1 $(RUN) -m pytest tests/benchmarks/test_bench.py
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage
