@@ -45,6 +45,7 @@ _FIXTURE_MARKERS = {
     "azurite": "cloud",
     "broker": "integration",
     "gcs": "cloud",
+    "minio": "minio",
     "make_topic": "integration",
     "plain": "s3",
     "server": "s3",
@@ -112,15 +113,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sets the markers that follow from the folder and from the fixtures."""
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        names = {marker for fixture, marker in _FIXTURE_MARKERS.items() if fixture in fixtures}
-        if item.path.is_relative_to(_TESTS / "integration"):
-            names.add("integration")
-        callspec = getattr(item, "callspec", None)
-        if callspec and any(isinstance(each, str) and each in _S3_SERVERS for each in callspec.params.values()):
-            names.add("s3")
-        if callspec and callspec.params.get("configured") in _CLOUDS:
-            names.add("cloud")
+        names = _markers(item)
         for name in names:
             item.add_marker(name)
         if "spark" in names or ("integration" in names and _has_kafka_python(item)):
@@ -132,6 +125,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
         if _NOT_UNIT.isdisjoint(marker.name for marker in item.iter_markers()):
             item.add_marker("unit")
+
+
+def _markers(item: pytest.Item) -> set[str]:
+    fixtures = getattr(item, "fixturenames", ())
+    names = {marker for fixture, marker in _FIXTURE_MARKERS.items() if fixture in fixtures}
+    if item.path.is_relative_to(_TESTS / "integration"):
+        names.add("integration")
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    texts = {each for each in params.values() if isinstance(each, str)}
+    if texts & _S3_SERVERS or "minio" in names:
+        names.add("s3")
+    if params.get("configured") in _CLOUDS:
+        names.add("cloud")
+    return names | texts & {"minio"}
 
 
 def _has_kafka_python(item: pytest.Item) -> bool:

@@ -1,8 +1,8 @@
 """Real S3 servers for the tests and the benchmark: versitygw, MinIO or rclone, each a process of its own.
 
 The binaries come from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up of
-the tests puts them if Go is there; rclone, which makes an S3 server of a folder, for `make rclone-test`. Without a
-binary, and with a Docker engine that answers, MinIO runs in a container.
+the tests puts them if Go is there; MinIO for `make minio-test`, and rclone, which makes an S3 server of a folder, for
+`make rclone-test`.
 """
 
 from __future__ import annotations
@@ -28,36 +28,24 @@ from botocore.config import Config
 from app.local.broker import free_ports
 from app.local.watchdog import Watched, watched
 
-__all__ = [
-    "KINDS",
-    "PLAIN",
-    "Certificate",
-    "S3Server",
-    "S3UnavailableError",
-    "free_port",
-    "s3_server",
-    "s3_server_or_skip",
-]
-
 Kind = Literal["versitygw", "minio", "versitygw-nometa", "rclone"]
-KINDS: tuple[Kind, ...] = ("versitygw", "minio")
-PLAIN: tuple[Kind, ...] = ("versitygw-nometa", "rclone")
+_CHOSEN = os.environ.get("WIDELOAD_S3_SERVER")
+_TARGETS: Mapping[Kind, str] = {"minio": "minio-test", "rclone": "rclone-test"}
+"""The targets of make that choose these servers. No other run has them, however they came here."""
+KINDS: tuple[Kind, ...] = ("versitygw", "minio") if _CHOSEN == "minio" else ("versitygw",)
+PLAIN: tuple[Kind, ...] = ("versitygw-nometa", "rclone") if _CHOSEN == "rclone" else ("versitygw-nometa",)
 """Servers that know the requests for objects, and little else: no versions, no rules, perhaps no ETag."""
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _REGION = "us-east-1"
-_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
 _BINARIES: Mapping[Kind, str] = {
     "versitygw": "bin/versitygw",
     "versitygw-nometa": "bin/versitygw",
     "minio": "bin/minio",
     "rclone": "rclone/bin/rclone",
 }
-_MODULES = {
-    "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
-    "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
-}
+_VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +132,20 @@ def s3_server(kind: Kind, directory: Path, *, certificate: Certificate | None = 
         certificate: with which versitygw answers by TLS; `AWS_CA_BUNDLE` must name it for clients.
 
     Raises:
-        S3UnavailableError: there is neither a binary nor, for MinIO, a Docker engine.
+        S3UnavailableError: there is no binary, or the run is not that of the server's own target.
         RuntimeError: the server did not answer in time; the message has the end of its log.
     """
-    if kind == "rclone" and not os.environ.get("WIDELOAD_RCLONE"):
-        raise S3UnavailableError("rclone is no server for production: `make rclone-test` runs its tests")
+    target = _TARGETS.get(kind)
+    if target is not None and kind != _CHOSEN:
+        raise S3UnavailableError(f"`make {target}` runs the tests that need {kind}")
     binary = _cache() / _BINARIES[kind]
+    if not os.access(binary, os.X_OK):
+        how = (
+            f"run `make {target}`" if target else f"install Go and run `GOBIN={binary.parent} go install {_VERSITYGW}`"
+        )
+        raise S3UnavailableError(f"no {binary.name}: {how}")
     access_key, secret_key = f"key{secrets.token_hex(6)}", secrets.token_hex(20)
-    if os.access(binary, os.X_OK):
-        running = _process(kind, binary, directory, access_key, secret_key, certificate)
-    elif kind == "minio" and _docker_answers():
-        running = _container(access_key, secret_key)
-    elif kind == "rclone":
-        raise S3UnavailableError("no rclone: run `make rclone-test`, which downloads it")
-    else:
-        module = _MODULES[binary.name]
-        raise S3UnavailableError(f"no {binary.name}: install Go and run `GOBIN={binary.parent} go install {module}`")
+    running = _process(kind, binary, directory, access_key, secret_key, certificate)
     with running as endpoint:
         server = S3Server(kind, endpoint, access_key, secret_key)
         _create_bucket(server)
@@ -256,14 +242,14 @@ def _process(
                 process.kill()
 
 
-def _answers(url: str, process: Watched | None, certificate: Certificate | None = None) -> bool:
+def _answers(url: str, process: Watched, certificate: Certificate | None = None) -> bool:
     deadline = time.monotonic() + _START_SECONDS
     # No proxy of the environment may stand between a test and its own machine.
     secure = urllib.request.HTTPSHandler(
         context=ssl.create_default_context(cafile=certificate.file if certificate else None)
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
-    while time.monotonic() < deadline and (process is None or process.poll() is None):
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             with opener.open(url, timeout=1):
                 return True
@@ -272,35 +258,6 @@ def _answers(url: str, process: Watched | None, certificate: Certificate | None 
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     return False
-
-
-def _docker_answers() -> bool:
-    # Only needed where there is no binary.
-    from docker.errors import DockerException
-    from testcontainers.core.docker_client import DockerClient
-
-    try:
-        return bool(DockerClient().client.ping())
-    except DockerException:
-        return False
-
-
-@contextlib.contextmanager
-def _container(access_key: str, secret_key: str) -> Iterator[str]:
-    from testcontainers.core.container import DockerContainer
-
-    container = (
-        DockerContainer(_IMAGE)
-        .with_env("MINIO_ROOT_USER", access_key)
-        .with_env("MINIO_ROOT_PASSWORD", secret_key)
-        .with_exposed_ports(9000)
-        .with_command("server /data")
-    )
-    with container:
-        endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(9000)}"
-        if not _answers(f"{endpoint}/minio/health/live", None):
-            raise RuntimeError(f"{_IMAGE} did not answer on {endpoint} within {_START_SECONDS:g} s")
-        yield endpoint
 
 
 def _create_bucket(server: S3Server) -> None:

@@ -16,14 +16,12 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from tests.s3_server import free_port
-
-__all__ = ["Counts", "Cut", "Down", "Error", "Fault", "FaultProxy", "Hang", "Ok", "Slow"]
+from tests.s3_server import S3Server, free_port
 
 _PIECE_BYTES = 65_536
 _HEAD_BYTES = 65_536
@@ -81,7 +79,26 @@ class Cut:
     direction: Literal["upload", "download"]
 
 
-Fault = Ok | Down | Hang | Slow | Error | Cut
+@dataclass(slots=True)
+class KeepRules:
+    """Keeps the expiry rules of a bucket, byte for byte, in place of a server that has none; all else passes.
+
+    As MinIO: no rules are a 404, rules that are removed leave none. The keeper of the rules deletes no payload.
+    """
+
+    rules: bytes = b""
+
+    def answer(self, method: str, body: bytes) -> tuple[int, bytes]:
+        """The status and the body for a request of `?lifecycle`."""
+        if method != "GET":
+            self.rules = body
+            return (204 if method == "DELETE" else 200), b""
+        if self.rules:
+            return 200, self.rules
+        return 404, b"<Error><Code>NoSuchLifecycleConfiguration</Code><Message>No rules.</Message></Error>"
+
+
+Fault = Ok | Down | Hang | Slow | Error | Cut | KeepRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,14 @@ class Counts:
     errors: int = 0
     cuts: int = 0
     downs: int = 0
+
+
+@contextlib.contextmanager
+def keeping_rules(server: S3Server) -> Iterator[S3Server]:
+    """The server, with expiry rules."""
+    with FaultProxy(server.endpoint) as proxy:
+        proxy.switch(KeepRules())
+        yield replace(server, endpoint=proxy.endpoint)
 
 
 class _CutError(Exception):
@@ -265,6 +290,16 @@ class FaultProxy:
         if isinstance(fault, Slow):
             self._count("slowed")
             await asyncio.sleep(fault.seconds)
+        if isinstance(fault, KeepRules) and "lifecycle" in head.start[1].partition("?")[2]:
+            if head.get("expect"):
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            sent = b"".join([piece async for piece in _body(head, reader, until_end=False)])
+            status, body = fault.answer(head.start[0], sent)
+            writer.write(
+                b"HTTP/1.1 %d Kept\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(body), body)
+            )
+            await writer.drain()
+            return True
         if isinstance(fault, Error) and self._chance.random() < fault.share:
             self._count("errors")
             body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>Injected.</Message></Error>".encode()

@@ -1,4 +1,4 @@
-"""Payloads and the time that records stay: the command, the check and the worker as users run them, against MinIO."""
+"""Payloads and the time that records stay: the command, the check and the worker as users run them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from typing import Any
 
 import pytest
 
+from tests.faults.proxy import keeping_rules
 from tests.forks import run
 from tests.integration.command_line import lines, wideload
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
-from tests.s3_server import S3Server, s3_server_or_skip
+from tests.s3_server import S3Server
 
 pytestmark = pytest.mark.s3
 
 DAY = 86_400_000
 S3 = "large.message.payload.store.class"
-
-
-@pytest.fixture(scope="module")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server that has expiry rules."""
-    with s3_server_or_skip("minio", tmp_path_factory.mktemp("minio")) as server:
-        yield server
 
 
 class Place:
@@ -98,12 +92,12 @@ class Place:
 
 
 @pytest.fixture
-def place(broker: str, make_topic: MakeTopic, tmp_path: Path, minio: S3Server) -> Iterator[Place]:
+def place(broker: str, make_topic: MakeTopic, tmp_path: Path, versitygw: S3Server) -> Iterator[Place]:
     """A source, and a bucket without rules."""
-    found = Place(broker, make_topic, tmp_path, minio)
-    found.client.delete_bucket_lifecycle(Bucket="payloads")
-    yield found
-    found.client.close()
+    with keeping_rules(versitygw) as server:
+        found = Place(broker, make_topic, tmp_path, server)
+        yield found
+        found.client.close()
 
 
 def test_command_for_each_cleanup_policy(place: Place) -> None:

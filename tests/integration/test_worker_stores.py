@@ -17,7 +17,7 @@ from tests.gcs_server import gcs_server_or_skip
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way, digests, expected, mixed
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
-from tests.s3_server import KINDS, S3UnavailableError, s3_server
+from tests.s3_server import S3Server
 from transforms.compression import CODECS
 from transforms.reference import Reference
 
@@ -117,23 +117,16 @@ def test_worker_reads_little_ahead_of_a_store_that_is_away(make_way: Callable[..
         assert [record.key for record in found[number]] == [key for at, key, *_ in large if at == number]
 
 
-@pytest.mark.s3
-@pytest.mark.parametrize("kind", KINDS)
-def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -> None:
+def test_worker_on_s3(make_way: Callable[..., Way], versitygw: S3Server) -> None:
     """Mixed records go through a real S3 server and come out identical, each once, in order."""
     way = make_way(partitions=3)
     records = mixed(1_000, seed=6, partitions=3)
-    try:
-        server = s3_server(kind, tmp_path / kind)  # type: ignore[arg-type]  # KINDS holds nothing else
-        with server as s3:
-            way.store = {"large.message.payload.store.class": "s3", **s3.config("integration/")}
-            send(way.broker, way.raw, records)
-            with way.worker() as worker:
-                until(lambda: way.arrived(len(records)), "all records have arrived")
-                assert worker.terminate() == 0
-            assert s3.secret_key not in worker.log.read_text()
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
+    way.store = {"large.message.payload.store.class": "s3", **versitygw.config("integration/")}
+    send(way.broker, way.raw, records)
+    with way.worker() as worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        assert worker.terminate() == 0
+    assert versitygw.secret_key not in worker.log.read_text()
     assert digests(read_all(way.broker, way.inflated)) == expected(records)
 
 

@@ -205,7 +205,7 @@ def test_there_and_back_on_s3(
     broker: str, tmp_path: Path, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a real S3 server it is the same."""
-    with s3_server_or_skip("minio", tmp_path / "s3") as server:
+    with s3_server_or_skip("versitygw", tmp_path / "s3") as server:
         there_and_back(on_s3(broker, tmp_path, server), make_topic, capsys, 5)
 
 

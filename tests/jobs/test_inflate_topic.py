@@ -74,7 +74,7 @@ def place(spark: SparkSession, broker: str, make_topic: MakeTopic, tmp_path: Pat
     return Place(spark, broker, make_topic(4), config_of(tmp_path))
 
 
-@pytest.fixture(params=["filesystem", "minio"])
+@pytest.fixture(params=["filesystem", "versitygw"])
 def stored(
     request: pytest.FixtureRequest,
     spark: SparkSession,

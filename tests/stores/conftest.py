@@ -19,6 +19,7 @@ from stores.s3 import S3Store
 from stores.store import Store
 from tests.azure_server import azure_server_or_skip
 from tests.cloud_server import CloudServer
+from tests.faults.proxy import keeping_rules
 from tests.gcs_server import gcs_server_or_skip
 from tests.s3_server import KINDS, PLAIN, Kind, S3Server, s3_server_or_skip
 
@@ -78,8 +79,16 @@ def versitygw(start_server: StartServer) -> S3Server:
 
 @pytest.fixture(scope="session")
 def minio(start_server: StartServer) -> S3Server:
-    """A server that has expiry rules."""
+    """A server that has roles with policies, and says what it has no KMS for."""
     return start_server("minio")
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def with_rules(request: pytest.FixtureRequest, start_server: StartServer) -> Iterator[S3Server]:
+    """A server that has expiry rules: versitygw behind a keeper of rules, and MinIO, which has its own."""
+    server = start_server(request.param)
+    with contextlib.nullcontext(server) if server.kind == "minio" else keeping_rules(server) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -183,10 +183,9 @@ def test_s3_servers_are_left_out_without_go(checkout: Path, tmp_path: Path) -> N
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     environ = {"PATH": str(tmp_path), "WIDELOAD_CACHE": str(tmp_path / "cache")}
     for target in ("setup-test", "setup-test", "setup"):
-        assert make(checkout, target, **environ).stdout.count("are skipped: Go is not installed.") == 2
+        assert make(checkout, target, **environ).stdout.count("are skipped: Go is not installed.") == 1
     (tmp_path / "cache" / "bin").mkdir(parents=True)
-    for name in ("versitygw", "minio"):
-        (tmp_path / "cache" / "bin" / name).touch()
+    (tmp_path / "cache" / "bin" / "versitygw").touch()
     assert make(checkout, "setup-test", **environ).stdout == ""
 
 
