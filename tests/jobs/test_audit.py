@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from app.payloads import audit_command
 from jobs.audit import audit, main
-from jobs.driver.session import SessionSettings
 from stores.registry import open_store
 from stores.store import Delete
+from tests.app.payloads.swept import filesystem
 from tests.integration.topics import send
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError
@@ -28,21 +27,9 @@ from transforms.record import Record
 COMPACT = {"cleanup.policy": "compact"}
 
 
-@pytest.fixture
-def in_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command on the tests' own session, which is there already."""
-
-    @contextlib.contextmanager
-    def opened(_settings: SessionSettings) -> Iterator[SparkSession]:
-        yield spark
-
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # as sessions of the jobs have it
-    monkeypatch.setattr("jobs.payloads.spark_engine.open_session", opened)
-
-
 def filled(broker: str, root: Path, *topics: str) -> dict[str, object]:
     """References of each kind: well, compressed, missing, changed, malformed, overwritten. Returns the store."""
-    config: dict[str, object] = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(root)}
+    config = filesystem(root)
     codecs: list[Codec | None] = [None, "zstd"]
     with closing(open_store(config)) as store:
         assert isinstance(store, Delete)
@@ -69,7 +56,7 @@ def test_with_and_without_spark(
     topics = make_topic(3), make_topic(3, **COMPACT)
     config = filled(broker, tmp_path / "store", *topics)
     base = ["--bootstrap-servers", broker, *(f"--topic={name}" for name in topics)]
-    base += [f"--store={key}={value}" for key, value in config.items()]
+    base += [f"--store={key}={str(value).lower() if value is False else value}" for key, value in config.items()]
     for number, more in enumerate(([], ["--verify"], ["--verify", "--newest-only"])):
         files = tmp_path / f"{number}.parquet", tmp_path / f"{number}"
         found: list[dict[str, Any]] = []

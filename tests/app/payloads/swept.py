@@ -1,19 +1,28 @@
-"""Payloads on disk and records that refer to them, for tests of sweeps as commands."""
+"""Payloads on disk and records that refer to them, for tests of audits and sweeps; what retention and users do."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
 from tests.integration.topics import send
-from transforms.formats import WIDELOAD
-from transforms.record import Record
+from transforms.formats import FORMATS, FormatName
+from transforms.record import Header, Record
 from transforms.reference import Reference
 
 DAY = 86_400
+
+
+def filesystem(root: Path) -> dict[str, object]:
+    """The keys of a store in a folder."""
+    return {"large.message.payload.store.class": "filesystem", "filesystem.root": str(root), "filesystem.fsync": False}
 
 
 def put(root: Path, topic: str, names: Sequence[str]) -> list[str]:
@@ -40,10 +49,48 @@ def digests(*names: str) -> list[str]:
     return sorted(map(digest, names))
 
 
-def refer(broker: str, topic: str, paths: Sequence[str]) -> None:
+def referring(path: str, key: bytes | None = b"k", *own: Header, name: FormatName = "wideload") -> Record:
+    """A record whose value is elsewhere."""
+    return FORMATS[name].write_reference(Record(key, b"?", own), Reference(path))
+
+
+def refer(broker: str, topic: str, paths: Iterable[str]) -> None:
     """A record for each path."""
-    records = [WIDELOAD.write_reference(Record(b"k", b"?"), Reference(path)) for path in paths]
-    send(broker, topic, [(0, r.key, r.value, list(r.headers), 1) for r in records])
+    write(broker, topic, *map(referring, paths))
+
+
+def write(broker: str, topic: str, *records: Record, partition: int = 0, at_ms: int | None = None) -> None:
+    """Writes records, all of one time or each of its own."""
+    times = [max(r.timestamp, 1) if at_ms is None else at_ms for r in records]
+    rows = zip(records, times, strict=True)
+    send(broker, topic, [(partition, r.key, r.value, list(r.headers), at) for r, at in rows])
+
+
+def write_aborted(broker: str, topic: str, *records: Record, partition: int = 0) -> None:
+    """Writes records in a transaction that is then aborted."""
+
+    async def abort() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=f"{topic}-aborts") as producer:
+            await producer.begin_transaction()
+            for r in records:
+                await producer.send_and_wait(topic, r.value, r.key, partition, 1, list(r.headers))
+            await producer.abort_transaction()
+
+    asyncio.run(abort())
+
+
+def delete_records(broker: str, topic: str, before: int) -> None:
+    """What retention does, at once: partition 0 begins at this offset."""
+
+    async def delete() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+    asyncio.run(delete())
 
 
 def options(broker: str, root: Path, topic: str, *more: str) -> list[str]:

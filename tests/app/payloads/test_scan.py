@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.structs import TopicPartition
 
 from app.config.settings import ClientSettings
 from app.kafka.range_reader import RecordsLostError
@@ -17,9 +15,9 @@ from app.kafka.spans import TopicSpans, described
 from app.payloads.engine import Row
 from app.payloads.local_engine import LocalEngine
 from app.payloads.scan import Found, newest, references
+from tests.app.payloads.swept import delete_records, write
 from tests.built_batches import PACKERS, built, changed, repacked
 from tests.integration.odd_batches import odd_batch, produce
-from tests.integration.topics import send
 from transforms.chunk import Chunking
 from transforms.found_references import HIDDEN, ReferenceFinder
 from transforms.record import Record
@@ -37,10 +35,6 @@ def referring(name: str, key: bytes | None = b"k", at: int = 5) -> Record:
     """A record whose value is in the store."""
     reference = Reference(f"{ROOT}t/{name}", 3)
     return Record(key, reference.value(), reference.headers(), at)
-
-
-def write(broker: str, topic: str, records: Sequence[Record], partition: int = 0, batch_bytes: int = 1_000_000) -> None:
-    send(broker, topic, [(partition, r.key, r.value, r.headers, r.timestamp) for r in records], batch_bytes)
 
 
 def spans(broker: str, *topics: str) -> list[TopicSpans]:
@@ -76,8 +70,8 @@ def test_references_have_their_place(broker: str, make_topic: MakeTopic) -> None
     both = Record(key.value(), referring("both").value, (*key.headers(KEY), *referring("both").headers), 9)
     plain = Record(b"p", b"plain", (), 1)
     for number in range(3):
-        write(broker, topic, [plain, referring(f"a{number}", b"k", 10 + number), plain], number)
-    write(broker, other, [plain, both])
+        write(broker, topic, plain, referring(f"a{number}", b"k", 10 + number), plain, partition=number)
+    write(broker, other, plain, both)
     assert [(*row[:9], row.error) for row in scanned(broker, *spans(broker, topic, other, empty))] == [
         *(
             (f"{ROOT}t/a{number}", topic, number, 1, 10 + number, b"k", "value", "wideload", 3, None)
@@ -89,15 +83,23 @@ def test_references_have_their_place(broker: str, make_topic: MakeTopic) -> None
 
 
 def test_compressed_batches_and_what_is_wrapped(broker: str, make_topic: MakeTopic) -> None:
-    """A reference is found in a batch of each codec, and inside a wrapper; a batch without any is passed over."""
+    """A reference is found in a batch of each codec, and inside a wrapper; a batch without any is passed over.
+
+    The first chunk of a message that may be a wrapper with a reference is found, and no plain chunk.
+    """
     topic = make_topic(1)
     wrapped = Wrap().wrap(Wrap().wrap(referring("w")))
     for packer in PACKERS:
         records = [Record(b"k", b"plain" * 50), referring(packer), wrapped]
         assert produce(broker, topic, [repacked(built(0, records), packer), repacked(built(0, records[:1]), packer)])
-    assert [row.path for row in scanned(broker, *spans(broker, topic))] == [
-        f"{ROOT}t/{name}" for packer in PACKERS for name in (packer, "w")
-    ]
+    large = Wrap().wrap(Record(b"k", referring("a").value, [("wrapper.header.7", bytes(900)), *referring("a").headers]))
+    write(broker, topic, *Chunking(600).split(large, "u"), *Chunking(600).split(Record(b"k", b"v" * 40_000), "v"))
+    *rows, chunk = scanned(broker, *spans(broker, topic))
+    assert [row.path for row in rows] == [f"{ROOT}t/{name}" for packer in PACKERS for name in (packer, "w")]
+    assert (chunk.offset, chunk.error) == (
+        4 * len(PACKERS),
+        "is a chunk of a wrapper that may hold a reference: assemble it",
+    )
 
 
 def test_records_that_cannot_be_decoded(broker: str, make_topic: MakeTopic) -> None:
@@ -122,16 +124,9 @@ def test_records_that_cannot_be_decoded(broker: str, make_topic: MakeTopic) -> N
 def test_records_that_kafka_has_deleted(broker: str, make_topic: MakeTopic) -> None:
     """Nobody may say what is live if records went while they were read: an error says which."""
     topic = make_topic(1)
-    write(broker, topic, [referring("a"), referring("b")])
+    write(broker, topic, referring("a"), referring("b"))
     (before,) = spans(broker, topic)
-
-    async def delete() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-        await admin.start()
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(1)})
-        await admin.close()
-
-    asyncio.run(delete())
+    delete_records(broker, topic, 1)
     with pytest.raises(RecordsLostError, match=f"topic {topic} partition 0: offset 0 is not there, the first one is 1"):
         scanned(broker, before)
 
@@ -201,28 +196,34 @@ def rows_of(log: Sequence[tuple[Record, str]]) -> Iterator[tuple[int, Row]]:
     return ((0, row) for row in sorted(rows, key=lambda row: row[:2]))
 
 
-def kept(log: Sequence[Record], since_ms: int | None = None, late: int | None = None) -> list[int]:
-    """The offsets that `newest` leaves of committed records, each with a reference."""
+AGED = [*(referring("v", b"a", at) for at in (10, 20, 30)), Record(b"a", None, (), 40)]
+UNDATED = [AGED[0], referring("v", b"a", -1), AGED[2]]
+KEYED = [
+    *(referring("v", key) for key in (b"a", b"b", None, b"a", b"c", None)),
+    Record(b"c", None),
+    referring("v", b""),
+]
+
+
+@pytest.mark.parametrize(
+    ("log", "since_ms", "late", "kept"),
+    [
+        (KEYED, None, None, [1, 2, 3, 5, 7]),
+        ([], None, None, []),
+        (AGED, 41, None, []),
+        (AGED, 40, None, [2]),
+        (AGED, 30, None, [1, 2]),
+        (AGED, 1, None, [0, 1, 2]),
+        (AGED, 41, 2, [1, 2]),  # one with an old timestamp behind a record of that time
+        (UNDATED, 41, None, [0, 2]),
+        (UNDATED, None, None, [2]),
+    ],
+)
+def test_newest(log: Sequence[Record], since_ms: int | None, late: int | None, kept: list[int]) -> None:
+    """The last record of each key stays, all without a key, and what was overwritten since a time, for slow readers."""
     rows = rows_of([(record, "committed") for record in log])
-    return sorted(row.offset for row in newest(rows, since_ms, None if late is None else {("t", 0): late}))
-
-
-def test_newest_is_what_compaction_keeps() -> None:
-    """The last record of each key, and everything that has no key; a tombstone overwrites."""
-    log = [referring("v", key) for key in (b"a", b"b", None, b"a", b"c", None)]
-    assert kept([*log, Record(b"c", None), referring("v", b"")]) == [1, 2, 3, 5, 7]
-    assert kept([]) == []
-
-
-def test_newest_since() -> None:
-    """What was overwritten at the time or later counts too, for readers that are a little behind."""
-    log = [*(referring("v", b"a", at) for at in (10, 20, 30)), Record(b"a", None, (), 40)]
-    for since, offsets in ((41, []), (40, [2]), (30, [1, 2]), (1, [0, 1, 2])):
-        assert kept(log, since) == offsets
-    # One with an old timestamp behind a record of that time, and one that nobody knows when it was written.
-    assert kept(log, 41, late=2) == [1, 2]
-    assert kept([*log[:1], referring("v", b"a", -1), log[2]], 41) == [0, 2]
-    assert kept([*log[:1], referring("v", b"a", -1), log[2]]) == [2]
+    found = newest(rows, since_ms, None if late is None else {("t", 0): late})
+    assert sorted(row.offset for row in found) == kept
 
 
 def test_newest_of_any_log() -> None:
@@ -251,12 +252,3 @@ def test_newest_of_any_log() -> None:
             if recent and record.value:
                 expected.append(offset)
         assert sorted(row.offset for row in newest(rows_of(log), since, {("t", 0): late})) == expected
-
-
-def test_chunks_of_wrapped_references(broker: str, make_topic: MakeTopic) -> None:
-    """The first chunk of a message that may be a wrapper with a reference is found, and no plain chunk."""
-    topic = make_topic(1)
-    large = Wrap().wrap(Record(b"k", referring("a").value, [("wrapper.header.7", bytes(900)), *referring("a").headers]))
-    write(broker, topic, [*Chunking(600).split(large, "u"), *Chunking(600).split(Record(b"k", b"v" * 40_000), "v")])
-    (row,) = scanned(broker, *spans(broker, topic))
-    assert (row.offset, row.error) == (0, "is a chunk of a wrapper that may hold a reference: assemble it")

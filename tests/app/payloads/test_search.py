@@ -18,11 +18,10 @@ from app.kafka.admin import AdminClient
 from app.kafka.topics import Identity, Operation
 from app.payloads.search import Search, _Searching, refers, search
 from app.payloads.sweep_settings import SweepSettings
-from tests.integration.topics import send, write_raw
-from transforms.formats import FORMATS, FormatName
+from tests.app.payloads.swept import referring, write
+from tests.integration.topics import write_raw
 from transforms.found_references import BEGINS, FoundReference
 from transforms.record import Record
-from transforms.reference import Reference
 
 MakeTopic = Callable[..., str]
 ROOT = "s3://bucket/payloads/"
@@ -32,15 +31,6 @@ ROOT = "s3://bucket/payloads/"
 def client(broker: str) -> ClientSettings:
     """How to reach the broker."""
     return embedded_client_settings({"bootstrap.servers": broker})
-
-
-def referring(path: str, name: FormatName = "wideload") -> Record:
-    """A record whose value is elsewhere."""
-    return FORMATS[name].write_reference(Record(b"k", b"?"), Reference(path))
-
-
-def put(broker: str, topic: str, *records: Record, partition: int = 0) -> None:
-    send(broker, topic, [(partition, r.key, r.value, list(r.headers), 1) for r in records])
 
 
 @pytest.mark.parametrize("topic", ["orders", "values", "keys"])
@@ -64,55 +54,49 @@ def test_topic_of_a_path(topic: str) -> None:
 
 
 def test_carriers_that_were_forgotten(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
-    """A topic whose newest records refer to the payloads is found, with a record; one that is unclear is counted."""
-    copies, flagged, odd, plain, ignored, known = (make_topic(2) for _ in range(6))
+    """A topic whose newest records refer to the payloads is found, with a record; one that is unclear is counted.
+
+    A record of another client, with any bytes as the name of a header, ends no search.
+    """
+    copies, flagged, odd, plain, ignored, known, named = (make_topic(2) for _ in range(7))
     swept = f"{copies}-swept"
     carried = referring(f"{ROOT}{swept}/1f")
     theirs = referring(f"{ROOT}{swept}-2/1f")
-    put(broker, copies, Record(b"k", b"plain"), carried, theirs, partition=1)
-    put(broker, flagged, Record(None, f"\x01{ROOT}{swept}/1".encode()))
-    put(broker, odd, Record(b"k", b"\xff", carried.headers), Record(b"k", b"\xfe", carried.headers), theirs)
-    put(broker, plain, Record(b"k", b"plain"), referring("s3://elsewhere/x/1"), theirs)
+    write(broker, copies, Record(b"k", b"plain"), carried, theirs, partition=1)
+    asyncio.run(write_raw(broker, named, [Record(carried.key, carried.value, [("\udcff", b"x"), *carried.headers])]))
+    write(broker, flagged, Record(None, f"\x01{ROOT}{swept}/1".encode()))
+    write(broker, odd, Record(b"k", b"\xff", carried.headers), Record(b"k", b"\xfe", carried.headers), theirs)
+    write(broker, plain, Record(b"k", b"plain"), referring("s3://elsewhere/x/1"), theirs)
     for topic in (ignored, known):
-        put(broker, topic, carried)
+        write(broker, topic, carried)
     settings = SweepSettings(client, {}, (swept,), carriers=(known,), ignored=(f"{ignored[:-1]}?",))
     found = search(settings, ROOT)
-    assert {name: (at.partition, at.offset) for name, at in found.found.items()} == {copies: (1, 1), flagged: (0, 0)}
-    assert (
-        f"refer to these payloads: {copies} (partition 1 offset 1), {flagged} (partition 0 offset 0); give each"
-        in (found.refusals[0])
-    )
+    places = {name: (at.partition, at.offset) for name, at in found.found.items()}
+    assert places == {copies: (1, 1), flagged: (0, 0), named: (0, 0)}
+    told = ", ".join(f"{name} (partition {at[0]} offset {at[1]})" for name, at in sorted(places.items()))
+    assert f"refer to these payloads: {told}; give each" in found.refusals[0]
     # A record that does not say where it leads is no reason to refuse: anybody may write one into any topic.
     assert len(found.refusals) == len(found.warnings) == 1
     assert f"topic {odd}, which is not given, has 2 records" in found.warnings[0]
     assert "in partition 0 at offset 0: malformed reference: value" in found.warnings[0]
-    assert found.searched >= 4
+    assert found.searched >= 5
     # Of each partition only the newest records are looked at.
-    put(broker, copies, theirs, partition=1)
-    assert set(search(dataclasses.replace(settings, search_records=1), ROOT).found) == {flagged}
+    write(broker, copies, theirs, partition=1)
+    assert set(search(dataclasses.replace(settings, search_records=1), ROOT).found) == {flagged, named}
 
 
 def test_older_records_come_after_the_newest(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
     """A reference among the oldest records that are searched is found, behind plain ones. None counts twice."""
     topic, odd = make_topic(), make_topic()
-    put(broker, odd, *[Record(b"k", b"\xff", [("large-message", b"true")])] * 30)
+    write(broker, odd, *[Record(b"k", b"\xff", [("large-message", b"true")])] * 30)
     swept = f"{topic}-swept"
-    put(broker, topic, referring(f"{ROOT}{swept}/1f"))
+    write(broker, topic, referring(f"{ROOT}{swept}/1f"))
     for _ in range(4):
-        put(broker, topic, *[Record(b"k", b"plain")] * 30)
+        write(broker, topic, *[Record(b"k", b"plain")] * 30)
     settings = SweepSettings(client, {}, (swept,), search_records=121)
     found = search(settings, ROOT)
     assert (found.found[topic].offset, found.unclear[odd].records) == (0, 30)
     assert topic not in search(dataclasses.replace(settings, search_records=120), ROOT).found
-
-
-def test_names_of_headers_that_are_not_text(broker: str, client: ClientSettings, make_topic: MakeTopic) -> None:
-    """A record of another client, with any bytes as the name of a header, ends no search."""
-    topic = make_topic()
-    carried = referring(f"{ROOT}{topic}-swept/1f")
-    odd = Record(carried.key, carried.value, [("\udcff", b"x"), *carried.headers])
-    asyncio.run(write_raw(broker, topic, [odd]))
-    assert search(SweepSettings(client, {}, (f"{topic}-swept",)), ROOT).found[topic].offset == 0
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.7])
@@ -122,7 +106,7 @@ def test_search_has_an_end(
     """What there was no time for is as good as found: it is a reason to refuse."""
     topic = make_topic(1)
     for _ in range(50):
-        put(broker, topic, Record(b"k", b"plain"))
+        write(broker, topic, Record(b"k", b"plain"))
     monkeypatch.setattr(_Searching, "_look", lambda *_: time.sleep(0.1))
     begun = time.monotonic()
     found = search(SweepSettings(client, {}, ("swept",), search_time=timedelta(seconds=limit_s)), ROOT)
@@ -136,7 +120,7 @@ def test_topics_that_may_not_be_read(
 ) -> None:
     """A topic that these credentials may not read is a reason to refuse, and the others are searched."""
     hidden, refused, gone, carrier = (make_topic() for _ in range(4))
-    put(broker, carrier, referring(f"{ROOT}swept/1f"))
+    write(broker, carrier, referring(f"{ROOT}swept/1f"))
     identities = {name: Identity(None, 1) for name in (refused, gone, carrier)}
     identities[hidden] = Identity(None, 1, operations=frozenset({Operation.WRITE}))
     identities["__own"] = Identity(None, 1, operations=frozenset(), internal=True)
