@@ -20,7 +20,11 @@ from pathlib import Path
 LEAST_PERCENT = 90
 _ROOT = Path(__file__).resolve().parents[1]
 _WORK = _ROOT / "build" / "mutants"
-_TESTS = {"transforms": "tests/transforms", "app/pipeline": "tests/app/pipeline"}
+# The tests of a folder: those that reach it, and need neither broker, nor server, nor Spark.
+_TESTS = {
+    "transforms": ["tests/transforms", *(f"tests/app/{room}" for room in ("chunks", "config", "deadletters", "kafka"))],
+    "app/pipeline": ["tests/app/pipeline"],
+}
 _COPIED = ["app", "benchmarks", "deploy", "docs", "jobs", "package", "stores", "tests", "transforms", "wideload"]
 # These read the source, which mutmut has changed.
 _LEFT_OUT = ["tests/transforms/test_exports.py", "tests/transforms/test_logger_name.py"]
@@ -63,8 +67,8 @@ def _copy(work: Path, folder: str) -> None:
     config = {
         "source_paths": [f"{folder}/"],
         "also_copy": [*(f"{name}/" for name in _COPIED), "pyproject.toml"],
-        "pytest_add_cli_args": ["-n0", "-p", "no:cacheprovider", *left_out],
-        "pytest_add_cli_args_test_selection": [f"{_TESTS[folder]}/"],
+        "pytest_add_cli_args": ["-n0", "-p", "no:cacheprovider", "-m", "unit and not slow", *left_out],
+        "pytest_add_cli_args_test_selection": [f"{each}/" for each in _TESTS[folder]],
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in config.items()]  # JSON of lists is TOML
     text = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
