@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 from app.kafka.clients import ClusterError
@@ -99,8 +99,8 @@ class Topics:
             return required(settings.client, {"--topic": settings.topics})
         try:
             pattern = java_packages(self._spark).java.util.regex.Pattern.compile(settings.subscribe_pattern)
-        except Py4JJavaError as exc:
-            reason = str(exc.java_exception.getMessage()).partition("\n")[0]
+        except IllegalArgumentException as exc:
+            reason = str(exc).partition("\n")[0]
             raise ConfigurationError("--subscribe-pattern", f"is no regular expression of Java: {reason}") from exc
         there = listed(settings.client)
         return {name: there[name] for name in there if name not in _INTERNAL and pattern.matcher(name).matches()}

@@ -1,20 +1,18 @@
-"""From a topic to Parquet, with nothing but Spark's own Kafka source."""
+"""From a topic to Parquet or a Delta table, with nothing but Spark's own Kafka source."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
@@ -23,149 +21,25 @@ from typing import Any, cast
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from aiokafka import AIOKafkaProducer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
-from app.config.client import embedded_client_settings
 from jobs.driver.failures import JobFailedError
-from jobs.ingest import IngestSettings, _follow, main, records, run
+from jobs.ingest import IngestSettings, _follow
 from jobs.ingesting.query_progress import Tally
-from jobs.records.schemas import RECORD
+from jobs.ingesting.values import CORRUPT, ValueForm
+from tests.app.payloads.swept import write, write_aborted
 from tests.integration.topics import send
+from tests.integration.worker_process import until
+from tests.jobs.ingests import Settings, ingest, numbered, require_delta, written
 from transforms.errors import ConfigurationError
 from transforms.record import Record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MAX_RECORD = 1 << 25
-
-Settings = Callable[..., IngestSettings]
-
-
-def produce(servers: str, topic: str, by_partition: Mapping[int, Sequence[Record]], *, abort: bool = False) -> None:
-    """Write records in order; with `abort` in a transaction that is then aborted."""
-
-    async def send() -> None:
-        transactional = {"transactional_id": f"{topic}-aborts"} if abort else {}
-        producer = AIOKafkaProducer(bootstrap_servers=servers, max_request_size=MAX_RECORD, **transactional)
-        await producer.start()
-        try:
-            if abort:
-                await producer.begin_transaction()
-            for partition, sent in by_partition.items():
-                for record in sent:
-                    await producer.send_and_wait(
-                        topic,
-                        record.value,
-                        record.key,
-                        partition,
-                        record.timestamp if record.timestamp >= 0 else None,
-                        list(record.headers),
-                    )
-            if abort:
-                await producer.abort_transaction()
-        finally:
-            await producer.stop()
-
-    asyncio.run(send())
-
-
-@pytest.fixture
-def settings(broker: str, tmp_path: Path) -> Settings:
-    """Settings of a bounded run into a folder of this test."""
-
-    def make(*topics: str, **changes: Any) -> IngestSettings:
-        values: dict[str, Any] = {
-            "bootstrap_servers": broker,
-            "client": embedded_client_settings({"bootstrap.servers": broker}),
-            "topics": topics,
-            "output": str(tmp_path / "out"),
-            "checkpoint": str(tmp_path / "checkpoint"),
-            "once": True,
-        }
-        return IngestSettings(**values | changes)
-
-    return make
-
-
-def ingest(spark: SparkSession, settings: IngestSettings) -> Tally:
-    """One bounded run."""
-    tally = Tally()
-    run(spark, settings, tally, Event(), screen=None)
-    return tally
-
-
-def written(spark: SparkSession, settings: IngestSettings) -> list[Row]:
-    """What is in the output, in order."""
-    return spark.read.parquet(settings.output).orderBy("topic", "partition", "offset").collect()
-
-
-def numbered(count: int, first: int = 0) -> list[Record]:
-    return [Record(b"k%d" % n, b"v%d" % n) for n in range(first, first + count)]
-
-
-# --- without Spark
-
-
-def test_source_options_defaults() -> None:
-    """Whole records from the beginning, only committed ones, and loss is a failure."""
-    options = IngestSettings("b:9092", "o", "c", topics=("x", "y")).source_options()
-    assert options == {
-        "kafka.bootstrap.servers": "b:9092",
-        "subscribe": "x,y",
-        "startingOffsets": "earliest",
-        "includeHeaders": "true",
-        "failOnDataLoss": "true",
-        "kafka.isolation.level": "read_committed",
-        "kafka.fetch.max.wait.ms": "10",
-        "kafka.allow.auto.create.topics": "false",
-        "maxOffsetsPerTrigger": "100000",
-    }
-
-
-def test_source_options_user_wins() -> None:
-    """What the user hands to Kafka's source stands above what the job chose."""
-    settings = IngestSettings(
-        "b:9092",
-        "o",
-        "c",
-        subscribe_pattern="orders-.*",
-        max_offsets_per_trigger=0,
-        min_partitions=4,
-        kafka_options={"kafka.isolation.level": "read_uncommitted"},
-    )
-    options = settings.source_options()
-    assert options["kafka.isolation.level"] == "read_uncommitted"
-    assert options["subscribePattern"] == "orders-.*"
-    assert options["minPartitions"] == "4"
-    assert not {"subscribe", "maxOffsetsPerTrigger"} & set(options)
-
-
-def test_settings_repr_hides_secrets() -> None:
-    """Printing the settings prints no credentials."""
-    settings = IngestSettings("b:9092", "o", "c", topics=("t",), kafka_options={"kafka.sasl.jaas.config": "pass-9"})
-    assert "pass-9" not in repr(settings)
-
-
-def bad_options() -> list[tuple[list[str], str]]:
-    return [
-        (["--kafka-option", "secret-without-equals"], "--kafka-option: is KEY=VALUE"),
-        (["--kafka-config", "/nowhere/client.properties"], "/nowhere/client.properties cannot be read"),
-        (["--jars", "/nowhere/connector.jar"], "--jars: /nowhere/connector.jar is neither a file nor a folder"),
-        (["--bootstrap-servers", "broker"], "bootstrap.servers: found 'broker', allowed is host:port"),
-    ]
-
-
-@pytest.mark.parametrize(("options", "message"), bad_options(), ids=[case[0][0] for case in bad_options()])
-def test_main_bad_option(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bad value is one sentence on stderr that names the option, and exit status 2; it repeats no secret."""
-    basis = ["--bootstrap-servers", "127.0.0.1:1", "--topic", "t", "--output", "o", "--checkpoint", "c", "--once"]
-    assert main([*basis, *options]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert "secret-without-equals" not in captured.err
+DAY_MS = 86_400_000
+ANY_TIME = {"message.timestamp.after.max.ms": 2**63 - 1}
+MakeTopic = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -198,50 +72,12 @@ def test_query_that_fails_behind_an_unfinished_batch(
     assert len(started) == queries
 
 
-def test_main_broker_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """A broker that is not there is told at once, with its address, and exit status 2."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        status = main(["--bootstrap-servers", address, "--topic", "t", "--output", "o", "--checkpoint", "c", "--once"])
-    assert status == 2
-    assert f"no broker answers: {address} (" in capsys.readouterr().err
-
-
-def test_main_java_not_there(
-    broker: str,
-    make_topic: Callable[..., str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without Java the message says what to install."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert main(["--bootstrap-servers", broker, "--topic", make_topic(), "--output", "o", "--checkpoint", "c"]) == 2
-    assert "install Java 17 to 22" in capsys.readouterr().err
-
-
-# --- with Spark
-
-
-def test_records_has_contract(spark: SparkSession) -> None:
-    """Rows of Kafka's source become rows of the contract, value for value."""
-    source = spark.sql(
-        "SELECT X'6b' AS key, X'' AS value, 't' AS topic, 3 AS partition, 9 AS offset, timestamp_millis(1500) AS "
-        "timestamp, 1 AS timestampType, CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers"
-    )
-    rows = records(source)
-    assert rows.columns == RECORD.fieldNames()
-    row = rows.collect()[0]
-    assert (bytes(row.key), bytes(row.value), row.headers, row.topic) == (b"k", b"", None, "t")
-    assert (row.partition, row.offset, row.timestamp_type) == (3, 9, 1)
+# --- records
 
 
 @pytest.mark.matrix
 def test_ingest_keeps_everything_of_a_record(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings
 ) -> None:
     """Null keys and values, empty ones, headers twice or null, time and place: all arrive as they were."""
     topic = make_topic(partitions=1)
@@ -250,32 +86,20 @@ def test_ingest_keeps_everything_of_a_record(
         Record(b"tombstone", None, [("why", b"deleted")], timestamp=1_700_000_000_124),
         Record(b"", b"", timestamp=1_700_000_000_125),
         Record(b"h", b"v", [("a", b"1"), ("b", None), ("a", b"2"), ("c", b"")], timestamp=1_700_000_000_126),
-        Record(b"\x00\xff", bytes(range(256)), [("ünï", b"\xff")], timestamp=0),
+        Record(b"\x00\xff", bytes(range(256)), [("ünï", b"\xff")], timestamp=1),
     ]
-    produce(broker, topic, {0: sent})
+    write(broker, topic, *sent)
     chosen = settings(topic)
     tally = ingest(spark, chosen)
 
-    files = [pq.read_table(file) for file in Path(chosen.output).glob("*.parquet")]
-    found = sorted((row for file in files for row in file.to_pylist()), key=lambda row: row["offset"])
-    assert [
-        (
-            row["key"],
-            row["value"],
-            [(header["key"], header["value"]) for header in row["headers"] or ()],
-            row["timestamp"].replace(tzinfo=UTC),
-        )
-        for row in found
-    ] == [
-        (
-            r.key,
-            r.value,
-            list(r.headers),
-            datetime.fromtimestamp(r.timestamp // 1000, UTC).replace(microsecond=r.timestamp % 1000 * 1000),
-        )
-        for r in sent
-    ]
-    assert [(row["topic"], row["partition"], row["offset"], row["timestamp_type"]) for row in found] == [
+    rows = [row for file in Path(chosen.output).glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    rows.sort(key=lambda row: row["offset"])
+    assert [(row["key"], row["value"]) for row in rows] == [(r.key, r.value) for r in sent]
+    headers = [[(each["key"], each["value"]) for each in row["headers"] or ()] for row in rows]
+    assert headers == [list(r.headers) for r in sent]
+    times = [row["timestamp"].replace(tzinfo=UTC) for row in rows]
+    assert times == [datetime.fromtimestamp(r.timestamp / 1000, UTC) for r in sent]
+    assert [(row["topic"], row["partition"], row["offset"], row["timestamp_type"]) for row in rows] == [
         (topic, 0, offset, 0) for offset in range(len(sent))
     ]
     assert (tally.batches, tally.rows) == (1, 5)
@@ -284,17 +108,16 @@ def test_ingest_keeps_everything_of_a_record(
 
 
 def test_ingest_large_values_over_partitions(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings
 ) -> None:
-    """Values of 20 MB arrive whole from every partition, and no row group holds more than it must."""
-    topic = make_topic(partitions=3, **{"max.message.bytes": MAX_RECORD})
-    noise = os.urandom(20_000_000)
-    sent = {partition: [Record(b"%d" % n, noise[n:]) for n in range(3)] + numbered(2) for partition in range(3)}
-    produce(broker, topic, sent)
-    chosen = settings(topic)
-    tally = ingest(spark, chosen)
-
-    assert tally.rows == 15
+    """Large values arrive whole from every partition, and no row group holds more than it must."""
+    topic = make_topic(partitions=2, **{"max.message.bytes": 2**24})
+    noise = os.urandom(4_000_000)
+    sent = [Record(b"%d" % n, noise[n:]) for n in range(3)] + numbered(2)
+    for partition in range(2):
+        write(broker, topic, *sent, partition=partition)
+    chosen = settings(topic, row_group_bytes=4_000_000)
+    assert ingest(spark, chosen).rows == 10
     found: dict[int, list[bytes]] = {}
     for file in Path(chosen.output).glob("*.parquet"):
         metadata = pq.ParquetFile(file).metadata
@@ -304,217 +127,257 @@ def test_ingest_large_values_over_partitions(
         assert not any(group.column(1).has_dictionary_page or group.column(1).statistics for group in groups)
         for row in pq.read_table(file, columns=["partition", "offset", "value"]).sort_by("offset").to_pylist():
             found.setdefault(row["partition"], []).append(row["value"])
-    assert found == {partition: [r.value for r in rows] for partition, rows in sent.items()}
+    assert found == {partition: [r.value for r in sent] for partition in range(2)}
 
 
 @pytest.mark.matrix
 def test_ingest_again_adds_only_what_is_new(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings
 ) -> None:
-    """A second run finds nothing; a third, after new records, adds those alone; batches are bounded."""
+    """A second run finds nothing; a third, after new records, adds those alone, and none of an aborted transaction."""
     topic = make_topic(partitions=2)
-    produce(broker, topic, {0: numbered(30), 1: numbered(10)})
+    for partition, count in ((0, 30), (1, 10)):
+        write(broker, topic, *numbered(count), partition=partition)
+    with pytest.raises(ConfigurationError, match="--topic: no-such-topic is not on the broker"):
+        ingest(spark, settings("no-such-topic"))  # with the same folders
     chosen = settings(topic, max_offsets_per_trigger=16)
     first = ingest(spark, chosen)
     assert (first.rows, first.end_offsets) == (40, {topic: {"0": 30, "1": 10}})
     assert first.batches >= 3
     assert ingest(spark, chosen).rows == 0
-    produce(broker, topic, {1: numbered(5, first=10)})
+    write_aborted(broker, topic, *numbered(2, first=100), partition=1)
+    write(broker, topic, *numbered(5, first=10), partition=1)
     last = ingest(spark, chosen)
-
-    assert (last.rows, last.end_offsets) == (5, {topic: {"0": 30, "1": 15}})
-    assert [(row.partition, row.offset) for row in written(spark, chosen)] == [
-        *((0, offset) for offset in range(30)),
-        *((1, offset) for offset in range(15)),
+    assert (last.rows, last.end_offsets) == (5, {topic: {"0": 30, "1": 18}})
+    assert [(row.partition, bytes(row.value)) for row in written(spark, chosen)] == [
+        *((0, b"v%d" % n) for n in range(30)),
+        *((1, b"v%d" % n) for n in range(15)),
     ]
 
 
-def test_ingest_leaves_out_aborted_transactions(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
+def test_ingest_of_a_pattern(
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Records of a transaction that was aborted are not in the output, those around it are."""
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(2)})
-    produce(broker, topic, {0: numbered(2, first=100)}, abort=True)
-    produce(broker, topic, {0: numbered(2, first=2)})
-    chosen = settings(topic)
-    ingest(spark, chosen)
-    assert [bytes(row.value) for row in written(spark, chosen)] == [b"v0", b"v1", b"v2", b"v3"]
-
-
-def test_ingest_pattern_of_two_topics(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """A pattern reads each topic that it matches, and an empty topic is no error."""
-    full, empty = make_topic(partitions=1), make_topic(partitions=1)
-    produce(broker, full, {0: numbered(3)})
-    chosen = settings(subscribe_pattern=f"{full}|{empty}")
-    tally = ingest(spark, chosen)
-    assert tally.end_offsets == {full: {"0": 3}, empty: {"0": 0}}
-    assert [row.topic for row in written(spark, chosen)] == [full] * 3
-
-
-def test_ingest_pattern_of_no_topic(
-    spark: SparkSession,
-    broker: str,
-    make_topic: Callable[..., str],
-    settings: Settings,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A pattern that matches no topic is told, as it may be misspelt; the same checkpoint reads a topic of later."""
+    """A pattern that matches no topic is told, as it may be misspelt; the same checkpoint reads topics of later."""
     name = f"later-{uuid.uuid4().hex}"
     chosen = settings(subscribe_pattern=f"{name}.*")
+    with pytest.raises(ConfigurationError, match="--subscribe-pattern: is no regular expression of Java: "):
+        ingest(spark, replace(chosen, subscribe_pattern="("))
     assert ingest(spark, chosen).rows == 0
     told = capsys.readouterr().err
     assert f"no topic on the broker at {broker} matches --subscribe-pattern '{name}.*'" in told
-    topic = make_topic(partitions=1, named=name)
-    produce(broker, topic, {0: numbered(2)})
-    assert ingest(spark, chosen).rows == 2
+    full, empty = make_topic(partitions=1, named=name), make_topic(partitions=1, named=f"{name}-empty")
+    write(broker, full, *numbered(2))
+    tally = ingest(spark, chosen)
+    assert tally.end_offsets == {full: {"0": 2}, empty: {"0": 0}}
+    assert [row.topic for row in written(spark, chosen)] == [full] * 2
     assert "matches" not in capsys.readouterr().err
 
 
-def test_ingest_refuses_checkpoint_of_another_topic(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """A checkpoint serves the topic that it was made with, and no other."""
-    first, second = make_topic(partitions=1), make_topic(partitions=1)
-    produce(broker, first, {0: numbered(1)})
-    ingest(spark, settings(first))
-    with pytest.raises(ConfigurationError, match=f"belongs to source {first}, this is source {second}"):
-        ingest(spark, settings(second))
+def test_timestamps_of_other_units(spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings) -> None:
+    """A record whose timestamp Spark cannot hold is a failure with its place, or is kept without it, and counted.
 
-
-def test_ingest_missing_topic_then_right_one(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """A topic that is not there is named; the same folders then serve the topic that was meant."""
-    with pytest.raises(ConfigurationError, match=r"--topic: no-such-topic is not on the broker"):
-        ingest(spark, settings("no-such-topic"))
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(2)})
-    assert ingest(spark, settings(topic)).rows == 2
-
-
-def test_timestamps_of_other_units(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], settings: Settings
-) -> None:
-    """A record whose timestamp Spark cannot hold is a failure with its place, or is kept without it, and counted."""
-    topic = make_topic(2, **{"message.timestamp.after.max.ms": 2**63 - 1})
-    rows = [(0, b"%d" % n, b"v", [("h", b"x")], stamp) for n, stamp in enumerate((5, 2**63 - 1, 7, -(2**62)))]
-    send(broker, topic, [*rows, (1, b"other", None, [], 9)])
-    chosen = settings(topic, max_offsets_per_trigger=3)
+    The batch that Python does is one of many: it begins where Spark's began, and Spark's source goes on behind it.
+    `latest` is the end that the first run found, an aborted transaction is left out, and `--once` ends.
+    """
+    topic = make_topic(2, **ANY_TIME)
+    for partition in range(2):
+        write(broker, topic, *numbered(3), partition=partition)
+    chosen = settings(topic, starting_offsets="latest", max_offsets_per_trigger=2)
+    assert ingest(spark, chosen).rows == 0
+    write_aborted(broker, topic, *numbered(3, first=9))
+    late = [Record(b"late", b"late%d" % n, [("h", b"x")], 2**62) for n in range(2)]
+    write(broker, topic, *numbered(2, first=3), late[0])
+    write(broker, topic, late[1], *numbered(2, first=3), partition=1)
     with pytest.raises(JobFailedError) as told:
         ingest(spark, chosen)
-    assert str(told.value).startswith(f"topic {topic} partition 0 offset 1: the timestamp is {2**63 - 1} ms")
+    assert str(told.value).startswith(f"topic {topic} partition 1 offset 3: the timestamp is {2**62} ms")
     assert "--on-bad-timestamp null" in str(told.value)
     tally = ingest(spark, replace(chosen, on_bad_timestamp="null"))
-    assert (tally.rows, tally.bad_timestamps) == (5, 2)
-    assert tally.summary()["first_bad_timestamp"] == f"topic {topic} partition 0 offset 1"
-    found = written(spark, chosen)
-    stamps = [row.timestamp and row.timestamp.replace(tzinfo=UTC).timestamp() for row in found]
-    assert stamps == [0.005, None, 0.007, None, 0.009]
-    assert [bytes(row.key) for row in found] == [b"0", b"1", b"2", b"3", b"other"]
-    assert [(each.key, bytes(each.value)) for each in found[1].headers] == [("h", b"x")]
-    send(broker, topic, [(1, b"later", b"v", [], 11)])
-    assert ingest(spark, chosen).rows == 1, "Spark's own source goes on where the other ended"
+    assert tally.bad_timestamps == 2
+    assert tally.summary()["first_bad_timestamp"] == f"topic {topic} partition 1 offset 3"
+    send(broker, topic, [(1, b"later", None, [], 11)])
+    assert ingest(spark, chosen).rows == 1
+    rows = written(spark, chosen)
+    values = [row.value and bytes(row.value) for row in rows]
+    assert values == [b"v3", b"v4", b"late0", b"late1", b"v3", b"v4", None]
+    assert [row.timestamp is None for row in rows] == [False, False, True, True, False, False, False]
+    assert rows[-1].timestamp.replace(tzinfo=UTC).timestamp() == 0.011
+    assert [(each.key, bytes(each.value)) for each in rows[2].headers] == [("h", b"x")]
+
+
+def test_ingest_bad_value(spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings) -> None:
+    """A bad value fails with its place, its size and what to do, not with its bytes; or goes in, counted, if asked."""
+    topic = make_topic(partitions=1)
+    write(broker, topic, Record(None, b'{"id": 1}'), Record(None, b"secret" * 1000), Record(b"k", None))
+    with pytest.raises(JobFailedError) as failed:
+        ingest(spark, settings(topic, value=ValueForm("json", "id BIGINT")))
+    assert str(failed.value) == (
+        f"topic {topic} partition 0 offset 1: the value, 6000 bytes, is not JSON of --value-schema: it is no "
+        "JSON object; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+    )
+    chosen = settings(topic, value=ValueForm("json", "id BIGINT", on_bad="null"))
+    tally = ingest(spark, chosen)
+    assert (tally.bytes, tally.summary()["bad_values"]) == (6010, 1)
+    rows = written(spark, chosen)
+    assert [row.value and row.value.id for row in rows] == [1, None, None]
+    assert [row[CORRUPT] for row in rows] == [None, bytearray(b"secret" * 1000), None]
+    write(broker, topic, Record(None, b"{"), Record(None, b"[]"))
+    tally = ingest(spark, replace(chosen, max_offsets_per_trigger=1))
+    assert (tally.batches, tally.summary()["bad_values"]) == (2, 2)
+
+
+# --- folders, and Delta
+
+
+def test_ingest_partitions_by_time(spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings) -> None:
+    """Folders are of the timestamp's date and hour in UTC, whatever the session's zone."""
+    topic = make_topic(partitions=1)
+    write(broker, topic, *(Record(None, b"v", (), at) for at in (3 * 3_600_000, DAY_MS - 1, 20_000 * DAY_MS + 1)))
+    chosen = settings(topic, partition_by=("topic", "date", "hour"))
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Kiritimati")
+    try:
+        ingest(spark, chosen)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    folders = {str(file.parent.relative_to(chosen.output)) for file in Path(chosen.output).rglob("*.parquet")}
+    assert folders == {
+        f"topic={topic}/date=1970-01-01/hour=3",
+        f"topic={topic}/date=1970-01-01/hour=23",
+        f"topic={topic}/date=2024-10-04/hour=0",
+    }
+    assert [(row.offset, row.date, row.hour) for row in written(spark, chosen)][2] == (2, date(2024, 10, 4), 0)
+    with pytest.raises(ConfigurationError, match="belongs to form parquet, partitioned by topic, date, hour"):
+        ingest(spark, settings(topic))
+
+
+def test_delta_writes_each_record_once(
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings
+) -> None:
+    """A batch that is in the table, and not in the checkpoint's list of what is done, is not there twice afterwards."""
+    require_delta(spark)
+    topic = make_topic(partitions=2)
+    write(broker, topic, *numbered(3))
+    write(broker, topic, Record(b"k", None), Record(None, b""), partition=1)
+    chosen = settings(topic, format="delta", partition_by=("partition",))
+    assert ingest(spark, chosen).rows == 5
+    for name in ("0", ".0.crc"):
+        Path(chosen.checkpoint, "commits", name).unlink()
+    write(broker, topic, *numbered(2, first=3))
+    write(broker, topic, *numbered(1), partition=1)
+    ingest(spark, chosen)
+
+    rows = written(spark, chosen)
+    assert [(row.partition, row.offset) for row in rows] == [*((0, n) for n in range(5)), *((1, n) for n in range(3))]
+    assert [row.value for row in rows[4:]] == [bytearray(b"v4"), None, bytearray(), bytearray(b"v0")]
+    logs = [
+        json.loads(line)
+        for file in sorted(Path(chosen.output, "_delta_log").glob("*.json"))
+        for line in file.read_text().splitlines()
+    ]
+    stats = [json.loads(log["add"]["stats"]) for log in logs if "add" in log]
+    assert stats
+    assert all(set(each["maxValues"]) == {"topic", "offset", "timestamp", "timestamp_type"} for each in stats)
+    for file in Path(chosen.output).rglob("*.parquet"):
+        groups = pq.ParquetFile(file).metadata
+        column = groups.row_group(0).column(groups.schema.names.index("value"))
+        assert not column.has_dictionary_page
+        assert not column.statistics
+
+    def files() -> Counter[int]:
+        found = spark.read.format("delta").load(chosen.output).select("partition", F.input_file_name()).distinct()
+        return Counter(row.partition for row in found.collect())
+
+    assert files() == {1: 2, 0: 2}  # by partition: one for each micro-batch with records of it
+    spark.sql(f"OPTIMIZE delta.`{chosen.output}`")
+    assert files() == {0: 1, 1: 1}
+    write(broker, topic, *numbered(1, first=5))
+    assert ingest(spark, chosen).rows == 1, "the job goes on in a table that was compacted"
+    assert len(written(spark, chosen)) == 9
+
+
+def test_delta_refusals(
+    spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings, tmp_path: Path
+) -> None:
+    """Parquet files are no Delta table, nor the other way round; and a table has one checkpoint."""
+    require_delta(spark)
+    topic = make_topic(partitions=1)
+    write(broker, topic, *numbered(1))
+    parquet, delta = settings(topic, place="parquet"), settings(topic, place="delta", format="delta")
+    spark.sql(f"CREATE TABLE delta.`{delta.output}` (key BINARY, value BINARY) USING delta")
+    for each in (parquet, delta):
+        ingest(spark, each)
+    for chosen, form, refused in (
+        (parquet, "delta", r"--format: .* holds files and is no Delta table"),
+        (delta, "parquet", r"--format: .* is a Delta table, in which Parquet files alone"),
+        (delta, "delta", r"--checkpoint: .* was written with another .* be there twice"),
+    ):
+        with pytest.raises(ConfigurationError, match=refused):
+            ingest(spark, settings(topic, output=chosen.output, checkpoint=str(tmp_path / "fresh"), format=form))
 
 
 # --- as a process
 
 
-def command(broker: str, folder: Path, *options: str) -> list[str]:
-    return [
-        *("--bootstrap-servers", broker, "--output", str(folder / "out"), "--checkpoint", str(folder / "checkpoint")),
-        *options,
-    ]
-
-
-def connector(spark: SparkSession) -> str:
-    """The jars that the tests' own session was given."""
-    return str(spark.conf.get("spark.jars"))
-
-
-def test_process_continuous_until_sigterm(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], tmp_path: Path
-) -> None:
-    """`python -m jobs.ingest` goes on until SIGTERM, then ends with status 0 and says in JSON what it did.
-
-    All its ports, those of Spark's pages among them, are for this machine alone.
-    """
-    topic = make_topic(partitions=2)
-    produce(broker, topic, {0: numbered(3), 1: numbered(4)})
+def begun(spark: SparkSession, arguments: list[str], commit: Path) -> subprocess.Popen[str]:
+    """A job as a process of its own, that has ended this batch."""
+    jars = {"WIDELOAD_SPARK_JARS": str(spark.conf.get("spark.jars"))}
     inherited = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}  # which the tests set
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "jobs.ingest", "--conf", "spark.ui.enabled=true"),
-            *command(broker, tmp_path, "--topic", topic, "--trigger-seconds", "0.2"),
-        ],
+        [sys.executable, "-m", "jobs.ingest", *arguments],
         cwd=REPOSITORY,
-        env={**inherited, "WIDELOAD_SPARK_JARS": connector(spark)},
+        env=inherited | jars,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    until(lambda: commit.exists() or process.poll() is not None, f"{commit} is there", 180)
+    return process
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_process_killed_and_ended(spark: SparkSession, broker: str, make_topic: MakeTopic, settings: Settings) -> None:
+    """Killed in the middle and run again: each record is in the output once. SIGTERM ends it with status 0 and JSON.
+
+    All its ports, those of Spark's pages among them, are for this machine alone.
+    """
+    topic = make_topic(partitions=2)
+    for partition, count in ((0, 60), (1, 20)):
+        write(broker, topic, *numbered(count), partition=partition)
+    chosen = settings(topic)
+    commits = Path(chosen.checkpoint, "commits")
+    options = ["--bootstrap-servers", broker, "--topic", topic, "--max-offsets-per-trigger", "20"]
+    options += ["--output", chosen.output, "--checkpoint", chosen.checkpoint, "--trigger-seconds", "0"]
+    process = begun(spark, [*options, "--conf", "spark.ui.enabled=true"], commits / "0")
     try:
-        commits = tmp_path / "checkpoint" / "commits" / "0"
-        deadline, stopped = time.monotonic() + 120, Event()
-        while not commits.exists() and process.poll() is None and time.monotonic() < deadline:
-            stopped.wait(0.1)
         open_to = set()
         for one in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # Spark's Python workers come and go
                 found = [each.laddr.ip for each in one.net_connections() if each.status == psutil.CONN_LISTEN]
                 open_to |= {each.removeprefix("::ffff:") for each in found}
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    assert open_to
+    assert all(ip_address(each).is_loopback for each in open_to), open_to
+    write(broker, topic, *numbered(1, first=60))
+    last = commits / str(max(int(file.name) for file in commits.iterdir() if file.name.isdecimal()) + 1)
+    process = begun(spark, options, last)
+    try:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, err
     summary = json.loads(out)
-    assert (summary["job"], summary["status"], summary["rows"]) == ("ingest", "done", 7)
-    assert summary["end_offsets"] == {topic: {"0": 3, "1": 4}}
-    assert open_to
-    assert all(ip_address(each).is_loopback for each in open_to), open_to
+    assert (summary["job"], summary["status"]) == ("ingest", "done")
+    assert summary["batches"] > 0
+    assert ingest(spark, chosen).end_offsets in ({}, {topic: {"0": 61, "1": 20}})
 
+    def places(rows: list[Row]) -> list[tuple[int, int]]:
+        return [(row.partition, row.offset) for row in rows]
 
-def test_process_missing_topic(spark: SparkSession, broker: str, tmp_path: Path) -> None:
-    """A user's mistake is a sentence and exit status 2: no traceback of Python, no stack of Java."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.ingest", *command(broker, tmp_path, "--topic", "no-such-topic", "--once")],
-        cwd=REPOSITORY,
-        env={**os.environ, "WIDELOAD_SPARK_JARS": connector(spark)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        f"ingest: --topic: no-such-topic is not on the broker at {broker}; create it, or check its name"
-    )
-    assert "Traceback" not in done.stderr
-    assert "\tat " not in done.stderr
-    assert done.stdout == ""
-
-
-def test_process_spark_submit(spark: SparkSession, broker: str, make_topic: Callable[..., str], tmp_path: Path) -> None:
-    """`spark-submit jobs/ingest.py` runs from any folder, with the connector that it was given itself."""
-    topic = make_topic(partitions=1)
-    produce(broker, topic, {0: numbered(3)})
-    submit = [
-        *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "--jars", connector(spark)),
-        *("--conf", "spark.log.level=ERROR", "--conf", "spark.sql.shuffle.partitions=1"),
-        *("--conf", "spark.sql.codegen.wholeStage=false", "--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
-        str(REPOSITORY / "jobs" / "ingest.py"),
-    ]
-    done = subprocess.run(
-        [*submit, *command(broker, tmp_path, "--topic", topic, "--once")],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 3
+    assert places(written(spark, chosen)) == [*((0, n) for n in range(61)), *((1, n) for n in range(20))]

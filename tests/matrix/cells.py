@@ -30,8 +30,8 @@ _NOT_LOWEST = {
     "tests/test_public_face.py::test_module_of_the_face_says_what_it_is": _NO_SOURCES,
     "tests/test_public_face.py::test_pages_import_what_there_is": _NO_SOURCES,
     "tests/test_extras.py::test_modules_import_with_their_extra_alone": _NO_SOURCES,
-    "tests/jobs/test_ingest_formats.py::test_main_bad_form": _NO_SOURCES,
-    "tests/jobs/test_ingest_values.py::test_value_schema_inline": "Spark 3.5, the lowest, has no variants",
+    "tests/jobs/ingesting/test_command_line.py::test_main_bad_option": _NO_SOURCES,
+    "tests/jobs/ingesting/test_command_line.py::test_value_schema_inline": "Spark 3.5, the lowest, has no variants",
 }
 _PANDAS = "pandas<3"  # PySpark warns of newer ones, up to 4.3
 

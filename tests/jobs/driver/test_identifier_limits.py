@@ -6,7 +6,6 @@ import pytest
 
 from jobs import audit, backfill, sweep
 from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
-from jobs.ingest import IngestSettings, main
 from transforms.errors import ConfigurationError
 
 FITS, OVER = "x" * 249, "x" * 250
@@ -60,27 +59,6 @@ def test_derived_names() -> None:
     with pytest.raises(ConfigurationError, match=r"kafka\.group\.id: the client id that is made of it has 250"):
         check_names(["t"], {"kafka.group.id": "g" * 230})
     check_names(["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"})
-
-
-def test_ingest_keeps_the_option() -> None:
-    """Spark, which knows no such option, does not see it."""
-    settings = IngestSettings(
-        "b:1", "o", "c", topics=("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"}
-    )
-    options = settings.source_options()
-    assert LIMIT_OPTION not in options
-    loud = IngestSettings("b:1", "o", "c", topics=("t",), kafka_options={LIMIT_OPTION.upper(): "false"})
-    assert LIMIT_OPTION.upper() not in loud.source_options()
-    assert options["kafka.client.id"] == "c"
-
-
-def test_ingest_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    """The job ends with status 2 and one line, before Spark is started or a broker is asked."""
-    arguments = ["--bootstrap-servers", "127.0.0.1:1", "--output", "o", "--checkpoint", "c", "--topic", OVER]
-    assert main(arguments) == 2
-    assert capsys.readouterr().err == (
-        "ingest: --topic: the topic name has 250 characters, allowed are 249; shorten it\n"
-    )
 
 
 @pytest.mark.parametrize("option", ["--topic", "--carrier", "--source", "--sink"])

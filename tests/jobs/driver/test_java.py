@@ -50,7 +50,11 @@ def test_java_is_looked_at_before_spark_starts(
 
 
 def test_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JAVA_HOME of something else is told; so is a command that cannot be run."""
+    """Without Java it is told what to install; a JAVA_HOME of something else is told, and a broken command."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ConfigurationError, match="install Java 17 to 22"):
+        require_java(DEFAULT)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="holds no bin/java; set it to a Java 17 to 22, or unset it"):
         require_java(DEFAULT)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from jobs.driver import jvm
 from jobs.driver.jvm import Files, delta_table, has_class, java_packages
-from tests.jobs.delta import require_delta
+from tests.jobs.ingests import require_delta
 
 pytestmark = pytest.mark.matrix
 
@@ -57,7 +57,13 @@ def test_delta_table(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contexts", ["contexts", "no contexts"])
-def test_a_file_is_replaced(spark: SparkSession, tmp_path: Path, contexts: str, request: pytest.FixtureRequest) -> None:
+def test_a_file_is_replaced(
+    spark: SparkSession,
+    tmp_path: Path,
+    contexts: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A file has the old text or the new one, and nothing else is left in its folder, nor a checksum of the old.
 
     A checksum beside the file would be replaced in a step of its own, and not fit if a kill comes between the two.
@@ -71,6 +77,18 @@ def test_a_file_is_replaced(spark: SparkSession, tmp_path: Path, contexts: str, 
         assert files.names(str(tmp_path / "folder")) == ["file"]
     found = {each.name for each in (tmp_path / "folder").iterdir()}
     assert found == ({"file"} if contexts == "contexts" else {"file", ".file.crc"})
+    files.write(path, "before")
+
+    def cut(stream: Any, text: str) -> None:
+        stream.write(bytearray(text[:3], "utf-8"))
+        raise KeyboardInterrupt
+
+    if contexts == "contexts":  # a process that dies while it replaces a file leaves the one before
+        with monkeypatch.context() as patch:
+            patch.setattr(jvm, "_put", cut)
+            with pytest.raises(KeyboardInterrupt):
+                files.write(path, "second")
+        assert (files.read(path), files.names(str(tmp_path / "folder"))) == ("before", ["file"])
     files.create(f"{path}-new", "new")
     with pytest.raises(FileExistsError):
         files.create(f"{path}-new", "newer")

@@ -17,7 +17,7 @@ pytest.importorskip("grpc_tools")
 pytest.importorskip("jsonschema")
 
 from google.protobuf import descriptor_pb2
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
 from jobs.ingesting import avro_values, registered
 from jobs.ingesting.registered import RegisteredForm, Values
@@ -60,9 +60,9 @@ def framed(content: bytes, number: int = 1) -> bytes:
     return struct.pack(">bI", 0, number) + content
 
 
-def reason(found: Values, value: bytes) -> str:
+def reason(found: Values, value: bytes, header: bytes | None = None) -> str:
     with pytest.raises(BadValueError) as failed:
-        found.plain(value)
+        found.plain(value, header)
     return str(failed.value)
 
 
@@ -89,78 +89,51 @@ def test_schema_in_a_header() -> None:
     protobuf = Values(RegisteredForm(RegistrySettings("http://r"), "protobuf", written, "M"), lambda _: written)
     assert protobuf.plain(b"\x08\x05", by_guid + b"\x02\x02") == b'{"a": 5}'
 
-    def bad(content: bytes, header: bytes) -> str:
-        with pytest.raises(BadValueError) as failed:
-            found.plain(content, header)
-        return str(failed.value)
-
     for header in (b"", b"\x01", by_guid[:-1], by_guid + b"x", by_id + b"x", b"\x02" + guid.bytes):
         said = f"has a header __value_schema_id of {len(header)} bytes, which is no id of a schema registry"
-        assert bad(b"\x0e", header) == said
-    assert bad(b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not Avro of it")
-    unknown = bad(b"\x0e", b"\x01" + bytes(16))
-    assert unknown.startswith(
-        "has schema GUID 00000000-0000-0000-0000-000000000000, which the registry does not have ("
-    )
+        assert reason(found, b"\x0e", header) == said
+    assert reason(found, b"\x0e", by_guid).startswith(f"with schema GUID {guid}, is not Avro of it")
+    unknown = reason(found, b"\x0e", b"\x01" + bytes(16))
+    assert unknown.startswith(f"has schema GUID {UUID(int=0)}, which the registry does not have (")
 
 
 def test_avro_as_the_table_has_it() -> None:
     """A schema with narrower numbers than the table is read as the table's, at any depth; all else stays."""
     money = {"type": "record", "name": "Money", "fields": [{"name": "cents", "type": "int"}]}
-    fields = [
-        {"name": "i", "type": "int", "default": 1},
-        {"name": "maybe", "type": ["null", {"type": "int"}]},
-        {"name": "f", "type": "float"},
-        {"name": "d", "type": "int"},
-        {"name": "many", "type": {"type": "array", "items": ["null", "int"]}},
-        {"name": "by", "type": {"type": "map", "values": money}},
-        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-        {"name": "either", "type": ["int", "long"]},
-        {"name": "s", "type": "string"},
-        {"name": "long", "type": "long"},
-        {"name": "new", "type": "int"},
-    ]
-    table = StructType.fromJson(
-        {
-            "type": "struct",
-            "fields": [
-                {"name": name, "type": kind, "nullable": True, "metadata": {}}
-                for name, kind in {
-                    **dict.fromkeys(("i", "maybe", "day", "either", "s"), "long"),
-                    **dict.fromkeys(("f", "d", "long"), "double"),
-                    "many": {"type": "array", "elementType": "long", "containsNull": True},
-                    "by": {
-                        "type": "map",
-                        "keyType": "string",
-                        "valueType": StructType().add("cents", "long").jsonValue(),
-                        "valueContainsNull": True,
-                    },
-                }.items()
-            ],
-        }
-    )
+    longs, cents = ArrayType(LongType()), MapType(StringType(), StructType().add("cents", "long"))
+    wider = {**money, "fields": [{"name": "cents", "type": "long"}]}
+    date, either = {"type": "int", "logicalType": "date"}, ["int", "long"]
+    rows: dict[str, tuple[object, DataType | str | None, object]] = {
+        "i": ("int", "long", "long"),
+        "maybe": (["null", {"type": "int"}], "long", ["null", {"type": "long"}]),
+        "f": ("float", "double", "double"),
+        "d": ("int", "double", "double"),
+        "many": ({"type": "array", "items": ["null", "int"]}, longs, {"type": "array", "items": ["null", "long"]}),
+        "by": ({"type": "map", "values": money}, cents, {"type": "map", "values": wider}),
+        "day": (date, "long", date),
+        "either": (either, "long", either),
+        "s": ("string", "long", "string"),
+        "long": ("long", "double", "long"),
+        "new": ("int", None, "int"),
+    }
+    table = StructType()
+    for name, (_, kept, _) in rows.items():
+        if kept is not None:
+            table.add(name, kept)
+    fields = [{"name": name, "type": kind} for name, (kind, _, _) in rows.items()]
+    fields[0] |= {"default": 1}
     schema = Registered("AVRO", json.dumps({"type": "record", "name": "R", "fields": fields}))
     found = json.loads(avro_values.columns(schema, kept=table))
-    wider = {**money, "fields": [{"name": "cents", "type": "long"}]}
-    assert {each["name"]: each["type"] for each in found["fields"]} == {
-        "i": "long",
-        "maybe": ["null", {"type": "long"}],
-        "f": "double",
-        "d": "double",
-        "many": {"type": "array", "items": ["null", "long"]},
-        "by": {"type": "map", "values": wider},
-        "day": {"type": "int", "logicalType": "date"},
-        "either": ["int", "long"],
-        "s": "string",
-        "long": "long",
-        "new": "int",
-    }
+    assert {each["name"]: each["type"] for each in found["fields"]} == {name: now for name, (_, _, now) in rows.items()}
     assert found["fields"][0]["default"] == 1
 
 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
+        (Registered("PROTOBUF", "message {"), "does not compile"),
+        (Registered("PROTOBUF", PROTO + 'import "../../x.proto";', {"../../x.proto": 'syntax = "proto3";'}),
+            "does not compile: ../../x.proto: Backslashes"),
         ({"type": "record", "name": "L", "fields": [{"name": "up", "type": ["null", "L"]}]}, "a record inside itself"),
         (
             {"type": "record", "name": "N", "namespace": "x", "fields": [
@@ -176,11 +149,21 @@ def test_avro_as_the_table_has_it() -> None:
         (Registered("PROTOBUF", PROTO), "whose schema is of the type PROTOBUF, not AVRO"),
     ],
 )  # fmt: skip
-def test_avro_schemas_that_no_table_can_hold(schema: object, message: str) -> None:
-    """A schema with which a value of some bytes could take all memory, or end the process, makes its values bad."""
-    said = reason(reader("avro", TABLE, {1: schema}), framed(b"\x02" * 100_000))
-    assert said.startswith("has schema id 1, whose ")
-    assert message in said
+def test_schemas_that_no_table_can_hold(schema: object, message: str) -> None:
+    """A schema that does not compile, reaches elsewhere, or could take all memory for some bytes makes values bad.
+
+    Each has an error of its own: none keeps those before it in memory.
+    """
+    protobuf = isinstance(schema, Registered) and "whose" not in message
+    found = reader("protobuf", PROTO, {1: schema}) if protobuf else reader("avro", TABLE, {1: schema})
+    errors = []
+    for _ in range(2):
+        with pytest.raises(BadValueError) as failed:
+            found.plain(framed(b"\x02" * 100_000))
+        errors.append(failed.value)
+    assert str(errors[0]).startswith("has schema id 1, whose ")
+    assert message in str(errors[0])
+    assert errors[0] is not errors[1]
 
 
 def test_avro_with_references() -> None:
@@ -212,24 +195,8 @@ def test_ids_that_are_unknown() -> None:
     assert asked[-1] == 20_000
 
 
-def test_schemas_that_fail_again() -> None:
-    """Each value of a schema that cannot be used has an error of its own: none keeps those before it in memory."""
-    found = reader("avro", TABLE, {1: "{"})
-    errors = []
-    for _ in range(2):
-        with pytest.raises(BadValueError) as failed:
-            found.plain(framed(b""))
-        errors.append(failed.value)
-    assert errors[0] is not errors[1]
-
-
-def test_protobuf_schemas() -> None:
-    """A schema that does not compile, or reaches for files outside its own, makes its values bad."""
-    assert "does not compile" in reason(reader("protobuf", PROTO, {1: "message {"}), framed(b"\x00"))
-    outside = Registered("PROTOBUF", PROTO + 'import "../../x.proto";', {"../../x.proto": 'syntax = "proto3";'})
-    assert "does not compile: ../../x.proto: Backslashes" in reason(
-        reader("protobuf", PROTO, {1: outside}), framed(b"\x00")
-    )
+def test_protobuf_with_imports() -> None:
+    """A schema may import other subjects' files."""
     imported = Registered("PROTOBUF", 'syntax = "proto3"; import "o/x.proto"; message M { O o = 1; }',
         {"o/x.proto": 'syntax = "proto3"; message O { int32 a = 1; }'})  # fmt: skip
     found = reader("protobuf", imported, {1: imported})
@@ -263,12 +230,6 @@ def test_json_reasons_are_safe_for_a_terminal() -> None:
     assert r"is not JSON of it: properties/\x1b[2J\nall is well" in said
     assert said.isprintable()
     assert len(said) < 200
-
-
-def test_json_references_stay_here() -> None:
-    """A schema that refers to another address is not asked for: its values are bad."""
-    found = reader("json", {}, {1: {"$ref": "http://127.0.0.1:9/else"}})
-    assert "cannot be read: " in reason(found, framed(b"{}"))
 
 
 @pytest.mark.parametrize(

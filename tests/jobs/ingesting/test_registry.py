@@ -163,15 +163,20 @@ def test_schema_with_its_references(server: Server) -> None:
         ((200, b"<html>" + b"x" * (4 << 20), {}), "4,194,305 bytes without a schema"),
         ((302, b"", {"Location": "http://127.0.0.2:9/else"}), "status 302"),
         ((400, b"no", {}), "status 400"),
+        ((401, b"user:pass-9", {}), "--schema-registry-config: the registry at http://127.0.0.1:"),
+        ((403, b"user:pass-9", {}), "--schema-registry-config: the registry at http://127.0.0.1:"),
         ((503, b"busy", {}), "does not answer: status 503; 4 tries"),
         ((500, b"busy", {}), "does not answer: status 500; 4 tries"),
     ],
     ids=lambda each: None if isinstance(each, str) else f"{each[0]}-{each[1][:12].decode()}",
 )
 def test_odd_answers(server: Server, answer: Answer, message: str) -> None:
-    """Whatever answers, it is one sentence with the address, without credentials; no redirect is followed."""
+    """Whatever answers, it is one sentence with the address, without credentials; no redirect is followed.
+
+    Credentials that are refused are the user's to set right.
+    """
     server.answer = lambda path: answer
-    with pytest.raises(JobFailedError) as failed:
+    with pytest.raises(ConfigurationError if answer[0] in (401, 403) else JobFailedError) as failed:
         server.client(**SECRET).schema(1)
     assert message in str(failed.value)
     assert f"http://127.0.0.1:{server.server_port}/api" in str(failed.value)
@@ -209,16 +214,6 @@ def test_slow_answer(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
         Registry(RegistrySettings(slow.endpoint)).schema(1)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_refused(server: Server, status: int) -> None:
-    """Credentials that are refused are the user's to set right, and are not shown."""
-    server.answer = lambda path: (status, b"user:pass-9", {})
-    with pytest.raises(ConfigurationError) as failed:
-        server.client(**SECRET).schema("s")
-    assert str(failed.value).startswith("--schema-registry-config: the registry at http://127.0.0.1:")
-    assert "pass-9" not in str(failed.value)
-
-
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry by TLS is trusted by its authority, and may ask for a certificate; else it is the user's to set right.
 
@@ -228,38 +223,30 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Certificates.made(tmp_path)
     trusting, own = made.trusting, str(tmp_path / "client.pem")
     certified = {"ssl.certificate.location": own, "ssl.key.location": str(tmp_path / "client.key")}
-    missing = {"ssl.certificate.location": "/nope.pem"}
-
-    def refusal(server: Server, url: str = "", **options: str) -> str:
-        with pytest.raises(ConfigurationError) as failed:
-            Registry(RegistrySettings(url or server.url, SECRET | options)).schema("s")
-        assert "pass-9" not in str(failed.value)
-        return str(failed.value)
-
     with made.server() as server, server.serving():
         server.answer = lambda path: said(schema="x")
         assert server.client(**SECRET, **trusting).schema("s") == Registered("AVRO", "x")
         assert server.asked == [("/api/subjects/s/versions/latest", "Basic dXNlcjpwYXNzLTk=")]
-        untrusted = refusal(server)
-        assert untrusted.startswith(
-            f"--schema-registry-config: the certificate of the registry at {server.url} is not "
-        )
-        assert untrusted.endswith("name the file of its authority with ssl.ca.location")
-        assert "not valid for 'localhost'" in refusal(server, server.url.replace("127.0.0.1", "localhost"), **trusting)
-        assert "ssl.ca.location /nope.pem cannot be used: No such file" in refusal(
-            server, **{"ssl.ca.location": "/nope.pem"}
-        )
-        assert "ssl.ca.location /dev/null cannot be used: NO_CERT" in refusal(
-            server, **{"ssl.ca.location": "/dev/null"}
-        )
-        assert "ssl.key.location /nope.pem (opened by ssl.key.password) cannot be used: No such file" in refusal(
-            server, **missing
-        )
-        assert (
-            f"{own}, ssl.key.location {tmp_path}/client.key (opened by ssl.key.password) cannot be used: "
-            in refusal(server, **certified)
-        )
-        assert "has ssl.key.location without ssl.certificate.location" in refusal(server, **{"ssl.key.location": own})
+        other = server.url.replace("127.0.0.1", "localhost")
+        rows: list[tuple[str, dict[str, str], str]] = [
+            (server.url, {}, f"the certificate of the registry at {server.url} is not "),
+            (server.url, {}, "; name the file of its authority with ssl.ca.location"),
+            (other, trusting, "not valid for 'localhost'"),
+            ("", {"ssl.ca.location": "/nope.pem"}, "ssl.ca.location /nope.pem cannot be used: No such file"),
+            ("", {"ssl.ca.location": "/dev/null"}, "ssl.ca.location /dev/null cannot be used: NO_CERT"),
+            (
+                "",
+                {"ssl.certificate.location": "/nope.pem"},
+                "ssl.key.location /nope.pem (opened by ssl.key.password) cannot be used: No such file",
+            ),
+            ("", certified, f"{own}, ssl.key.location {tmp_path}/client.key (opened by ssl.key.password) cannot be "),
+            ("", {"ssl.key.location": own}, "has ssl.key.location without ssl.certificate.location"),
+        ]
+        for url, options, told in rows:
+            with pytest.raises(ConfigurationError, match=r"^--schema-registry-config: ") as failed:
+                Registry(RegistrySettings(url or server.url, SECRET | options)).schema("s")
+            assert told in str(failed.value)
+            assert "pass-9" not in str(failed.value)
         assert len(server.asked) == 1
     with made.server(mutual=True) as server, server.serving():
         server.answer = lambda path: said(schema="x")
