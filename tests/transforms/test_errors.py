@@ -14,17 +14,21 @@ from transforms import errors
 from transforms.errors import (
     ConfigurationError,
     DiscardedChunkError,
+    HeaderNameError,
     KeyMissingError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    PayloadUnavailableError,
     RecordDeserializationError,
     RecordTooLargeError,
+    ReferenceClaimedError,
     ReferenceRefusedError,
     ResourceIdentifierTooLargeError,
     SerializationError,
+    SignatureError,
     TransformError,
     ValueTooLargeError,
     WideloadError,
@@ -110,6 +114,50 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         ReferenceRefusedError("file:///data/../x", "file:///data", "'..' leads out of"),
         "reference 'file:///data/../x' is refused: '..' leads out of 'file:///data'",
+    ),
+    (
+        HeaderNameError("a\udcff"),
+        "the header name 'a\\\\xff' is not UTF-8, which Kafka requires, so clients cannot write it",
+    ),
+    (
+        ReferenceClaimedError("value"),
+        (
+            "the record has the headers of a reference in place of its value, and this pipeline has not made it; "
+            'if its writer may, set offload.on.reference = "pass"'
+        ),
+    ),
+    (
+        ReferenceClaimedError("chunk"),
+        (
+            "the record has the headers of a chunk, and this pipeline has not made it; if its writer may, "
+            'put "assemble" first in transforms, or set offload.on.reference = "pass"'
+        ),
+    ),
+    (
+        SignatureError(PATH, "it has none"),
+        (
+            "reference 's3://bucket/orders/id' is refused: it has none; writers need large.message.signing.key, and "
+            "readers the same key, there or in large.message.signing.previous.keys"
+        ),
+    ),
+    (
+        PayloadUnavailableError(1_000, 1_234.56, "503 Slow Down"),
+        (
+            "the store is up, but has failed 1,000 times in 1,234.6 s for this record alone, longer than "
+            "errors.retry.timeout allows: 503 Slow Down"
+        ),
+    ),
+    (
+        SerializationError("orders", "key", "the store is down"),
+        "the key of a record of topic orders cannot be serialized: the store is down",
+    ),
+    (
+        SerializationError("orders", "value", "the store is down", deserializing=True),
+        "the value of a record of topic orders cannot be deserialized: the store is down",
+    ),
+    (
+        SerializationError("orders", "value", "the store is down", deserializing=True).at(3, 7),
+        "the value of a record of topic orders partition 3 offset 7 cannot be deserialized: the store is down",
     ),
     (
         ResourceIdentifierTooLargeError("group-id", 32_768, 249),
@@ -217,6 +265,14 @@ def test_store_error_retriable(error: PayloadStoreError, *, retriable: bool) -> 
     """A store's error says whether to try again; what is missing or refused stays so."""
     assert error.retriable is retriable
     assert PayloadStoreError.retriable is False
+
+
+def test_store_errors_have_their_data() -> None:
+    """Paths are whole, whatever the message shows of them; the key that is wrong is known where the store names it."""
+    assert (PayloadStoreError("x").key, PayloadStoreError("x", key="s3.bucket").key) == (None, "s3.bucket")
+    assert vars(PayloadNotFoundError(PATH)) == {"path": PATH}
+    assert vars(ReferenceRefusedError(PATH, "s3://other/")) == {"path": PATH, "root": "s3://other/"}
+    assert vars(PayloadUnavailableError(3, 0.5, "503")) == {"tries": 3, "seconds": 0.5, "reason": "503"}
 
 
 def test_not_found_is_a_lookup_error() -> None:

@@ -1,3 +1,5 @@
+import pytest
+
 from transforms.text import bytes_text, did_you_mean, printable, text_table
 
 
@@ -8,12 +10,14 @@ def test_printable_harms_no_terminal() -> None:
     assert printable(b"x" * 1_000_000, 10) == "xxxxxxxxx…"
     assert printable(b"x" * 10, 10) == "x" * 10
     assert len(printable(b"\x00" * 1_000_000, 10)) == 10
+    assert (printable("ü\n\ud800"), printable("x" * 200), printable("x" * 201)) == ("ü\\n?", "x" * 200, "x" * 199 + "…")
+    assert (printable("𝄞" * 10, 10), printable("𝄞" * 11, 10)) == ("𝄞" * 10, "𝄞" * 9 + "…")
 
 
 def test_bytes_text() -> None:
     """Sizes at each boundary of a unit."""
-    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 2 * 10**12)] == [
-        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "2.0 TB",
+    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 10**9, 2 * 10**12)] == [
+        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "1.0 GB", "2.0 TB",
     ]  # fmt: skip
 
 
@@ -21,6 +25,7 @@ def test_did_you_mean() -> None:
     """A name that is nearly right gets the right one; another one gets nothing."""
     assert did_you_mean("raw-larg", ["orders", "raw-large", "raw"]) == "; did you mean raw-large?"
     assert did_you_mean("payments", ["orders", "raw-large"]) == ""
+    assert did_you_mean("orders", ["payments", "borders-of-others"]) == ""
     assert did_you_mean("in-p42", ["in-p41", "in-p43", "in-p44"]) == "", "none is nearer than the others"
     assert did_you_mean("in-p42", ["in-p41", "in-p4", "in-p4"]) == "; did you mean in-p4?"
 
@@ -32,3 +37,5 @@ def test_text_table() -> None:
         == "topic      size\na       10.0 kB\norders        -\n"
     )
     assert text_table(("topic",), ("a",)) == "topic\na\n"
+    with pytest.raises(ValueError, match="zip"):
+        text_table(("topic", "size"), ("a",))
