@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,7 +18,7 @@ from transforms.errors import ConfigurationError, SignatureError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record
-from transforms.reference import KEY, VALUE, Field, Reference
+from transforms.reference import KEY, VALUE, Encryption, Field, Reference
 from transforms.signing import Signing
 
 NEW, OLD = "n" * 32, "o" * 32
@@ -32,13 +32,28 @@ def reason(signing: Signing, reference: Reference, part: Field = VALUE) -> str:
     return caught.value.reason
 
 
-def test_signature_literal() -> None:
+HASH = "2c26" + "0" * 60
+DATA_KEY = Encryption("kek", b"nonce", b"data key")
+
+
+@pytest.mark.parametrize(
+    ("reference", "fields"),
+    [
+        (Reference("s3://bucket/orders/id", 3, HASH), [b"3", HASH.encode(), b""]),
+        (Reference("s3://bucket/orders/id"), [b"", b"", b""]),
+        (
+            Reference("s3://bucket/orders/id", 3, HASH, "zstd", encryption=DATA_KEY),
+            [b"3", HASH.encode(), b"zstd", b"aes-256-gcm", b"kek", b"nonce", b"data key"],
+        ),
+    ],
+)
+def test_signature_literal(reference: Reference, fields: Sequence[bytes]) -> None:
     """The bytes that are signed are those of the documentation, so that others can make them too."""
-    said = [b"wideload reference 1", b"value", b"s3://bucket/orders/id", b"3", b"2c26" + b"0" * 60, b""]
+    said = [b"wideload reference 1", b"value", b"s3://bucket/orders/id", *fields]
     message = b"".join(len(each).to_bytes(4, "big") + each for each in said)
     name = hmac.new(NEW.encode(), b"wideload signing key name", hashlib.sha256).hexdigest()[:8]
     digest = hmac.new(NEW.encode(), message, hashlib.sha256).hexdigest()
-    signed = SIGNING.signed(Reference("s3://bucket/orders/id", 3, "2c26" + "0" * 60))
+    signed = SIGNING.signed(reference)
     assert signed.headers()[-1] == ("large-message.signature", f"hmac-sha256:{name}:{digest}".encode())
 
 
@@ -98,17 +113,23 @@ def test_signature_rotation() -> None:
     assert both.signed(WHOLE) == SIGNING.signed(WHOLE)
     with pytest.raises(SignatureError) as caught:
         SIGNING.verify(Signing(OLD).signed(WHOLE))
-    told = str(caught.value)
-    assert "known here are" in told
-    assert "large.message.signing.previous.keys" in told
-    assert not any(key in text for key in (NEW, OLD) for text in (told, repr(both)))
+    old, new, last = (Signing(key).signed(WHOLE).signature or "" for key in (OLD, NEW, "l" * 32))
+    name = old.split(":")[1]
+    assert caught.value.reason == f"it was signed with key {name}, known here are: {new.split(':')[1]}"
+    assert caught.value.path == WHOLE.path
+    known = f"{new.split(':')[1]}, {name}"
+    assert reason(both, replace(WHOLE, signature=last)).endswith(f"known here are: {known}")
+    assert not any(key in text for key in (NEW, OLD) for text in (str(caught.value), repr(both)))
 
 
 def test_signature_of_another_kind() -> None:
     """A digest that is not HMAC-SHA-256 is refused, also with the right name of the key."""
     signature = SIGNING.signed(WHOLE).signature
     assert signature is not None
-    assert "of another kind" in reason(SIGNING, replace(WHOLE, signature=signature.replace("sha256", "md5")))
+    other = replace(WHOLE, signature=signature.replace("sha256", "md5"))
+    with pytest.raises(SignatureError) as caught:
+        SIGNING.verify(other)
+    assert vars(caught.value) == {"path": WHOLE.path, "reason": "its signature is of another kind than hmac-sha256"}
 
 
 def test_signing_goes_to_other_processes() -> None:
