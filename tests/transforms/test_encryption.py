@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -146,21 +147,41 @@ def test_inflate_reserves_for_both() -> None:
     assert reserved_bytes(Inflate(4), record) == 0
 
 
+PREFIX = "large.message.encryption."
+NO_KEY = f"found 'aes-256-gcm', which needs a key: {PREFIX}key.secret and {PREFIX}key.id, or {PREFIX}kms.key.id"
+HEX = "has a key that is not 64 hex digits at random, as `openssl rand -hex 32` gives"
+ID = "has an id of a key that is not 1 to 64 characters of [a-zA-Z0-9._-]; records show this id"
+NO_ARN = (
+    ", allowed is the ARN of a key: arn:aws:kms:REGION:ACCOUNT:key/ID. An alias may be moved to another key, and the "
+    "old payloads would be lost"
+)
+BOTH = f"stands beside {PREFIX}key.secret; new payloads have one key, so leave one out"
+
+
 @pytest.mark.parametrize(
     ("config", "key", "said"),
     [
-        (TYPE, "type", "needs a key: large.message.encryption.key.secret and"),
-        (TYPE | {"large.message.encryption.previous.keys": [f"old:{KEY}"]}, "type", "needs a key"),
-        ({"large.message.encryption.key.secret": KEY}, "key.secret", "needs large.message.encryption.key.id beside it"),
-        ({"large.message.encryption.key.id": "new"}, "key.id", "needs large.message.encryption.key.secret beside it"),
-        (NAMED | {"large.message.encryption.key.secret": KEY[1:]}, "key.secret", "64 hex digits"),
-        (NAMED | {"large.message.encryption.key.id": "a b"}, "key.id", "1 to 64 characters"),
-        (NAMED | {"large.message.encryption.kms.key.id": ARN}, "kms.key.id", "leave one out"),
-        ({"large.message.encryption.kms.key.id": "alias/orders"}, "kms.key.id", "arn:aws:kms:REGION"),
-        ({"large.message.encryption.kms.previous.key.ids": ["x"]}, "kms.previous.key.ids", "arn:aws:kms:REGION"),
-        (NAMED | {"large.message.encryption.previous.keys": [KEY]}, "previous.keys", "item 1 is not ID:KEY"),
-        (NAMED | {"large.message.encryption.previous.keys": ["old:1"]}, "previous.keys", "64 hex digits"),
-        (NAMED | {"large.message.encryption.previous.keys": [f"new:{OTHER}"]}, "previous.keys", "another key has"),
+        (TYPE, "type", NO_KEY),
+        (TYPE | {f"{PREFIX}previous.keys": [f"old:{KEY}"]}, "type", NO_KEY),
+        ({f"{PREFIX}key.secret": KEY}, "key.secret", f"needs {PREFIX}key.id beside it"),
+        ({f"{PREFIX}key.id": "new"}, "key.id", f"needs {PREFIX}key.secret beside it"),
+        (NAMED | {f"{PREFIX}key.secret": KEY[1:]}, "key.secret", HEX),
+        (NAMED | {f"{PREFIX}key.id": "a b"}, "key.id", ID),
+        (NAMED | {f"{PREFIX}kms.key.id": ARN}, "kms.key.id", BOTH),
+        ({f"{PREFIX}kms.key.id": "alias/orders"}, "kms.key.id", f"found 'alias/orders'{NO_ARN}"),
+        ({f"{PREFIX}kms.previous.key.ids": ["x"]}, "kms.previous.key.ids", f"found 'x'{NO_ARN}"),
+        (
+            NAMED | {f"{PREFIX}previous.keys": [f"old:{KEY}", KEY]},
+            "previous.keys",
+            "item 2 is not ID:KEY, the id of a key and the key",
+        ),
+        (NAMED | {f"{PREFIX}previous.keys": ["old:1"]}, "previous.keys", HEX),
+        (NAMED | {f"{PREFIX}previous.keys": ["a b:1"]}, "previous.keys", ID),
+        (
+            NAMED | {f"{PREFIX}previous.keys": [f"new:{OTHER}"]},
+            "previous.keys",
+            "item 1 has the id 'new', which another key has already",
+        ),
     ],
 )
 def test_settings_are_checked(config: dict[str, object], key: str, said: str) -> None:
@@ -168,7 +189,7 @@ def test_settings_are_checked(config: dict[str, object], key: str, said: str) ->
     with pytest.raises(ConfigurationError) as raised:
         EncryptionSettings.of(config)
     assert raised.value.key == f"large.message.encryption.{key}"
-    assert said in raised.value.reason
+    assert raised.value.reason == said
     assert KEY[:63] not in str(raised.value)
 
 
@@ -186,6 +207,46 @@ def test_settings() -> None:
     assert writer is not None
     assert writer.writes
     assert LocalKeyring(writer).current() == MASTER
+
+
+def test_settings_together() -> None:
+    """It encrypts as the first one does, and decrypts what any of them can; an id has one key."""
+    other = ARN.replace("key/0f", "key/1f")
+    kms = {f"{PREFIX}kms.endpoint": "http://kms", f"{PREFIX}kms.data.key.reuse": 7}
+    of_local = TYPE | NAMED | {f"{PREFIX}previous.keys": [f"old:{OTHER}"]}
+    of_kms = {f"{PREFIX}kms.key.id": ARN, f"{PREFIX}kms.previous.key.ids": [other], **kms}
+    local, reader, writer = (EncryptionSettings.of(each) for each in (of_local, of_kms, TYPE | of_kms))
+    assert local is not None
+    assert reader is not None
+    assert writer is not None
+    assert EncryptionSettings.together([]) == {}
+    assert EncryptionSettings.together([local]) == of_local
+    assert EncryptionSettings.together([local, reader]) == {
+        **of_local, f"{PREFIX}kms.previous.key.ids": [ARN, other], **kms,
+    }  # fmt: skip
+    assert EncryptionSettings.together([reader]) == {f"{PREFIX}type": "none", **of_kms}
+    keys = {f"{PREFIX}previous.keys": [f"new:{KEY}", f"old:{OTHER}"]}
+    assert EncryptionSettings.together([writer, local, reader]) == {**TYPE, **of_kms, **keys}
+    plain = EncryptionSettings.of({f"{PREFIX}kms.key.id": ARN})
+    assert plain is not None
+    assert EncryptionSettings.together([plain]) == {
+        f"{PREFIX}type": "none", f"{PREFIX}kms.key.id": ARN, f"{PREFIX}kms.data.key.reuse": 1,
+    }  # fmt: skip
+    changed = EncryptionSettings.of({f"{PREFIX}previous.keys": [f"old:{KEY}"]})
+    assert changed is not None
+    with pytest.raises(ConfigurationError) as raised:
+        EncryptionSettings.together([local, changed])
+    assert raised.value.key == f"{PREFIX}key.id"
+    assert raised.value.reason == "found 'old' for two keys; another key needs another id"
+
+
+def test_encryption_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigurationError) as raised:
+        EncryptionSettings.of(NAMED)
+    assert raised.value.key == f"{PREFIX}type"
+    assert raised.value.reason.endswith("; install it: pip install 'wideload[encryption]'")
 
 
 def test_reference_goes_through_a_wrapper() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.vectors.bakdata import bakdata_cases
 from transforms import record_format
 from transforms.bakdata import FLAG
-from transforms.chunk import Chunking
+from transforms.chunk import Chunk, Chunking
 from transforms.formats import FORMATS, FormatName
 from transforms.found_references import HIDDEN, FoundReference, ReferenceFinder
 from transforms.letter import BATCH_FORMS, MARK
@@ -116,7 +116,7 @@ def test_malformed_references_are_found_with_the_reason() -> None:
         "large-message.size is 'many'",
         "large-message.checksum is 'xxx",
         "key is 'not UTF-8 at byte 0'",
-        "is a chunk of a reference",
+        "is a chunk of a reference: assemble it",
     ]
     heard = found(log)
     assert [offset for offset, _ in heard] == list(range(len(log)))
@@ -124,6 +124,7 @@ def test_malformed_references_are_found_with_the_reason() -> None:
         assert reason in (each.error or "")
         assert each == FoundReference(each.which, error=each.error)
     assert [each.which for _, each in heard] == ["value"] * 5 + ["key"] + ["value"] * 3
+    assert heard[6][1].error == reasons[6]
     assert (heard[7][1].error, heard[7][1].size) == (None, 2**63 - 1)
     assert heard[8][1].path == "p" * MAX_PATH_BYTES
 
@@ -250,19 +251,38 @@ def test_wrappers_that_cannot_be_read() -> None:
     ]
     reasons = [
         "is a wrapper in a wrapper, more than 8 times",
-        "not UTF-8",
-        "is not marked as a reference",
-        "is a chunk of a wrapper that may hold a reference",
-        "malformed record",
-        "is a dead letter whose record is elsewhere",
+        "malformed reference: value is 'not UTF-8 at byte 0'; allowed: a path in UTF-8 of 1 to 16,384 bytes",
+        f"begins with {ROOT}t/ and is not marked as a reference: not wideload?",
+        "is a chunk of a wrapper that may hold a reference: assemble it",
+        "malformed record: record is 'a length of -49'; allowed: 1 to 7",
+        "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it",
     ]
     heard = found(log)
+    assert {each.which for _, each in heard} == {"value"}
     wrong = [(offset, each.error) for offset, each in heard if each.error is not None]
     assert [each.path for _, each in heard if each.error is None] == [f"{ROOT}t/b"]
     assert [offset for offset, _ in wrong] == [*range(4), len(log) - 3, len(log) - 1]
-    for (_, error), reason in zip(wrong, reasons, strict=True):
-        assert reason in error
+    assert [error for _, error in wrong] == reasons
     assert [error.startswith(HIDDEN) for _, error in wrong] == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("size", "headers_bytes", "number", "hidden"),
+    [
+        (9 + 20 - 1, 20, 0, False),  # no room for the headers
+        (9 + 20, 20, 0, True),
+        (9 + 20 + MAX_PATH_BYTES + 2, 20, 0, True),
+        (9 + 20 + MAX_PATH_BYTES + 3, 20, 0, False),  # the value is longer than a path
+        (9 + 2**24, 2**24, 0, True),
+        (9 + 20, 20, 1, False),  # the first chunk says enough
+    ],
+)
+def test_first_chunk_of_a_wrapper_hides_a_short_value(size: int, headers_bytes: int, number: int, hidden: bool) -> None:  # noqa: FBT001
+    """Its head tells how long the value of the wrapper is: a path is short."""
+    head = b"\0" + headers_bytes.to_bytes(4) + bytes(4)
+    headers = Chunk("u", number, 2, size).headers()
+    assert len(found([Record(b"k", head, headers)])) == hidden
+    assert found([Record(b"k", b"\1" + head[1:], headers), Record(b"k", head, headers[:1])]) == []
 
 
 def test_references_in_letters_of_earlier_releases() -> None:
@@ -291,5 +311,7 @@ def test_names_and_keys_of_headers_leave_a_trace_in_their_batch() -> None:
     for record in (*(Record(None, b"v", [(name, None)]) for name in names), *(Record(None, key) for key in keys)):
         assert ReferenceFinder().wants_any(RecordBatch.read(memoryview(pack([record]))))
     plain = RecordBatch.read(memoryview(pack([Record(b"k", b"v" * 1_000, [("x", b"y")])])))
-    assert not WITH_ROOT.wants_any(plain)
+    assert not ReferenceFinder(root=ROOT).wants_any(plain)
+    path = RecordBatch.read(memoryview(pack([Record(b"k", f"{ROOT}t/a".encode())])))
+    assert [ReferenceFinder(root=root).wants_any(path) for root in (None, ROOT)] == [False, True]
     assert ReferenceFinder("bakdata-flag").wants_any(plain)
