@@ -9,20 +9,16 @@ from aiokafka.structs import RecordMetadata
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
 from app.chunks.producer import ChunkedRecordMetadata
 from app.kafka.arguments import Arguments
-from stores.keys import read
 from transforms.chunked_message import ChunkMessageId, Limits
 from transforms.commit_metadata import Noted, note, noted
 from transforms.errors import ConfigurationError
 
 
-def test_note_is_short_and_read_back() -> None:
-    """The note of any offset is far below what the broker takes, and nothing else is taken for one."""
-    torn = tuple(f"{number:022}" for number in range(32))
+def test_note_is_read_back() -> None:
+    """Also without the end that librdkafka cuts off; nothing else is taken for a note."""
     assert note(5, 5, ()) == ""
     assert noted(note(5, 9, ())) == noted(note(5, 9, ())[:-1]) == Noted(9)
-    assert noted(note(0, 2**63 - 1, torn)) == Noted(2**63 - 1, torn)
-    assert len(note(0, 2**63 - 1, torn)) < 800
-    others = [None, "", "mine", "wideload:delivered=", "wideload:delivered=-1", note(0, 1, torn)[:-1] + ",", "torn=x"]
+    others = [None, "", "mine", "wideload:delivered=", "wideload:delivered=-1", note(0, 1, ("t",))[:-1] + ",", "torn=x"]
     assert [noted(text) for text in others] == [None] * len(others)
 
 
@@ -36,23 +32,6 @@ def test_keys_apart() -> None:
         apart(CONSUMER_KEYS, client, {"max.pending.chunk.bytes": 1})
     with pytest.raises(ConfigurationError, match="allowed is 1 or more"):
         apart(PRODUCER_KEYS, client, {"chunk.max.bytes": 0})
-
-
-def test_keys_defaults_are_the_limits() -> None:
-    """Without keys, the limits are their defaults."""
-    assert limits(apart(CONSUMER_KEYS, Arguments({}), {})[0]) == Limits()
-
-
-def test_keys_limits_that_contradict() -> None:
-    """A message that could never be pending is refused, with both numbers and both keys."""
-    values = read(CONSUMER_KEYS, {"chunk.max.message.bytes": 134_217_728})
-    assert limits(values).message_bytes == 134_217_728
-    with pytest.raises(ConfigurationError) as caught:
-        limits(read(CONSUMER_KEYS, {"chunk.max.message.bytes": 134_217_729}))
-    assert str(caught.value) == (
-        "chunk.max.message.bytes: found 134,217,729, allowed is no more than max.pending.chunked.bytes, which is "
-        "134,217,728"
-    )
 
 
 def test_metadata_is_that_of_the_last_chunk() -> None:

@@ -27,7 +27,6 @@ class Store:
         self.owner = threading.get_ident()
 
     def restoring(self, record: int) -> Generator[Callable[[], Any], Callable[[], Any], int]:
-        """Ten times the record."""
         assert threading.get_ident() == self.owner
         found: int = (yield partial(self._get, record))()
         assert threading.get_ident() == self.owner

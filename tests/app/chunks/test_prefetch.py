@@ -8,21 +8,15 @@ from typing import Any
 import pytest
 
 from app.chunks.allowance import PARALLEL
-from app.chunks.inbox import Inbox, Place
+from app.chunks.inbox import Place
 from app.chunks.prefetch import Prefetch
 from app.kafka.source_batch import ReadRecord
+from tests.app.chunks.records import Records
 from transforms.chunk import Chunk
-from transforms.chunked_message import Assembled, Limits
+from transforms.chunked_message import Limits
 from transforms.record import Header
 
 P0, P1 = ("orders", 0), ("orders", 1)
-
-
-class Records(Inbox[ReadRecord]):
-    """An inbox of plain records."""
-
-    def whole(self, last: ReadRecord, message: Assembled) -> ReadRecord:
-        return last._replace(value=message.record.value, headers=message.record.headers)
 
 
 class Store:
@@ -35,18 +29,15 @@ class Store:
         self.prefetch = Prefetch(self.inbox, self.size, self.restore, max_bytes)
 
     def size(self, record: ReadRecord) -> int | None:
-        """None without a value."""
         return int(record.value) if record.value else None
 
     def restore(self, record: ReadRecord) -> asyncio.Future[ReadRecord]:
-        """Ends when the test says so."""
         place = record.partition, record.offset
         self.begun.append(place)
         self.futures[place] = asyncio.get_running_loop().create_future()
         return self.futures[place]
 
     def put(self, place: Place, *values: bytes, headers: tuple[Header, ...] = ()) -> None:
-        """Adds records."""
         known = [each.offset for each in self.inbox.entries(place)]
         start = max(known, default=-1) + 1
         records = [ReadRecord(*place, start + n, 7, b"k", value, headers) for n, value in enumerate(values)]
@@ -87,17 +78,11 @@ async def test_one_may_always_begin() -> None:
     store.put(P0, b"300", b"300")
     assert store.prefetch.begin([P0]) == {store.futures[0, 0]}
     assert store.begun[5:] == [(0, 0)]
-    late = Store()
+    late = Store()  # no time is left, or room for two records
     late.put(P0, b"1", b"1")
     assert len(late.prefetch.begin([P0], parallel=0)) == 1
-
-
-async def test_most_records() -> None:
-    """A call that takes two records begins no other download."""
-    store = Store()
-    store.put(P0, *[b"1"] * 9)
-    store.prefetch.begin([P0], 2)
-    assert len(store.begun) == 2
+    late.put(P1, *[b"1"] * 9)
+    assert len(late.prefetch.begin([P1], 2)) == 2
 
 
 async def test_what_failed_ahead_begins_again() -> None:
@@ -117,16 +102,8 @@ async def test_what_failed_ahead_begins_again() -> None:
     assert store.begun == [(0, 0), (0, 1), (0, 1)]
 
 
-async def test_pieces_download_nothing() -> None:
-    """The first piece of a message may have the headers of a reference, which are those of the whole."""
-    store = Store()
-    store.put(P0, b"1", headers=Chunk("u", 0, 2, 2).headers())
-    assert store.prefetch.begin([P0]) == set()
-    assert store.prefetch.ready(store.inbox.first(P0))
-
-
-async def test_plain_records_are_ready() -> None:
-    """A record that downloads is so when that has ended."""
+async def test_what_is_ready() -> None:
+    """A record that downloads is so when that has ended; others are, as pieces with the headers of a reference."""
     store = Store()
     store.put(P0, b"", b"1")
     plain, large = store.inbox.entries(P0)
@@ -136,3 +113,7 @@ async def test_plain_records_are_ready() -> None:
     result: Any = "whole"
     store.futures[0, 1].set_result(result)
     assert store.prefetch.ready(large)
+    store = Store()
+    store.put(P0, b"1", headers=Chunk("u", 0, 2, 2).headers())
+    assert store.prefetch.begin([P0]) == set()
+    assert store.prefetch.ready(store.inbox.first(P0))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import pytest
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks.consumer import AssemblingConsumer
-from app.kafka.consumer_controls import count_as_poll
 from transforms.errors import ConfigurationError
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -25,19 +23,15 @@ class Reported:
         self.events: list[object] = []
 
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """One less than was fetched."""
         return {partition: OffsetAndMetadata(given.offset - 1, "noted") for partition, given in offsets.items()}
 
     def begin(self, place: TopicPartition, offset: int, metadata: str | None = None) -> None:
-        """See `Undelivered`."""
         self.events.append((place.partition, offset, metadata))
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """See `Undelivered`."""
         self.events.append((place.partition, offset))
 
     def assigned(self, places: Collection[TopicPartition]) -> None:
-        """See `Undelivered`."""
         self.events.append({place.partition for place in places})
 
 
@@ -74,10 +68,7 @@ async def test_every_new_position_is_reported(consumer: AssemblingConsumer, repo
 
 
 async def test_note_of_a_commit_that_has_left_the_log(consumer: AssemblingConsumer, reported: Reported) -> None:
-    """What was delivered is not delivered again, where retention has removed the records at the committed offset.
-
-    Where records were read since, or the log begins below the commit, it may be another log.
-    """
+    """What was delivered is not delivered again, where retention has removed the records at the committed offset."""
     consumer.assign([P0])
     state = consumer._subscription.subscription.assignment.state_value(P0)
     for read, log_start in ((0, 9), (1, 10), (0, 7)):
@@ -152,11 +143,3 @@ async def test_names_are_held_to_their_limit(consumer: AssemblingConsumer) -> No
         AssemblingConsumer({}, "x" * 250)
     with pytest.raises(ConfigurationError, match="allowed are 249"):
         consumer.subscribe(["x" * 250])
-
-
-async def test_a_poll_is_counted(consumer: AIOKafkaConsumer) -> None:
-    """What is idle for aiokafka is so no more."""
-    consumer._subscription._last_fetch_ended = time.monotonic() - 60
-    before_s = consumer._subscription.fetcher_idle_time
-    count_as_poll(consumer)
-    assert before_s >= 60 > consumer._subscription.fetcher_idle_time

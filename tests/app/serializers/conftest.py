@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,11 @@ from stores.memory import MemoryStore
 Config = Callable[..., dict[str, object]]
 
 _names = itertools.count()
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
 
 
 @pytest.fixture

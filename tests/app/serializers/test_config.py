@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import re
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, ClassVar
@@ -27,7 +26,10 @@ from transforms.record import Header, Record
 SERIALIZER = "app.serializers.LargeMessageSerializer"
 DESERIALIZER = "app.serializers.LargeMessageDeserializer"
 TIMEOUT = "large.message.store.timeout.ms"
+STORE = "large.message.payload.store.class"
 OWN = {"bootstrap.servers", "acks", "client.id"}
+WITH = {"value.serializers": [SERIALIZER]}
+S3 = {STORE: "s3", "s3.bucket": "payloads", "s3.region": "us-east-1"}
 VALUE: list[Header] = [("large-message", b"true"), ("large-message.size", b"70")]
 KEY: list[Header] = [("large-message-key", b"true"), ("large-message-key.size", b"5")]
 
@@ -39,15 +41,12 @@ class OwnStore:
     found: ClassVar[dict[str, object]] = {}
 
     def configure(self, config: dict[str, object]) -> None:
-        """Keeps what it was given."""
         type(self).found = config
 
     def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
         return f"own://{topic}/{len(data)}"
 
     def download(self, full_path: str) -> bytes:
-        """See `PayloadStore.download`."""
         return full_path.encode()
 
 
@@ -60,13 +59,16 @@ class Open(OwnStore):
 class Unlisted:
     """A stage that reads the configuration, as one that asks a schema registry does."""
 
+    closed = False
+
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:  # noqa: FBT001  # Kafka's signature
-        """Keeps what is its own."""
         self.url = str(config.get("registry.url"))
 
     def serialize(self, topic: str, headers: object, data: object) -> bytes:
-        """Where the registry is."""
         return self.url.encode()
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Registered(Unlisted):
@@ -75,23 +77,16 @@ class Registered(Unlisted):
     KEYS: ClassVar[list[str]] = ["registry.url"]
 
 
-def to_json(value: object) -> bytes:
-    """As applications write it."""
-    return json.dumps(value).encode()
-
-
 # --- who gets which key -----------------------------------------------------------------------------------------------
 
 
 def test_the_seeds_producer_is_taken_apart() -> None:
     """The example of seed 000, with names of this project: strings for numbers, a comma in the list."""
     given = {
-        "value.serializers": f"tests.app.serializers.test_config.to_json, {SERIALIZER}",
+        "value.serializers": f"tests.app.serializers.conftest.to_json, {SERIALIZER}",
         "key.serializer": str.encode,
-        "large.message.payload.store.class": "s3",
+        **S3,
         "large.message.threshold.bytes": 1_048_576,
-        "s3.bucket": "my-bucket",
-        "s3.region": "us-east-1",
         "s3.retry.attempts": "3",
         "s3.connection.timeout.ms": "5000",
         "bootstrap.servers": "localhost:9092",
@@ -116,150 +111,33 @@ def test_a_consumer_is_taken_apart(config_of: Config) -> None:
     assert found.parts["key"].deserialize("orders", [], b"k") == "k"
 
 
-def test_without_serializers_bytes_stay_bytes() -> None:
-    """A configuration without any of the four keys leaves all to the client."""
-    found = config.producer({"bootstrap.servers": "localhost:9092"}, OWN)
-    assert (found.parts, found.client) == ({}, {"bootstrap.servers": "localhost:9092"})
-
-
-def test_a_key_of_the_store_that_is_none_is_not_set() -> None:
+def test_a_key_that_is_none_is_not_set() -> None:
     """A configuration that is made by a program may say None for what is not set."""
-    given = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.region": "us-east-1"}
     unset = {"s3.endpoint": None, "large.message.threshold.bytes": None, "acks": None}
-    with closing(LargeMessageSerializer({**given, **unset})) as stage:
+    with closing(LargeMessageSerializer({**S3, **unset})) as stage:
         assert isinstance(stage.store, S3Store)
         assert [stage.wants(b"x" * size, []) for size in (1_048_576, 1_048_577)] == [False, True]
 
 
-def test_a_store_within_a_composable_stage_counts(config_of: Config) -> None:
-    """Serializers that stand in a composable among the stages are found: their store's keys, and their time."""
-    inner = ComposableSerializer([LargeMessageSerializer], config_of())
-    given = config_of(**{"value.serializer": inner, "acks": "all"})
-    found = config.producer(given, OWN)
-    assert found.client == {"acks": "all"}
-    keys = LargeMessageSerializer(config_of(), is_key=True)
-    with pytest.raises(ConfigurationError, match="120,000 ms for a record, 2 calls"):
-        config.producer({**given, "key.serializer": keys, "max.block.ms": 60_000}, OWN)
-
-
-def test_a_class_of_ones_own_gets_everything() -> None:
-    """A user's class gets the client's whole configuration; what it speaks of is not the client's."""
+def test_classes_of_the_users(config_of: Config) -> None:
+    """A store gets the client's whole configuration; what it or a stage lists is not the client's."""
     given = {
-        "value.serializers": [SERIALIZER],
-        "large.message.payload.store.class": "tests.app.serializers.test_config.OwnStore",
+        **WITH,
+        STORE: "tests.app.serializers.test_config.OwnStore",
         "large.message.threshold.bytes": "5",
-        "large.message.store.timeout.ms": "5000",
+        TIMEOUT: "5000",
         "own.url": "here",
-        "own.more": "there",
         "acks": "all",
     }
-    found = config.producer(given, {*OWN, "own.more"})
-    assert found.client == {"own.more": "there", "acks": "all"}
-    assert OwnStore.found == {
-        "large.message.id.generator": "uuid",
-        "large.message.store.timeout.ms": 5000,
-        "own.url": "here",
-        "own.more": "there",
-        "acks": "all",
-        "value.serializers": [SERIALIZER],
-    }
-    with pytest.raises(ConfigurationError, match=r"own\.more: is not a key that is known here"):
-        config.producer(given, OWN)
-    del given["own.more"]
     assert config.producer(given, OWN).client == {"acks": "all"}
-
-
-def test_a_stage_of_ones_own_has_keys_of_its_own() -> None:
-    """The keys that a stage lists are not the client's, and one that is misspelt is found."""
-    given = {"value.serializers": [Registered], "registry.url": "here", "acks": "all"}
-    found = config.producer(given, OWN)
+    ours = {"large.message.id.generator": "uuid", TIMEOUT: 5000}
+    assert OwnStore.found == {**ours, "own.url": "here", "acks": "all", **WITH}
+    found = config.producer({"value.serializers": [Registered], "registry.url": "here", "acks": "all"}, OWN)
     assert found.client == {"acks": "all"}
     assert found.parts["value"].serialize("orders", [], b"") == b"here"
-
-
-WITH = {"value.serializers": [SERIALIZER]}
-
-
-@pytest.mark.parametrize(
-    ("given", "key", "nearest"),
-    [
-        ({**WITH, "memory.nmae": 1}, "memory.nmae", "memory.name"),
-        ({**WITH, "large.message.treshold.bytes": 1}, "large.message.treshold.bytes", "large.message.threshold.bytes"),
-        ({**WITH, "bootstrap.server": 1}, "bootstrap.server", "bootstrap.servers"),
-        ({**WITH, "value.serialisers": []}, "value.serialisers", "value.serializers"),
-        ({**WITH, "max.poll.interval.ms": 1}, "max.poll.interval.ms", None),  # of a consumer
-        ({"value.serializers": [SERIALIZER, Registered], "registry.ulr": 1}, "registry.ulr", "registry.url"),
-        ({"value.serialisers": [SERIALIZER]}, "value.serialisers", "value.serializers"),
-        ({"value.deserializers": [SERIALIZER]}, "value.deserializers", "value.serializers"),
-    ],
-)
-def test_an_unknown_property_is_refused(
-    config_of: Config, given: Mapping[str, object], key: str, nearest: str | None
-) -> None:
-    """The error has the nearest name, also where no stage takes the store's properties."""
-    with pytest.raises(ConfigurationError) as caught:
-        config.producer(config_of(**given), OWN)
-    hint = "" if nearest is None else f"; did you mean {nearest}?"
-    assert str(caught.value) == f"{key}: is not a key that is known here{hint}"
-
-
-def test_a_store_without_its_serializer_is_explained(config_of: Config) -> None:
-    """The error names the serializers that have a store, whichever of its properties comes first."""
-    given = {"memory.size": 5, **config_of(**{"value.serializers": [bytes.swapcase]})}
-    with pytest.raises(
-        ConfigurationError, match=r"payload\.store\.class: is only for LargeMessageSerializer and Large"
-    ):
-        config.producer(given, OWN)
-
-
-@pytest.mark.parametrize("store", [OwnStore, Open])
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("large.message.treshold.bytes", "did you mean large.message.threshold.bytes?"),
-        ("large.mesage.threshold.bytes", "did you mean large.message.threshold.bytes?"),
-        ("large.message.stratgy", "did you mean large.message.strategy?"),
-        ("large.mesage.strategy", "did you mean large.message.strategy?"),
-        ("large.message.what", "list it in its KEYS"),
-        ("large.message.strategy", "is for a SerializingProducer"),
-    ],
-)
-def test_a_store_class_of_ones_own_hides_no_misspelt_key(store: type, name: str, found: str) -> None:
-    """Names that begin as ours do are ours: a misspelt threshold is an error, and not the default."""
-    given = {"large.message.payload.store.class": store, "bootstrap.servers": "a:1", name: 5}
-    for made in (LargeMessageSerializer, LargeMessageDeserializer):
-        with pytest.raises(ConfigurationError) as caught:
-            made(given)
-        assert caught.value.key == name
-        assert found in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"value.serializers": [SERIALIZER], "large.message.payload.store.class": Open},
-        {"value.serializers": [Unlisted]},
-    ],
-)
-def test_a_class_without_a_list_hides_no_misspelt_key(given: Mapping[str, object]) -> None:
-    """What is nearly a known key is this key, misspelt; what only has its name in it may be the class's."""
-    more: dict[str, object] = {"kv.bootstrap.servers": "b:1", "more": 1, "large.message.max.bytes": 5}
-    found = config.producer({**given, **more, "acks": "all"}, OWN)
-    assert found.client == {"acks": "all"}
-    for name, meant in (
-        ("bootstrap.server", "bootstrap.servers"),
-        ("value.serialisers", "value.serializers"),
-        ("large.mesage.max.bytes", "large.message.max.bytes"),
-    ):
-        with pytest.raises(ConfigurationError, match=rf"^{name}: .*did you mean {meant}\?") as caught:
-            config.producer({**given, name: 1}, OWN)
-        assert "list it in its KEYS" in str(caught.value)
-
-
-def test_the_store_class_misspelt_is_found() -> None:
-    """That the key is missing would be half of the truth."""
-    with pytest.raises(ConfigurationError, match=r"^large\.message\.payload\.store\.clas: .* did you mean"):
-        LargeMessageSerializer({"large.message.payload.store.clas": "s3", "s3.bucket": "payloads"})
+    secret = {"large.message.signing.key": "s" * 32}
+    LargeMessageSerializer({STORE: OwnStore, **secret})
+    assert not secret.keys() & OwnStore.found.keys()
 
 
 @pytest.mark.parametrize(
@@ -292,79 +170,125 @@ def test_a_record_downloads_what_its_headers_say(
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+_UNKNOWN = ": is not a key that is known here"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({**WITH, "memory.nmae": 1}, f"memory.nmae{_UNKNOWN}; did you mean memory.name?"),
+        (
+            {**WITH, "large.message.treshold.bytes": 1},
+            f"large.message.treshold.bytes{_UNKNOWN}; did you mean large.message.threshold.bytes?",
+        ),
+        ({**WITH, "bootstrap.server": 1}, f"bootstrap.server{_UNKNOWN}; did you mean bootstrap.servers?"),
+        ({**WITH, "max.poll.interval.ms": 1}, f"max.poll.interval.ms{_UNKNOWN}"),  # of a consumer
+        (
+            {"value.serializers": [SERIALIZER, Registered], "registry.ulr": 1},
+            f"registry.ulr{_UNKNOWN}; did you mean registry.url?",
+        ),
+        (
+            {"value.serialisers": [SERIALIZER]},  # and no stage takes the store's properties
+            f"value.serialisers{_UNKNOWN}; did you mean value.serializers?",
+        ),
+        (
+            {"value.deserializers": [SERIALIZER]},
+            f"value.deserializers{_UNKNOWN}; did you mean value.serializers?",
+        ),
+        (
+            {"value.serializers": [bytes.swapcase], "memory.size": 5},
+            f"{STORE}: is only for LargeMessageSerializer and LargeMessageDeserializer: add one to the stages, or",
+        ),
+        ({"value.serializer": object}, "value.serializer: stage 1, object: lacks the method serialize"),
+    ],
+)
+def test_an_unknown_property_is_refused(config_of: Config, given: Mapping[str, object], message: str) -> None:
+    """The error has the nearest name, whichever of several wrong properties comes first."""
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}") as caught:
+        config.producer(config_of(**given), OWN)
+    assert ("did you mean" in str(caught.value)) == ("did you mean" in message)
+
+
+@pytest.mark.parametrize("store", [OwnStore, Open])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("large.message.treshold.bytes", "did you mean large.message.threshold.bytes?"),
+        ("large.mesage.threshold.bytes", "did you mean large.message.threshold.bytes?"),
+        ("large.mesage.strategy", "did you mean large.message.strategy?"),
+        ("large.message.what", "list it in its KEYS"),
+        ("large.message.strategy", "is for a SerializingProducer"),
+    ],
+)
+def test_a_store_class_of_ones_own_hides_no_misspelt_key(store: type, name: str, found: str) -> None:
+    """Names that begin as ours do are ours: a misspelt threshold is an error, and not the default."""
+    for made in (LargeMessageSerializer, LargeMessageDeserializer):
+        with pytest.raises(ConfigurationError, match=rf"^{name}: .*{re.escape(found)}"):
+            made({STORE: store, "bootstrap.servers": "a:1", name: 5})
+
+
+@pytest.mark.parametrize("given", [{**WITH, STORE: Open}, {"value.serializers": [Unlisted]}])
+def test_a_class_without_a_list_hides_no_misspelt_key(given: Mapping[str, object]) -> None:
+    """What is nearly a known key is this key, misspelt; what only has its name in it may be the class's."""
+    more: dict[str, object] = {"kv.bootstrap.servers": "b:1", "more": 1, "large.message.max.bytes": 5}
+    assert config.producer({**given, **more, "acks": "all"}, OWN).client == {"acks": "all"}
+    for name, meant in (
+        ("bootstrap.server", "bootstrap.servers"),
+        ("value.serialisers", "value.serializers"),
+        ("large.mesage.max.bytes", "large.message.max.bytes"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^{name}: .*did you mean {meant}\?.*list it in its KEYS"):
+            config.producer({**given, name: 1}, OWN)
+
+
 @pytest.mark.parametrize("field", ["key", "value"])
 @pytest.mark.parametrize(("kind", "take"), [("serializer", config.producer), ("deserializer", config.consumer)])
 def test_a_list_beside_its_singular_is_refused(field: str, kind: str, take: Callable[..., object]) -> None:
     """Seed 000: a list cannot be configured with its singular at the same time; the error names both keys."""
     given = {f"{field}.{kind}s": [bytes.swapcase], f"{field}.{kind}": bytes.swapcase}
-    with pytest.raises(ConfigurationError) as caught:
+    found = f"^{field}.{kind}s: cannot be combined with {field}.{kind}; set either"
+    with pytest.raises(ConfigurationError, match=found):
         take(given, OWN)
-    assert str(caught.value).startswith(f"{field}.{kind}s: cannot be combined with {field}.{kind}; set either")
-
-
-class Closing:
-    """Says whether it was closed."""
-
-    closed = False
-
-    def serialize(self, topic: str, headers: object, data: bytes) -> bytes:
-        """The bytes as they are."""
-        return data
-
-    def close(self) -> None:
-        """See the class."""
-        self.closed = True
 
 
 def test_an_error_closes_what_was_opened() -> None:
     """A wrong stage of values leaves no serializer of keys open, which may have a store."""
-    opened = Closing()
+    opened = Unlisted()
     with pytest.raises(ConfigurationError):
         config.producer({"key.serializer": opened, "value.serializer": object}, OWN)
     assert opened.closed
 
 
-def test_the_singular_is_named_in_its_errors() -> None:
-    """What is wrong with `value.serializer` is told of that key."""
-    with pytest.raises(ConfigurationError) as caught:
-        config.producer({"value.serializer": object}, OWN)
-    assert caught.value.key == "value.serializer"
-
-
-@pytest.mark.parametrize("found", [None, 3])
-def test_the_store_class_is_required(found: object) -> None:
-    """Seed 000: `large.message.payload.store.class` is required."""
-    given = {} if found is None else {"large.message.payload.store.class": found}
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({STORE: None}, f"{STORE}: is missing"),
+        ({STORE: 3}, f"{STORE}: found 3"),
+        ({STORE: None, "large.message.payload.store.clas": "s3"}, "large.message.payload.store.clas: .* did you mean"),
+        ({"large.message.max.bytes": "0"}, "large.message.max.bytes: found 0, allowed is 1 or more"),
+    ],
+)
+def test_a_wrong_value_is_refused(config_of: Config, given: dict[str, object], message: str) -> None:
+    """Each value is checked, on both sides, and the error says what was found and what is allowed."""
     for made in (LargeMessageSerializer, LargeMessageDeserializer):
-        with pytest.raises(ConfigurationError, match=r"large\.message\.payload\.store\.class: (is missing|found 3)"):
-            made(given)
+        with pytest.raises(ConfigurationError, match=f"^{message}"):
+            made({name: value for name, value in config_of(**given).items() if value is not None})
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("large.message.threshold.bytes", "-1", "found -1, allowed is 0 or more"),
-        (
-            "large.message.threshold.bytes",
-            "1 megabyte",
-            'found \'1 megabyte\', allowed is a number of bytes, or a text such as "1MB" or "64KiB"',
-        ),
-        (
-            "large.message.compression.type",
-            "brotli",
-            "found 'brotli', allowed is one of: none, gzip, snappy, lz4, zstd",
-        ),
+        ("large.message.threshold.bytes", "1 megabyte", "found '1 megabyte', allowed is a number of bytes"),
+        ("large.message.compression.type", "brotli", "found 'brotli', allowed is one of: none, gzip, snappy, lz4, zs"),
         ("large.message.id.generator", "md5", "found 'md5', allowed is one of: uuid, sha256"),
-        ("large.message.max.bytes", "0", "found 0, allowed is 1 or more"),
         ("max.block.ms", "soon", "found 'soon', allowed is a value of type int"),
     ],
 )
-def test_a_wrong_value_is_refused(config_of: Config, key: str, value: str, message: str) -> None:
-    """Each value is checked, and the error says what was found and what is allowed."""
-    with pytest.raises(ConfigurationError) as caught:
+def test_a_wrong_value_of_a_serializer_is_refused(config_of: Config, key: str, value: str, message: str) -> None:
+    """The same, of what only a serializer reads."""
+    with pytest.raises(ConfigurationError, match=f"^{key}: {message}"):
         LargeMessageSerializer(config_of(**{key: value}))
-    assert caught.value.key == key
-    assert message in str(caught.value)
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -380,11 +304,9 @@ def test_the_store_must_not_take_longer_than_the_client_may(
     """Seed 000, "Critical Timing Constraints": refused when it is configured, with both numbers."""
     for limit, given in ((default_ms, {}), (7_000, {key: "7000"})):
         made(config_of(**{**given, TIMEOUT: limit}))
-        with pytest.raises(ConfigurationError) as caught:
+        found = rf"^{TIMEOUT}: .* may take {limit + 1:,} ms for a record.* no more than {key}, which is {limit:,}"
+        with pytest.raises(ConfigurationError, match=found):
             made(config_of(**{**given, TIMEOUT: limit + 1}))
-        assert caught.value.key == TIMEOUT
-        assert f"the store may take {limit + 1:,} ms for a record" in str(caught.value)
-        assert f"allowed is no more than {key}, which is {limit:,}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -399,50 +321,25 @@ def test_keys_and_values_share_the_time(
 ) -> None:
     """A record whose key and value are both large takes two calls of the store, for which the defaults are enough."""
     both = {f"key.{kind}": stage, f"value.{kind}": stage}
-    s3 = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.region": "us-east-1"}
-    for given in (config_of(**both), {**both, **s3, limit: None}, config_of(**both, **{TIMEOUT: 5_000, limit: 10_000})):
+    for given in (config_of(**both), {**both, **S3, limit: None}, config_of(**both, **{TIMEOUT: 5_000, limit: 10_000})):
         take(given, [limit]).close()
     with pytest.raises(ConfigurationError, match=rf"may take 10,002 ms .* 2 calls .* than {limit}, which is 10,000"):
         take(config_of(**both, **{TIMEOUT: 5_001, limit: 10_000}), [limit])
 
 
 def test_a_longer_store_time_does_not_fit_the_default(config_of: Config) -> None:
-    """The default of `max.block.ms` is a minute for each call; what is over it is refused, as with one call."""
-    both = {"key.serializer": SERIALIZER, "value.serializer": SERIALIZER, TIMEOUT: 60_000}
+    """The default of `max.block.ms` is a minute for each call, also of one that stands in a composable."""
     keys = LargeMessageSerializer(config_of(**{TIMEOUT: 60_001, "max.block.ms": 70_000}), is_key=True)
-    with pytest.raises(ConfigurationError, match=r"may take 120,001 ms .* max\.block\.ms, which is 120,000"):
-        config.producer({**config_of(**both), "key.serializer": keys}, OWN)
+    inner = ComposableSerializer([LargeMessageSerializer], config_of(**{TIMEOUT: 60_000}))
+    assert config.producer(config_of(**{"value.serializer": inner, "acks": "all"}), OWN).client == {"acks": "all"}
+    with pytest.raises(ConfigurationError, match=r"may take 120,001 ms .* 2 calls.* max\.block\.ms, which is 120,000"):
+        config.producer({**config_of(), "value.serializer": inner, "key.serializer": keys}, OWN)
 
 
 def test_the_stores_own_retries_must_fit() -> None:
     """Attempts, waits and pauses of the S3 store are part of the time."""
-    given = {
-        "large.message.payload.store.class": "s3",
-        "s3.bucket": "payloads",
-        "max.block.ms": 30_000,
-        TIMEOUT: 30_000,
-    }
     with pytest.raises(ConfigurationError, match=r"3 attempts .* may take 58,000 ms"):
-        LargeMessageSerializer(given)
-
-
-# --- the cluster, for the warning -------------------------------------------------------------------------------------
-
-
-def test_the_clients_connection_is_read() -> None:
-    """librdkafka's spellings are taken: lower-case protocols, and `sasl.mechanisms`."""
-    settings = embedded_client_settings(
-        {
-            "bootstrap.servers": "a:1,b:2",
-            "security.protocol": "sasl_ssl",
-            "sasl.mechanisms": "SCRAM-SHA-256",
-            "sasl.username": "u",
-            "acks": "all",
-        }
-    )
-    assert settings.bootstrap_servers == "a:1,b:2"
-    assert settings.security["security.protocol"] == "SASL_SSL"
-    assert settings.security["sasl.mechanism"] == "SCRAM-SHA-256"
+        LargeMessageSerializer({**S3, "max.block.ms": 30_000, TIMEOUT: 30_000})
 
 
 def test_no_secret_shows() -> None:
@@ -450,11 +347,9 @@ def test_no_secret_shows() -> None:
     secrets = ("s3.secret.key", "s3.session.token", "sasl.password", "ssl.key.password")
     given: dict[str, object] = {
         "bootstrap.servers": "a:1",
-        "value.serializers": [SERIALIZER],
+        **WITH,
         "value.deserializers": [DESERIALIZER],
-        "large.message.payload.store.class": "s3",
-        "s3.bucket": "payloads",
-        "s3.region": "us-east-1",
+        **S3,
         "s3.access.key": "A",
         **dict.fromkeys(secrets, "hush"),
     }
@@ -467,17 +362,3 @@ def test_no_secret_shows() -> None:
     )
     assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
     assert embedded_client_settings(given).security["sasl.password"] == "hush"
-
-
-# --- what is imported -------------------------------------------------------------------------------------------------
-
-
-def test_serializers_bring_no_client_with_them() -> None:
-    """An application that serializes does not import Faust, a Kafka client, boto3 or Spark for it."""
-    program = (
-        "import sys, app.serializers, app.serializers.config as c; c.producer({'value.serializers': "
-        "['app.serializers.LargeMessageSerializer'], 'large.message.payload.store.class': 'memory'}, []); "
-        "print([m for m in ('faust', 'aiokafka', 'confluent_kafka', 'kafka', 'boto3', 'pyspark') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import faust
 import pytest
@@ -40,7 +40,7 @@ from transforms.record import Record
 
 LARGE = b"x" * 5_000
 
-Headers = list[tuple[str, bytes]]
+CHUNK = {"large.message.strategy": "chunk"}
 
 
 @pytest.fixture
@@ -92,50 +92,12 @@ class Order(faust.Record):
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_small_values_are_as_faust_makes_them(app: faust.App, config_of: Config) -> None:
-    """The same bytes and the same headers, the very object."""
-    schema = LargeMessageSchema(config_of(), topic="orders")
-    headers = {"a": b"1"}
-    value, after = written(schema, app, {"n": 1}, headers)
-    assert (value, after) == (b'{"n":1}', {"a": b"1"})
-    assert after is headers
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ([("a", b"1"), ("a", b"2")], ["a", "a"]),
-        ([], []),
-        ({"a": b"1"}, ["a"]),
-        ({}, []),
-    ],
-)
-def test_headers_of_a_reference_join_a_copy(
-    app: faust.App, config_of: Config, given: Headers | dict[str, bytes], names: list[str]
-) -> None:
-    """List or dict, behind the application's own; what the application gave stays as it was."""
-    schema = LargeMessageSchema(config_of(), topic="orders")
-    before = given.copy()
-    value, after = written(schema, app, LARGE, given)
-    assert given == before
-    assert type(after) is type(given)
-    listed = list(after.items()) if isinstance(after, dict) else after
-    assert [name for name, _ in listed] == [*names, "large-message", "large-message.size", "large-message.checksum"]
-    assert value.startswith(b"memory://")
-
-
 def test_a_schema_knows_its_topic(app: faust.App, config_of: Config) -> None:
-    """That of the topic which it is the schema of, if no topic was given."""
+    """The one that it was given, else that of which it is the schema; with two, or none, it says what to do."""
     schema = LargeMessageSchema(config_of())
     app.topic("orders", schema=schema)
     assert b"/orders/" in written(schema, app, LARGE)[0]
     assert b"/other/" in written(LargeMessageSchema(config_of(), topic="other"), app, LARGE)[0]
-
-
-def test_a_schema_of_two_topics_says_what_to_do(app: faust.App, config_of: Config) -> None:
-    """Faust's own topics do not say which of them is written to, so nothing is stored under a wrong name."""
-    schema = LargeMessageSchema(config_of())
-    app.topic("orders", schema=schema)
     app.topic("invoices", schema=schema)
     with pytest.raises(SerializationError, match=r"serves invoices, orders.*Topic=LargeMessageTopic"):
         written(schema, app, LARGE)
@@ -144,38 +106,22 @@ def test_a_schema_of_two_topics_says_what_to_do(app: faust.App, config_of: Confi
 
 
 async def test_dumps_runs_the_store_on_a_thread(app: faust.App) -> None:
-    """And nothing else: codecs run on the loop, small values need no thread."""
-    schema = LargeMessageSchema({"large.message.payload.store.class": ThreadStore}, keys=True, value_serializer="raw")
-    big = b"x" * 2_000_000
-    key, value, headers = await schema.dumps(app, "orders", b"k", big, {"a": b"1"})
-    assert (key, value) == (b"k", b"thread://orders")
+    """And nothing else: codecs run on the loop."""
+    threads: list[threading.Thread] = []
+
+    class ThreadStore(GatedStore):
+        def publish(self, topic: str, data: bytes) -> str:
+            threads.append(threading.current_thread())
+            return super().publish(topic, data)
+
+    schema = LargeMessageSchema(
+        on_gate(**{"large.message.payload.store.class": ThreadStore}), keys=True, value_serializer="raw"
+    )
+    key, value, headers = await schema.dumps(app, "orders", b"k", LARGE, {"a": b"1"})
     assert isinstance(headers, dict)
-    assert list(headers)[:2] == ["a", "large-message"]
-    assert ThreadStore.names == ["orders"]
-    assert threading.main_thread() not in ThreadStore.threads
-
-
-class ThreadStore:
-    """Writes down what is called, and on which thread."""
-
-    names: ClassVar[list[str]] = []
-    threads: ClassVar[list[threading.Thread]] = []
-
-    def configure(self, config: dict[str, object]) -> None:
-        """Forgets what was called."""
-        self.names.clear()
-        self.threads.clear()
-
-    def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
-        self.names.append(topic)
-        self.threads.append(threading.current_thread())
-        return f"thread://{topic}"
-
-    def download(self, full_path: str) -> bytes:
-        """See `PayloadStore.download`."""
-        self.threads.append(threading.current_thread())
-        return LARGE
+    assert (key, value[:15], list(headers)[:2]) == (b"k", b"gated://orders/", ["a", "large-message"])
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -205,37 +151,28 @@ async def test_what_is_no_reference_is_read_as_ever(app: faust.App, config_of: C
         event = await orders.decode(message(b'{"number": 1, "scan": ""}', headers), propagate=True)
         assert event.value == Order(number=1, scan="")
     assert (await orders.decode(message(None, []), propagate=True)).value is None
-    with pytest.raises(ValueDecodeError):
-        await orders.decode(message(b"{", []), propagate=True)
-
-
-async def test_a_payload_that_the_codec_refuses_is_fausts_own_error(app: faust.App, config_of: Config) -> None:
-    """Behind the download, what is wrong with a value is Faust's to say, as for any value."""
-    schema = LargeMessageSchema(config_of())
-    orders = app.topic("orders", value_type=Order, schema=schema)
-    path, headers = written(schema, app, b"{" * 5_000, [])
-    with pytest.raises(ValueDecodeError):
-        await orders.decode(message(path, headers), propagate=True)
+    schema: Any = orders.schema
+    path, own = written(schema, app, b"{" * 5_000, [])
+    for value, given in ((b"{", []), (path, own)):
+        with pytest.raises(ValueDecodeError):
+            await orders.decode(message(value, given), propagate=True)
 
 
 async def test_keys_are_left_alone_unless_asked_for(app: faust.App, config_of: Config) -> None:
-    """With `keys=True` they come back whole; without, the path passes, and its headers stay."""
-    both = LargeMessageSchema(config_of(), keys=True, key_type=bytes, value_serializer="raw")
+    """With `keys=True` they come back whole, or null behind `on_failure`; without, the path and its headers stay."""
+    raw: Any = {"key_type": bytes, "value_serializer": "raw"}
+    both = LargeMessageSchema(config_of(), keys=True, on_failure=lambda error, _: error.field, **raw)
+    app.topic("orders", schema=both)
     headers: Any
-    path, headers = both.dumps_key(app_topic(app, both), LARGE, headers=[])
+    path, headers = both.dumps_key(app, LARGE, headers=[])
     assert path.startswith(b"memory://")
     event = await both.decode(app, message(b"small", headers, path), propagate=True)
     assert (event.key, event.value, event.headers) == (LARGE, b"small", {})
-    values = LargeMessageSchema(config_of(), key_type=bytes, value_serializer="raw")
-    event = await values.decode(app, message(b"small", headers, path), propagate=True)
-    assert (event.key, event.value) == (path, b"small")
-    assert "large-message-key" in event.headers
-
-
-def app_topic(app: faust.App, schema: LargeMessageSchema) -> faust.App:
-    """The app, with a topic that has this schema."""
-    app.topic("orders", schema=schema)
-    return app
+    event = await LargeMessageSchema(config_of(), **raw).decode(app, message(b"v", headers, path), propagate=True)
+    assert (event.key, event.value, "large-message-key" in event.headers) == (path, b"v", True)
+    MemoryStore.clear()
+    event = await both.decode(app, message(b"v", headers, path), propagate=True)
+    assert (event.key, event.value) == (None, "key")
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -244,6 +181,19 @@ def app_topic(app: faust.App, schema: LargeMessageSchema) -> faust.App:
 def refuse(error: SerializationError, record: Message) -> object:
     """An `on_failure` that has no value for a record."""
     raise error
+
+
+def stored(app: faust.App, **options: Any) -> tuple[Any, bytes, Any]:
+    """A topic that has the store with a gate, and value and headers of a reference."""
+    schema = LargeMessageSchema(on_gate(), **options)
+    return app.topic("orders", value_serializer="raw", schema=schema), *written(schema, app, LARGE, [("a", b"1")])
+
+
+async def begun(gate: type[GatedStore], calls: int) -> None:
+    """Waits until so many downloads have begun."""
+    async with asyncio.timeout(30):
+        while gate.begun < calls:  # noqa: ASYNC110  # counted by threads
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -258,13 +208,8 @@ def refuse(error: SerializationError, record: Message) -> object:
 async def test_what_stops_the_worker(
     app: faust.App, gate: type[GatedStore], thread: Any, cause: Exception, on_failure: Any
 ) -> None:
-    """An error of ours, with coordinates and cause: Faust acknowledges a record with a decode error of its own.
-
-    The app that stops then commits by the thread of its consumer; if it had ended, the worker would wait for ever.
-    """
-    schema = LargeMessageSchema(on_gate(), on_failure=on_failure)
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
+    """An error of ours, with coordinates and cause: Faust acknowledges a record with a decode error of its own."""
+    orders, path, headers = stored(app, on_failure=on_failure)
     gate.fails = cause
     with pytest.raises(SerializationError, match=r"topic orders partition 3 offset 42") as caught:
         await orders.decode(message(path, headers), propagate=True)
@@ -297,105 +242,78 @@ async def test_on_failure_stands_for_a_record_that_cannot_be_had(
         await asyncio.sleep(0)
         return stand_in(error, record)
 
-    schema = LargeMessageSchema(on_gate(), on_failure=stand_in_async if asynchronous else stand_in)
-    orders = app.topic("orders", value_type=Order, schema=schema)
-    path, headers = written(schema, app, LARGE, [("a", b"1")])
+    orders, path, headers = stored(app, on_failure=stand_in_async if asynchronous else stand_in)
     gate.fails = cause
     record = message(path, headers)
     event = await orders.decode(record, propagate=True)
-    assert (event.key, event.value) == (b"k", Order(number=-1, scan=""))
-    assert event.message is record
-    assert event.headers == dict(headers)
+    assert (event.key, event.value, event.headers) == (b"k", Order(number=-1, scan=""), dict(headers))
     ((error, given),) = seen
-    assert (error.offset, error.field, error.__cause__, given) == (42, "value", cause, record)
+    assert (error.offset, error.field, error.__cause__, given, event.message) == (42, "value", cause, record, record)
 
 
 async def test_a_plain_value_where_wrappers_are(app: faust.App) -> None:
     """`on_failure` gets a value that is no wrapper; with `unwrap.on.plain.value` = `pass` the agent does."""
     for more, found in (({}, "MalformedWrapperError"), ({"unwrap.on.plain.value": "pass"}, b"plain")):
         own: Any = {"wrapped": True, "on_failure": lambda error, _: type(error.__cause__).__name__}
-        schema = LargeMessageSchema({"large.message.strategy": "chunk", **more}, value_serializer="raw", **own)
+        schema = LargeMessageSchema({**CHUNK, **more}, value_serializer="raw", **own)
         event = await schema.decode(app, message(b"plain", [("a", b"1")]), propagate=True)
         assert (event.value, event.headers) == (found, {"a": b"1"})
 
 
-async def test_a_key_that_cannot_be_had_is_null(app: faust.App, config_of: Config) -> None:
-    """The event of `on_failure` has no key then."""
-    schema = LargeMessageSchema(config_of(), keys=True, value_serializer="raw", on_failure=lambda error, _: error.field)
-    headers: Any
-    path, headers = schema.dumps_key(app_topic(app, schema), LARGE, headers=[])
-    MemoryStore.clear()
-    event = await schema.decode(app, message(b"v", headers, path), propagate=True)
-    assert (event.key, event.value) == (None, "key")
-
-
 async def test_a_store_that_is_down_is_asked_again(
-    app: faust.App, gate: type[GatedStore], caplog: pytest.LogCaptureFixture
+    app: faust.App, gate: type[GatedStore], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it answers; the loop runs on, and one line of the log says what is waited for."""
-    schema = LargeMessageSchema(on_gate(), on_failure=lambda *_: None)
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
+    monkeypatch.setattr("app.serializers.faust_schema._FIRST_WAIT_S", 0.05)
+    orders, path, headers = stored(app, on_failure=lambda *_: None)
     gate.fails = PayloadStoreError("503", retriable=True)
     reading = asyncio.create_task(orders.decode(message(path, headers), propagate=True))
-    async with asyncio.timeout(30):
-        while gate.begun < 2:  # noqa: ASYNC110  # counted by threads
-            await asyncio.sleep(0.01)
-        assert not reading.done()
-        gate.fails = None
-        assert (await reading).value == LARGE
+    await begun(gate, 2)
+    assert not reading.done()
+    gate.fails = None
+    assert (await asyncio.wait_for(reading, 30)).value == LARGE
     (line,) = [record.getMessage() for record in caplog.records if "tried again" in record.getMessage()]
     assert "topic orders partition 3 offset 42" in line
 
 
 async def test_waiting_for_a_store_can_be_cancelled(app: faust.App, gate: type[GatedStore]) -> None:
     """As Faust does when partitions go, and when it stops."""
-    schema = LargeMessageSchema(on_gate())
-    orders = app.topic("orders", value_serializer="raw", schema=schema)
-    path, headers = written(schema, app, LARGE, [])
+    orders, path, headers = stored(app)
     gate.open.clear()
     reading = asyncio.create_task(orders.decode(message(path, headers), propagate=True))
-    async with asyncio.timeout(30):
-        while gate.begun < 1:  # noqa: ASYNC110  # counted by a thread
-            await asyncio.sleep(0.01)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
+    await begun(gate, 1)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(reading, 30)
     gate.open.set()
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_configuration_is_reported_where_the_topic_is_made(app: faust.App, config_of: Config) -> None:
-    """Before a worker starts."""
-    with pytest.raises(ConfigurationError, match=r"^large\.message\.payload\.store\.class: is missing"):
-        app.topic("orders", schema=LargeMessageSchema({}))
-    with pytest.raises(ConfigurationError, match=r"^large\.message\.treshold\.bytes: .*threshold"):
-        app.topic("orders", schema=LargeMessageSchema(config_of(**{"large.message.treshold.bytes": 1})))
-
-
-def test_a_misspelt_key_is_reported_before_what_is_missing(app: faust.App) -> None:
-    """A strategy that is misspelt needs no store; and a class without a list of its keys hides none of ours."""
-    for given, found in (
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "large.message.payload.store.class: is missing"),
         ({"large.mesage.strategy": "chunk"}, "large.mesage.strategy: .*did you mean large.message.strategy"),
         ({"large.message.max.bytes": 5}, "large.message.payload.store.class: is missing"),
         ({"large.message.strategy": "auto"}, "large.message.payload.store.class: is missing; large.message.strategy"),
-        ({"large.message.strategy": "chunk", "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
+        ({**CHUNK, "chunk.max.byte": 5}, "chunk.max.byte: .*did you mean chunk.max.bytes"),
         ({**ON_GATE, "value.serializer": json.dumps}, "value.serializer: is not for Faust: codecs"),
         ({**ON_GATE, "value.deserializers": [json.loads]}, "value.deserializers: is not for Faust"),
-        (
-            {**ON_GATE, "large.message.strategy": "chunk", "large.message.treshold.bytes": 5},
-            "large.message.treshold.bytes: .*did you mean large.message.threshold.bytes",
-        ),
-        (
-            {**ON_GATE, "large.message.strategy": "chunk", "chunk.max.mesage.bytes": 5},
-            "chunk.max.mesage.bytes: .*did you mean chunk.max.message.bytes",
-        ),
-    ):
-        with pytest.raises(ConfigurationError, match=f"^{found}"):
-            app.topic("orders", schema=LargeMessageSchema(given))
-    app.topic("orders", schema=LargeMessageSchema({**ON_GATE, "large.message.strategy": "chunk", "own.key": 5}))
+        ({**ON_GATE, **CHUNK, "large.message.treshold.bytes": 5}, "large.message.treshold.bytes: .*threshold.bytes"),
+        ({**ON_GATE, **CHUNK, "chunk.max.mesage.bytes": 5}, "chunk.max.mesage.bytes: .*mean chunk.max.message.bytes"),
+    ],
+)
+def test_a_wrong_configuration(app: faust.App, given: dict[str, Any], found: str) -> None:
+    """It is reported where the topic is made, a misspelt key before what is missing."""
+    with pytest.raises(ConfigurationError, match=f"^{found}"):
+        app.topic("orders", schema=LargeMessageSchema(given))
+
+
+def test_a_store_of_the_users_has_keys_of_its_own(app: faust.App) -> None:
+    """A class without a list of its keys may have any."""
+    app.topic("orders", schema=LargeMessageSchema({**ON_GATE, **CHUNK, "own.key": 5}))
 
 
 @pytest.mark.parametrize(("keys", "timeout_ms"), [(False, 50_001), (True, 25_001)])
@@ -413,13 +331,10 @@ def test_store_time_is_checked_against_the_apps(
 def test_the_apps_own_limit_counts(tmp_path: Path, config_of: Config) -> None:
     """What the producer would refuse is offloaded below the threshold, unless the configuration says otherwise."""
     app = faust.App("tests", broker="kafka://h", datadir=str(tmp_path), producer_max_request_size=50_000)
-    threshold = {"large.message.threshold.bytes": 10**9}
-    schema = LargeMessageSchema(config_of(**threshold), topic="orders", value_serializer="raw")
-    assert written(schema, app, b"x" * 50_000)[0].startswith(b"memory://")
-    schema = LargeMessageSchema(
-        config_of(**threshold, **{"max.request.size": "60000"}), topic="orders", value_serializer="raw"
-    )
-    assert written(schema, app, b"x" * 50_000)[0] == b"x" * 50_000
+    for more, stays in (({}, False), ({"max.request.size": "60000"}, True)):
+        given = config_of(**{"large.message.threshold.bytes": 10**9}, **more)
+        schema = LargeMessageSchema(given, topic="orders", value_serializer="raw")
+        assert (written(schema, app, b"x" * 50_000)[0] == b"x" * 50_000) is stays
 
 
 async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) -> None:
@@ -471,27 +386,6 @@ async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App,
     assert set(app.consumer.unacked) == {behind[2]}
     assert [each.value for each in behind] == [b"v" * 100] * 3  # those of the agents stay
     assert chunks.stats()["pendingChunkedMessages"] == 1
-
-
-async def test_what_is_done_holds_back_no_later_message(
-    app: faust.App, thread: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record behind a message is acknowledged once, and not held again when the next message begins behind it."""
-    chunks, acked = Chunks(app, values(), lambda _: None), list[int]()
-    monkeypatch.setattr(app.consumer, "ack", lambda message: acked.append(message.offset))
-    records = [*pieces("a"), Record(b"k", b"behind"), *pieces("b")]
-    taken = [given(offset, record) for offset, record in enumerate(records)]
-    behind = len(pieces())
-    for record in taken[: behind + 1]:
-        await chunks.take(record)
-    for done in (taken[behind], taken[behind - 1]):
-        done.ack(app.consumer)
-        chunks._release(done.tp, chunks._partitions[done.tp])
-    for record in taken[behind + 1 :]:
-        await chunks.take(record)
-    taken[-1].ack(app.consumer)
-    chunks._release(taken[-1].tp, chunks._partitions[taken[-1].tp])
-    assert acked == list(range(len(records)))
 
 
 async def test_a_crash_by_what_is_discarded_does_not_end_the_consumers_thread(app: faust.App, thread: Any) -> None:

@@ -69,7 +69,6 @@ class Log:
         self.incomplete += [first for _, first, *_ in open_.values()]
 
     def logged(self, offset: int) -> ReadRecord:
-        """A record as a second consumer has it."""
         record = self.records[offset]
         return ReadRecord(*PLACE, offset, 0, record.key, record.value, list(record.headers))
 
@@ -92,7 +91,6 @@ class Life:
         self.chunks._reader = cast("Any", self)
 
     def join(self, committed: int | None, generations: int) -> None:
-        """Gets the partition in a new generation of the group, or goes back in it."""
         self.generation += generations
         self.position = committed or 0
         self.has = deque[ConsumerMessage]()
@@ -100,11 +98,9 @@ class Life:
         self._committed_offset = {PLACE: committed}
 
     def add_future(self, watch: Any) -> None:
-        """Of an app; the test does what the watch would do."""
         watch.close()
 
     def begin(self, range_: ReadRange) -> asyncio.Task[None]:
-        """As `RangeReader.begin`."""
 
         async def read_range() -> None:
             range_.begin()
@@ -117,7 +113,6 @@ class Life:
         return asyncio.ensure_future(read_range())
 
     async def poll(self) -> None:
-        """Gives the next record to the agent, as Faust's conductor does."""
         record = self.log.records[self.position]
         headers = cast("Any", list(record.headers))
         message = ConsumerMessage(
@@ -131,7 +126,6 @@ class Life:
             self.has.append(message)
 
     def commit(self) -> int | None:
-        """Does what the watch does with acknowledgements; then Faust commits. What is committed."""
         if partition := self.chunks._partitions.get(PLACE):
             self.chunks._release(PLACE, partition)
         offset = cast("Any", self)._new_offset(PLACE)

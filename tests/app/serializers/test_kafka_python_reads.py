@@ -55,11 +55,9 @@ class Client:
         self.consumer = DeserializingConsumer({"group.id": "g"}, "t")
 
     async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
-        """Takes a commit before partitions go."""
         self.left.append(offsets)
 
     def poll(self) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Gives what comes next."""
         given, self.given = self.given, []
         if given:
             self.positions[P0] = given[-1].offset + 1
@@ -133,24 +131,6 @@ def test_partition_that_a_cooperative_assignor_has_taken(client: Client, monkeyp
     assert [each[P0].offset for each in client.left] == [2]
     client.positions[P0] = 2
     assert client.consumer.poll(0) == {}
-
-
-def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call begins behind what was given, as kafka-python's position may be behind records that are lost."""
-    client.given = polled([0, 1])
-    assert client.consumer.poll(0) == {P0: polled([0, 1])}
-    poll = client.poll
-
-    def interrupted() -> dict[TopicPartition, list[ConsumerRecord]]:
-        monkeypatch.setattr(client, "poll", poll)
-        poll()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(client, "poll", interrupted)
-    client.given = polled([2, 3])
-    with pytest.raises(KeyboardInterrupt):
-        client.consumer.poll(0)
-    assert client.positions == {P0: 2}
 
 
 def test_poll_gives_what_the_client_gave(client: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -14,8 +13,6 @@ from confluent_kafka.serialization import MessageField, SerializationContext, St
 from app.serializers import (
     ComposableDeserializer,
     ComposableSerializer,
-    LargeMessageDeserializer,
-    LargeMessageSerializer,
     MalformedWrapperError,
     MessageWrapper,
     SerializationError,
@@ -24,7 +21,7 @@ from app.serializers import (
     WrapperSerializer,
 )
 from app.serializers import config as taken
-from stores.memory import MemoryStore
+from tests.app.serializers.conftest import to_json
 from tests.vectors.wrapper import WrapperCase, wrapper_cases
 from transforms.errors import ConfigurationError
 
@@ -72,22 +69,6 @@ def test_shapes(writer: Any, reader: Any) -> None:
     assert headers == [("own", b"1")]
 
 
-def test_first_stage_of_several() -> None:
-    """A large wrapper goes to the store, and comes back; the reference has headers, the wrapper's are in it."""
-    config = {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 10}
-    writer = ComposableSerializer([WrapperSerializer, LargeMessageSerializer], config)
-    reader = ComposableDeserializer([LargeMessageDeserializer, WrapperDeserializer], config)
-    headers: list[tuple[str, bytes | None]] = []
-    data = writer.serialize("orders", headers, WRAPPER)
-    assert data is not None
-    assert data.startswith(b"memory:")
-    assert headers[0] == ("large-message", b"true")
-    assert reader.deserialize("orders", headers, data) == WRAPPER
-    writer.close()
-    reader.close()
-    MemoryStore.clear()
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -105,21 +86,7 @@ def test_what_is_no_wrapper_is_refused(data: object, message: str) -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
 
 
-def test_plain_values_come_as_wrappers_where_they_may() -> None:
-    """With `unwrap.on.plain.value = "pass"` a plain value is one without headers; another word is refused."""
-    reader = WrapperDeserializer({"unwrap.on.plain.value": "pass"})
-    assert reader.deserialize("orders", [], b"plain") == MessageWrapper({}, b"plain")
-    assert reader.deserialize("orders", [], BYTES) == WRAPPER
-    with pytest.raises(ConfigurationError, match=r"unwrap.on.plain.value: found 'skip', allowed is one of: fail, pass"):
-        WrapperDeserializer({"unwrap.on.plain.value": "skip"})
-
-
 # --- serializers of what is in the wrapper ---------------------------------------------------------------------------
-
-
-def to_json(data: object) -> bytes:
-    """A plain function, as aiokafka takes it."""
-    return json.dumps(data).encode()
 
 
 def to_pickle(data: object) -> bytes:
@@ -134,22 +101,18 @@ class Number:
     closed = 0
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:  # noqa: FBT001  # Kafka's signature
-        """Takes the length in bytes."""
         self._length = int(str(config["number.length"]))
         assert not is_key
 
     def serialize(self, topic: str, headers: object, data: int) -> bytes:
-        """An int as bytes."""
         assert (topic, headers) == ("orders", None)
         return data.to_bytes(self._length, "big")
 
     def deserialize(self, topic: str, headers: object, data: bytes) -> int:
-        """The reverse."""
         assert (topic, headers) == ("orders", None)
         return int.from_bytes(data, "big")
 
     def close(self) -> None:
-        """Counts."""
         Number.closed += 1
 
 
@@ -198,17 +161,15 @@ def test_what_is_in_a_message_wrapper_is_serialized_already() -> None:
 
 
 def raising(_data: object) -> bytes:
-    """One that fails."""
     raise ArithmeticError("no")
 
 
 def textual(_data: object) -> Any:
-    """One that gives no bytes."""
     return "text"
 
 
-def nothing(_data: object) -> None:
-    """One that gives a null, which on a compacted topic deletes nothing."""
+def nothing(_data: object) -> None:  # which on a compacted topic deletes nothing
+    return None
 
 
 @pytest.mark.parametrize(
@@ -228,7 +189,6 @@ def test_an_error_names_the_header(key: str, stage: object, data: object, reason
     with pytest.raises(SerializationError, match=re.escape(f"wrapper.{key}.serializer, {reason}")) as caught:
         writer.serialize("orders", [], data)
     assert isinstance(caught.value.__cause__, ArithmeticError) == ("raised" in reason)
-
     if "raised" in reason:
         reader = WrapperDeserializer({f"wrapper.{key}.deserializer": stage})
         with pytest.raises(SerializationError, match=re.escape(f"deserialized: wrapper.{key}.deserializer, {reason}")):
@@ -238,18 +198,12 @@ def test_an_error_names_the_header(key: str, stage: object, data: object, reason
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"wrapper.header.trace.serializer": to_json},
-            "header.trace.serializer: found 'trace', allowed between",
-        ),
+        ({"wrapper.header.trace.serializer": to_json}, "header.trace.serializer: found 'trace', allowed between"),
         ({"wrapper.header.2147483648.serializer": to_json}, "found '2147483648', allowed between"),
         ({"wrapper.header.07.serializer": to_json}, "found '07', allowed between"),
         ({"wrapper.header.-0.serializer": to_json}, "found '-0', allowed between"),
         ({"wrapper.header.7.serializer": 5}, "wrapper.header.7.serializer: int: lacks the method serialize"),
-        (
-            {"wrapper.header.7.serializer": "nothing"},
-            "header.7.serializer: found 'nothing', allowed is a class",
-        ),
+        ({"wrapper.header.7.serializer": "nothing"}, "header.7.serializer: found 'nothing', allowed is a class"),
         ({"wrapper.value.serializr": to_json}, "did you mean wrapper.value.serializer?"),
         ({"wrapper.header.7.deserializer": to_json}, "wrapper.header.7.deserializer: is not a key"),
     ],
@@ -261,14 +215,20 @@ def test_wrong_serializers_are_refused(config: dict[str, object], message: str) 
         taken.producer({**stages, **config}, [])
 
 
-def test_keys_are_kept_from_the_client() -> None:
-    """The one key goes to the deserializer, and a misspelt one is found."""
-    stages = {"value.deserializers": [WrapperDeserializer], "unwrap.on.plain.value": "pass"}
-    found = taken.consumer({**stages, "group.id": "g"}, ["group.id"])
+def test_plain_values_come_as_wrappers_where_they_may() -> None:
+    """With `unwrap.on.plain.value = "pass"` a plain value is one without headers; the key is not the client's."""
+    stages = {"value.deserializers": [WrapperDeserializer]}
+    found = taken.consumer({**stages, "unwrap.on.plain.value": "pass", "group.id": "g"}, ["group.id"])
     assert found.client == {"group.id": "g"}
-    assert found.parts["value"].deserialize("orders", [], b"plain") == MessageWrapper({}, b"plain")
-    with pytest.raises(ConfigurationError, match=r"did you mean unwrap\.on\.plain\.value\?"):
-        taken.consumer({**stages, "unwrap.on.plain.valu": "pass"}, [])
+    reader = found.parts["value"]
+    assert reader.deserialize("orders", [], b"plain") == MessageWrapper({}, b"plain")
+    assert reader.deserialize("orders", [], BYTES) == WRAPPER
+    for given, message in (
+        ({"unwrap.on.plain.value": "skip"}, r"unwrap.on.plain.value: found 'skip', allowed is one of: fail, pass"),
+        ({"unwrap.on.plain.valu": "pass"}, r"did you mean unwrap\.on\.plain\.value\?"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            taken.consumer({**stages, **given}, [])
 
 
 def test_keys_of_records_are_told_apart() -> None:
