@@ -31,14 +31,10 @@ class Outer:
     port: int = keyed("port", "int", "Port.", default=80, minimum=1)
 
 
-def test_keys_are_in_the_order_of_the_fields() -> None:
-    """The keys of a class are those of its fields, of the settings in it, and of its mappings, in order."""
+def test_keys_and_values_are_in_the_order_of_the_fields() -> None:
+    """Of a class, of the settings in it, and of its mappings; values become fields by their keys, and come back."""
     assert [key.name for key in keys_of(Outer)] == ["names", "inner.flag", "client.a", "client.b", "port"]
     assert keys_of(Outer)[-1] == Key("port", "int", "Port.", default=80, minimum=1)
-
-
-def test_settings_have_the_values_of_their_keys() -> None:
-    """Values become fields by their keys, and are given back in the order of the fields."""
     values = read(keys_of(Outer), {"port": 7, "client.a": "x", "names": ["n", "m"]})
     inner = settings_of(Inner, values, computed=3)
     outer = settings_of(Outer, values, inner=inner, client={key.name: values[key.name] for key in MAPPED})
@@ -52,14 +48,10 @@ def test_settings_have_the_values_of_their_keys() -> None:
     ]
 
 
-def test_field_without_a_key_must_be_computed() -> None:
-    """A field that is the value of no key is not filled in by chance."""
+def test_what_has_no_default_must_be_given() -> None:
+    """A field that is the value of no key is not filled in by chance, nor is that of a required key."""
+    assert (Outer(names=(), inner=Inner(computed=1)).port, Inner(computed=1).flag) == (80, False)
     with pytest.raises(TypeError, match="computed"):
         settings_of(Inner, {"inner.flag": True})
-
-
-def test_default_of_the_key_is_one_of_the_field() -> None:
-    """A default stands once; a required key has none."""
-    assert (Outer(names=(), inner=Inner(computed=1)).port, Inner(computed=1).flag) == (80, False)
     with pytest.raises(TypeError, match="names"):
         Outer(inner=Inner(computed=1))

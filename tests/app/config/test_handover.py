@@ -12,32 +12,45 @@ from tests.app.configurations import HEAD, STORE, refusal_of, settings_of
 from transforms.errors import ConfigurationError
 
 KEY, OTHER_KEY = "k" * 32, "o" * 32
+S3_A = "large.message.payload.store.class = 's3'\ns3.bucket = 'b'\ns3.endpoint = 'http://a:9000'\n"
 
 
-def row(writer: str, reader: str, *, store: str = STORE) -> str:
+def row(writer: str, reader: str, *, stores: tuple[str, str] = (STORE, STORE)) -> str:
     """A file in which `a` writes topic `mid` and `b` reads it, each with more lines."""
     return HEAD + "".join(
         f"[pipeline.{name}]\ntopics = ['{source}']\noutput.topic = '{sink}'\n{store}{more}\n"
-        for name, source, sink, more in (("a", "raw", "mid", writer), ("b", "mid", "end", reader))
+        for name, source, sink, store, more in (
+            ("a", "raw", "mid", stores[0], writer),
+            ("b", "mid", "end", stores[1], reader),
+        )
     )
 
 
-OFFLOAD = "transforms = ['offload']\n"
-INFLATE = "transforms = ['inflate']\n"
+def of(*transforms: str) -> str:
+    """The line with the transforms."""
+    return f"transforms = {list(transforms)}\n"
+
+
+OFFLOAD, INFLATE, CHUNK = of("offload"), of("inflate"), of("chunk")
 AUTO = OFFLOAD + "large.message.strategy = 'auto'\n"
+SIGNED, SIGNED_OTHERWISE = (f"large.message.signing.key = '{key}'\n" for key in (KEY, OTHER_KEY))
+OLD_KEY = f"large.message.signing.previous.keys = ['{KEY}']\n"
 
 
-def encrypting(key_id: str, secret: str) -> str:
-    """The lines of a pipeline that encrypts with a key of the configuration."""
+def encrypting(key_id: str, secret: str = "") -> str:
+    """The lines of a pipeline that encrypts with a key of the configuration, or of AWS KMS."""
     name = "large.message.encryption"
-    return f"{name}.type = 'aes-256-gcm'\n{name}.key.id = '{key_id}'\n{name}.key.secret = '{secret * 32}'\n"
+    key = (
+        f"{name}.key.id = '{key_id}'\n{name}.key.secret = '{secret * 32}'"
+        if secret
+        else f"{name}.kms.key.id = '{key_id}'"
+    )
+    return f"{name}.type = 'aes-256-gcm'\n{key}\n"
 
 
-def encrypting_by_kms(key: str) -> str:
-    """The same with a key of AWS KMS."""
-    arn = f"arn:aws:kms:eu-west-1:111122223333:key/{key}"
-    name = "large.message.encryption"
-    return f"{name}.type = 'aes-256-gcm'\n{name}.kms.key.id = '{arn}'\n"
+ONE, ONE_ANEW, TWO = encrypting("one", "1f"), encrypting("one", "2e"), encrypting("two", "1f")
+ARN = "arn:aws:kms:eu-west-1:111122223333:key/aa"
+OF_KMS, OF_OTHER_KMS = encrypting(ARN), encrypting(f"{ARN}b")
 
 
 @pytest.mark.parametrize(
@@ -45,26 +58,20 @@ def encrypting_by_kms(key: str) -> str:
     [
         (OFFLOAD, INFLATE),
         (AUTO, INFLATE),
-        ("transforms = ['chunk']\n", "transforms = ['assemble', 'wrap']\n"),
-        ("transforms = ['offload', 'wrap']\n", "transforms = ['unwrap', 'inflate']\n"),
-        (OFFLOAD, "transforms = ['wrap']\n"),  # it carries the references on
+        (CHUNK, of("assemble", "wrap")),
+        (of("offload", "wrap"), of("unwrap", "inflate")),
+        (OFFLOAD, of("wrap")),  # it carries the references on
         (OFFLOAD, OFFLOAD),  # the references are offloaded
-        (OFFLOAD, "transforms = ['chunk']\noffload.on.reference = 'pass'\n"),
-        ("transforms = ['offload', 'wrap']\n", "transforms = ['chunk']\n"),  # no record has the headers
-        (f"{OFFLOAD}large.message.signing.key = '{KEY}'\n", INFLATE),
-        (
-            f"{OFFLOAD}large.message.signing.key = '{KEY}'\n",
-            f"{INFLATE}large.message.signing.key = '{OTHER_KEY}'\nlarge.message.signing.previous.keys = ['{KEY}']\n",
-        ),
-        (OFFLOAD, f"{INFLATE}large.message.signing.key = '{KEY}'\nlarge.message.signing.required = false\n"),
-        (OFFLOAD, f"{INFLATE}large.message.max.bytes = 400_000_000\n"),
-        (OFFLOAD, INFLATE + encrypting("one", "1f")),
-        (OFFLOAD + encrypting("one", "1f"), INFLATE + encrypting("one", "1f")),
-        (
-            OFFLOAD + encrypting("one", "1f"),
-            f"{INFLATE}large.message.encryption.previous.keys = ['one:{'1f' * 32}']\n",
-        ),
-        (OFFLOAD + encrypting_by_kms("aa"), INFLATE + encrypting_by_kms("aa")),
+        (OFFLOAD, CHUNK + "offload.on.reference = 'pass'\n"),
+        (of("offload", "wrap"), CHUNK),  # no record has the headers
+        (OFFLOAD + SIGNED, INFLATE),
+        (OFFLOAD + SIGNED, INFLATE + SIGNED_OTHERWISE + OLD_KEY),
+        (OFFLOAD, INFLATE + SIGNED + "large.message.signing.required = false\n"),
+        (OFFLOAD, INFLATE + "large.message.max.bytes = 400_000_000\n"),
+        (OFFLOAD, INFLATE + ONE),
+        (OFFLOAD + ONE, INFLATE + ONE),
+        (OFFLOAD + ONE, f"{INFLATE}large.message.encryption.previous.keys = ['one:{'1f' * 32}']\n"),
+        (OFFLOAD + OF_KMS, INFLATE + OF_KMS),
     ],
 )
 def test_rows_that_work(writer: str, reader: str) -> None:
@@ -72,21 +79,15 @@ def test_rows_that_work(writer: str, reader: str) -> None:
     assert len(settings_of(row(writer, reader)).pipelines) == 2
 
 
+TORN = "may write its values in chunks; they would be taken for values. Put assemble first"
+REFUSED = "writes references, each of which would be refused. Set it to 'pass'"
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "found", "what"),
     [
-        (
-            "transforms = ['chunk']\n",
-            "transforms = ['unwrap']\n",
-            "transforms: found ['unwrap']",
-            "may write its values in chunks; they would be taken for values. Put assemble first",
-        ),
-        (
-            AUTO,
-            "transforms = ['wrap']\n",
-            "transforms: found ['wrap']",
-            "may write its values in chunks; they would be taken for values. Put assemble first",
-        ),
+        (CHUNK, of("unwrap"), "transforms: found ['unwrap']", TORN),
+        (AUTO, of("wrap"), "transforms: found ['wrap']", TORN),
         (
             AUTO + "chunk.max.message.bytes = 5_000_000\n",
             INFLATE + "chunk.max.message.bytes = 4_000_000\n",
@@ -94,24 +95,14 @@ def test_rows_that_work(writer: str, reader: str) -> None:
             "splits values of up to 5,000,000 bytes. Allowed is that or more",
         ),
         (
-            "transforms = ['offload', 'wrap']\n",
+            of("offload", "wrap"),
             INFLATE,
             "transforms: found ['inflate']",
             "wraps its references; inflate would take them for values. Put unwrap before it",
         ),
-        *(
-            (
-                OFFLOAD,
-                reader,
-                f"offload.on.reference: found '{found}'",
-                "writes references, each of which would be refused. Set it to 'pass'",
-            )
-            for reader, found in (
-                ("transforms = ['chunk']\n", "offload"),
-                (f"{OFFLOAD}large.message.strategy = 'chunk'\n", "offload"),
-                (f"{OFFLOAD}offload.on.reference = 'fail'\n", "fail"),
-            )
-        ),
+        (OFFLOAD, CHUNK, "offload.on.reference: found 'offload'", REFUSED),
+        (OFFLOAD, f"{OFFLOAD}large.message.strategy = 'chunk'\n", "offload.on.reference: found 'offload'", REFUSED),
+        (OFFLOAD, f"{OFFLOAD}offload.on.reference = 'fail'\n", "offload.on.reference: found 'fail'", REFUSED),
         (
             OFFLOAD + "large.message.max.bytes = 300_000_000\n",
             INFLATE,
@@ -120,13 +111,13 @@ def test_rows_that_work(writer: str, reader: str) -> None:
         ),
         (
             OFFLOAD,
-            f"{INFLATE}large.message.signing.key = '{KEY}'\n",
+            INFLATE + SIGNED,
             "large.message.signing.required: found true",
             "does not sign its references. Give it large.message.signing.key too",
         ),
         (
-            f"{OFFLOAD}large.message.signing.key = '{OTHER_KEY}'\n",
-            f"{INFLATE}large.message.signing.key = '{KEY}'\n",
+            OFFLOAD + SIGNED_OTHERWISE,
+            INFLATE + SIGNED,
             "large.message.signing.key: found another key",
             "signs its references with its own; inflate would refuse each of them. Give both the same key",
         ),
@@ -141,10 +132,10 @@ def test_rows_that_work(writer: str, reader: str) -> None:
                 ),
             )
             for writer, reader, key in (
-                (encrypting("one", "1f"), "", "one"),
-                (encrypting("one", "1f"), encrypting("one", "2e"), "one"),
-                (encrypting("one", "1f"), encrypting("two", "1f"), "one"),
-                (encrypting_by_kms("aa"), encrypting_by_kms("bb"), "arn:aws:kms:eu-west-1:111122223333:key/aa"),
+                (ONE, "", "one"),
+                (ONE, ONE_ANEW, "one"),
+                (ONE, TWO, "one"),
+                (OF_KMS, OF_OTHER_KMS, ARN),
             )
         ),
     ],
@@ -157,8 +148,7 @@ def test_rows_that_do_not(writer: str, reader: str, found: str, what: str) -> No
 
 def test_formats() -> None:
     """A reader of another format would take references for values."""
-    store = "large.message.payload.store.class = 's3'\ns3.bucket = 'b'\n"
-    assert refusal_of(row(f"{OFFLOAD}reference.format = 'bakdata-headers'\n", INFLATE, store=store)) == (
+    assert refusal_of(row(f"{OFFLOAD}reference.format = 'bakdata-headers'\n", INFLATE, stores=(S3_A, S3_A))) == (
         "[pipeline.b] reference.format: found 'wideload', and pipeline a, which writes topic mid for this one, writes "
         "'bakdata-headers'; inflate would take its references for values"
     )
@@ -166,29 +156,20 @@ def test_formats() -> None:
 
 async def test_roots(tmp_path: Path) -> None:
     """Two stores in a row are refused before anything is read; the same one in two places is not."""
-    folders = ["one", "other"]
-    for folder in folders:
-        (tmp_path / folder).mkdir()
-
-    def text(*roots: str) -> str:
-        stores = [
-            f"large.message.payload.store.class = 'filesystem'\nfilesystem.root = '{tmp_path / root}'\n"
-            for root in roots
-        ]
-        return row(OFFLOAD + stores[0], INFLATE + stores[1], store="")
-
-    await check_stores(settings_of(text("one", "one")).pipelines)
+    one, other = [
+        f"large.message.payload.store.class = 'filesystem'\nfilesystem.root = '{tmp_path / root}'\n"
+        for root in ("one", "other")
+    ]
+    for root in ("one", "other"):
+        (tmp_path / root).mkdir()
+    await check_stores(settings_of(row(OFFLOAD, INFLATE, stores=(one, one))).pipelines)
     with pytest.raises(ConfigurationError) as caught:
-        await check_stores(settings_of(text(*folders)).pipelines)
+        await check_stores(settings_of(row(OFFLOAD, INFLATE, stores=(one, other))).pipelines)
     assert str(caught.value) == (
         f"[pipeline.b] filesystem.root: found a store at file://{tmp_path}/other/, and pipeline a, "
         f"which writes topic mid for this one, puts its payloads into file://{tmp_path}/one/; inflate would refuse "
         "each of its references. Use the same store"
     )
-
-
-S3_A = "large.message.payload.store.class = 's3'\ns3.bucket = 'b'\ns3.endpoint = 'http://a:9000'\n"
-OWN = "large.message.payload.store.class = 'shop.store.ShopStore'\n"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +185,7 @@ OWN = "large.message.payload.store.class = 'shop.store.ShopStore'\n"
             ),
         ),
         (
-            OWN,
+            "large.message.payload.store.class = 'shop.store.ShopStore'\n",
             (
                 "large.message.payload.store.class: found 'shop.store.ShopStore', and pipeline a, which writes topic "
                 "mid for this one, puts its payloads into a store of class 's3'; inflate would find none of them, "
@@ -215,15 +196,21 @@ OWN = "large.message.payload.store.class = 'shop.store.ShopStore'\n"
 )
 def test_stores_that_may_be_one(reader: str, told: str | None) -> None:
     """What may be one store or two is a warning: another endpoint, or a class of which only its owner knows."""
-    settings = settings_of(row(OFFLOAD + S3_A, INFLATE + reader, store=""))
+    settings = settings_of(row(OFFLOAD, INFLATE, stores=(S3_A, reader)))
     expected = [] if told is None else [f"[pipeline.b] {told}"]
     assert [str(doubt) for doubt in store_doubts(settings.pipelines)] == expected
 
 
-@pytest.mark.parametrize(("more", "key"), [("s3.prefix = 'p'\n", "s3.prefix"), ("s3.bucket = 'other'\n", "s3.bucket")])
-def test_roots_name_the_key_that_differs(more: str, key: str) -> None:
-    """Another bucket, or another prefix, is said of the key that differs."""
-    ours = S3_A.replace("s3.bucket = 'b'\n", "") + more if "bucket" in more else S3_A + more
-    pipelines = settings_of(row(OFFLOAD + S3_A, INFLATE + ours, store="")).pipelines
+@pytest.mark.parametrize(
+    ("ours", "key"),
+    [
+        (S3_A + "s3.prefix = 'p'\n", "s3.prefix"),
+        (S3_A.replace("'b'", "'other'"), "s3.bucket"),
+        (STORE, "large.message.payload.store.class"),
+    ],
+)
+def test_roots_name_the_key_that_differs(ours: str, key: str) -> None:
+    """Another bucket, another prefix, or another store is said of the key that differs."""
+    pipelines = settings_of(row(OFFLOAD, INFLATE, stores=(S3_A, ours))).pipelines
     (error,) = root_errors(pipelines, {"a": "s3://one/", "b": "s3://other/"})
     assert (error.pipeline, error.key) == ("b", key)

@@ -8,35 +8,25 @@ from app.config.idempotence import idempotent
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "forbidden"),
     [
-        {},
-        {"acks": "all", "retries": 3, "max.in.flight": "many", "queuing.strategy": "fifo"},
-        {"acks": None, "max.in.flight.requests.per.connection": 1, "message.send.max.retries": None},
-        {"default.topic.config": {"acks": "-1"}, "max.in.flight": 5},
+        ({}, False),
+        ({"acks": "all", "retries": 3, "max.in.flight": "many", "queuing.strategy": "fifo"}, False),
+        ({"acks": None, "max.in.flight.requests.per.connection": 1, "message.send.max.retries": None}, False),
+        ({"default.topic.config": {"acks": "-1"}, "max.in.flight": 5}, False),
+        ({"enable.idempotence": False}, True),
+        ({"enable.idempotence": "true", "acks": 1}, True),  # the client's own error says what does not fit
+        ({"acks": 1}, True),
+        ({"acks": "0"}, True),
+        ({"request.required.acks": "1"}, True),
+        ({"retries": 0}, True),
+        ({"message.send.max.retries": "0"}, True),
+        ({"max.in.flight": 6}, True),
+        ({"max.in.flight.requests.per.connection": "1000000"}, True),
+        ({"queuing.strategy": "lifo"}, True),
+        ({"default.topic.config": {"request.required.acks": 1}}, True),
     ],
 )
-def test_it_is_the_default(given: dict[str, object]) -> None:
-    """Where no property forbids it."""
-    assert idempotent(given) == {"enable.idempotence": True, **given}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"enable.idempotence": False},
-        {"enable.idempotence": "true", "acks": 1},  # the client's own error says what does not fit
-        {"acks": 1},
-        {"acks": "0"},
-        {"request.required.acks": "1"},
-        {"retries": 0},
-        {"message.send.max.retries": "0"},
-        {"max.in.flight": 6},
-        {"max.in.flight.requests.per.connection": "1000000"},
-        {"queuing.strategy": "lifo"},
-        {"default.topic.config": {"request.required.acks": 1}},
-    ],
-)
-def test_a_property_of_the_application_wins(given: dict[str, object]) -> None:
-    """Clients refuse a configuration that has both."""
-    assert idempotent(given) == given
+def test_it_is_the_default(given: dict[str, object], forbidden: bool) -> None:  # noqa: FBT001
+    """Where no property of the application forbids it: clients refuse a configuration that has both."""
+    assert idempotent(given) == (given if forbidden else {"enable.idempotence": True, **given})

@@ -1,44 +1,30 @@
-"""Wrappers in the configuration and in a chain: what the keys mean, what cannot work, and what becomes of records."""
+"""Wrappers in the configuration and in a chain: what the keys mean, and what becomes of records."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from app.commands.check import effective
 from app.config.parsing import parse
-from app.config.settings import PipelineSettings, Settings
+from app.config.settings import Settings
 from app.pipeline.chain import Chain, build
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
-from stores.memory import MemoryStore
-from stores.registry import open_store
-from tests.app.pipeline.chains import apply, begun, sink
+from tests.app.pipeline.chains import ROOMY, apply, begun, chain_of, memory, settings_of, sink
 from transforms.batch_size import batch_of_one_bytes
-from transforms.errors import ConfigurationError, MalformedWrapperError, RecordTooLargeError, WrapError
+from transforms.errors import MalformedWrapperError, RecordTooLargeError, WrapError
 from transforms.formats import FORMATS
 from transforms.record import Record
 from transforms.wrapper import HeaderTable, MessageWrapper, Unwrap, Wrap
 
-STORE: dict[str, Any] = {"large.message.payload.store.class": "memory"}
 NAMED: dict[str, Any] = {"wrapper.header.3000001": "trace-id", "wrapper.header.5": "user"}
 TABLE = HeaderTable({3_000_001: "trace-id", 5: "user"})
-ROOMY = 10_000_000
-THRESHOLD = 100
-
-_names = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def _forget_payloads() -> Iterator[None]:
-    yield
-    MemoryStore.clear()
+THRESHOLD = 100  # of `settings_of`
 
 
 def parsed(transforms: list[str], keys: dict[str, Any]) -> Settings:
@@ -47,29 +33,10 @@ def parsed(transforms: list[str], keys: dict[str, Any]) -> Settings:
     return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {})
 
 
-def settings_of(*transforms: str, **keys: Any) -> PipelineSettings:
-    """A pipeline with these transforms, and a store if they need one; keys have `_` for dots."""
-    store = STORE if {"offload", "inflate"} & set(transforms) else {}
-    dotted = {name.replace("_", "."): value for name, value in keys.items()}
-    return parsed(list(transforms), {**store, **dotted}).pipelines[0]
-
-
-def refusal_of(*transforms: str, **keys: Any) -> str:
-    """The sentence with which it is refused."""
-    with pytest.raises(ConfigurationError) as caught:
-        settings_of(*transforms, **keys)
-    return str(caught.value).removeprefix("[pipeline.p] ")
-
-
-# --- what the keys mean ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("transforms", "unwraps", "wraps"),
     [
         (["offload"], False, False),
-        (["unwrap"], True, False),
-        (["wrap"], False, True),
         (["unwrap", "offload"], True, False),
         (["inflate", "wrap"], False, True),
         (["offload", "wrap"], False, True),
@@ -80,17 +47,10 @@ def refusal_of(*transforms: str, **keys: Any) -> str:
 )
 def test_transforms_decide(transforms: list[str], unwraps: bool, wraps: bool) -> None:  # noqa: FBT001
     """Who takes wrappers off, and who puts them on; each order in which that can be is taken."""
-    found = settings_of(*transforms).wrapper
+    store = {"large.message.payload.store.class": "memory"} if {"offload", "inflate"} & {*transforms} else {}
+    found = parsed(transforms, store).pipelines[0].wrapper
     assert (found.unwraps, found.wraps) == (unwraps, wraps)
     assert (found.unwrap, found.wrap) == (Unwrap(), Wrap())
-
-
-def test_keys_are_taken() -> None:
-    """Each key of the file has its place, and the table serves both directions."""
-    keys = {"unwrap_on_plain_value": "pass", "wrap_on_unmapped_header": "drop", "wrap_on_null_value": "pass", **NAMED}
-    found = settings_of("unwrap", "wrap", **keys).wrapper
-    assert found.unwrap == Unwrap(TABLE, "pass")
-    assert found.wrap == Wrap(TABLE, "drop", "pass")
 
 
 @pytest.mark.parametrize(
@@ -102,78 +62,15 @@ def test_keys_are_taken() -> None:
         '"wrapper.header.3000001" = "trace-id"\n"wrapper.header.5" = "user"',
     ],
 )
-def test_the_table_may_be_written_as_toml_has_it(text: str) -> None:
-    """Dotted lines, an inline table, a table and quoted names mean the same."""
-    assert parsed(["unwrap"], tomllib.loads(text)).pipelines[0] == settings_of("unwrap", **NAMED)
-
-
-def test_what_is_printed_means_the_same() -> None:
-    """`wideload check --print` gives a file that has these settings again."""
-    for transforms in (["unwrap"], ["wrap"], ["unwrap", "wrap"], ["chunk"]):
-        settings = parsed(transforms, NAMED)
-        assert parse(tomllib.loads(effective(settings)), {}) == settings
-
-
-ORDERS: list[tuple[list[str], str]] = [
-    (["offload", "unwrap"], "unwrap goes before offload, which needs the value without its wrapper"),
-    (["assemble", "inflate", "unwrap"], "unwrap goes before inflate, which needs the value without its wrapper"),
-    (["wrap", "unwrap"], "unwrap goes before wrap, which needs the value without its wrapper"),
-    (["wrap", "offload"], "wrap goes after offload, which would get wrapped values"),
-    (["wrap", "inflate", "chunk"], "wrap goes after inflate, which would get wrapped values"),
-    (["unwrap", "assemble"], "assemble goes first: it assembles the chunks of the source topic"),
-    (["chunk", "wrap"], "chunk goes last: a transform after it would get pieces of values"),
-    (["chunk", "unwrap"], "chunk goes last: a transform after it would get pieces of values"),
-]
-
-
-@pytest.mark.parametrize(("transforms", "reason"), ORDERS)
-def test_order_is_refused(transforms: list[str], reason: str) -> None:
-    """What could not work is refused at start, with the reason."""
-    assert refusal_of(*transforms) == f"transforms: found {transforms}; {reason}"
-
-
-@pytest.mark.parametrize(
-    ("transforms", "keys", "message"),
-    [
-        (
-            ["unwrap"],
-            {"unwrap_on_plain_value": "skip"},
-            "unwrap.on.plain.value: found 'skip', allowed is one of: fail, pass",
-        ),
-        (["wrap"], {"wrapper_header_one": "a"}, "wrapper.header.one: found 'one', allowed behind wrapper.header. is"),
-        (["wrap"], {"wrapper_header_01": "a"}, "wrapper.header.01: found '01', allowed behind wrapper.header. is"),
-        (["wrap"], {"wrapper_header_-1": "a"}, "wrapper.header.-1: found '-1', allowed behind wrapper.header. is"),
-        (
-            ["wrap"],
-            {"wrapper_header_99999999999": "a"},
-            "wrapper.header.99999999999: found '99999999999', allowed behind wrapper.header. is a number from 0 to 2,1",
-        ),
-        (["wrap"], {"wraper_header_1": "a"}, "wraper.header.1: is not a key that is known here; did you mean wrapper."),
-        (
-            ["wrap"],
-            {"wrapper_headers_1": "a"},
-            "wrapper.headers.1: is not a key that is known here; did you mean wrapp",
-        ),
-        (["wrap"], {"wrapper_header": "a"}, "wrapper.header: is not a key that is known here; did you mean wrapper."),
-        (["wrap"], {"wrapper_header_1": "a\udcff"}, "wrapper.header.1: found 'a\\udcff', allowed is a name"),
-        (["wrap"], {"wrapper_header_1": 2}, "wrapper.header.1: found 2, allowed is a value of type string"),
-        (["wrap"], {"wrapper_header_1": ""}, "wrapper.header.1: found '', allowed is a name"),
-        (
-            ["wrap"],
-            {"wrapper_header_2147483648": "a"},
-            "wrapper.header.2147483648: found 2147483648, allowed are 0 to 2,147,483,647",
-        ),
-        (
-            ["wrap"],
-            {"wrapper_header_1": "a", "wrapper_header_2": "a"},
-            "wrapper.header.2: found 'a', which is the name of key 1 already",
-        ),
-        (["wrap"], {"wrap_on_nul_value": "pass"}, "wrap.on.nul.value: is not a key that is known here; did you mean"),
-    ],
-)
-def test_wrong_key_is_refused(transforms: list[str], keys: dict[str, Any], message: str) -> None:
-    """A key that cannot be heeded, or that nobody heeds, is one sentence."""
-    assert refusal_of(*transforms, **keys).startswith(message)
+def test_keys_are_taken(text: str) -> None:
+    """Each key has its place; the table serves both directions, as TOML has it, and as `check --print` writes it."""
+    keys = {"unwrap.on.plain.value": "pass", "wrap.on.unmapped.header": "drop", "wrap.on.null.value": "pass"}
+    settings = parsed(["unwrap", "wrap"], {**keys, **tomllib.loads(text)})
+    found = settings.pipelines[0].wrapper
+    assert (found.unwrap, found.wrap) == (Unwrap(TABLE, "pass"), Wrap(TABLE, "drop", "pass"))
+    assert parse(tomllib.loads(effective(settings)), {}) == settings
+    settings = parsed(["chunk"], tomllib.loads(text))
+    assert parse(tomllib.loads(effective(settings)), {}) == settings
 
 
 # --- chains ----------------------------------------------------------------------------------------------------------
@@ -183,13 +80,11 @@ class Pair:
     """Chains on one store."""
 
     def __init__(self) -> None:
-        self.store = open_store({**STORE, "memory.name": f"wrapping-{next(_names)}"})
+        self.store = memory()
 
     def chain(self, *transforms: str, limit: int = ROOMY, **keys: Any) -> Chain:
         """The chain that the worker builds."""
-        if "offload" in transforms:
-            keys.setdefault("large_message_threshold_bytes", THRESHOLD)
-        return build(settings_of(*transforms, **NAMED, **keys), self.store, sink(limit), PipelineStats())
+        return chain_of([*transforms], self.store, limit, **NAMED, **keys)
 
     def work(self, record: Any, *transforms: str) -> Work:
         """The work that a chain has begun on a record."""
@@ -213,22 +108,13 @@ def wrapped(record: Record) -> Record:
 
 
 @pytest.mark.parametrize("record", [SMALL, LARGE, TOMBSTONE], ids=["small", "large", "tombstone"])
-def test_unwrap_then_offload(record: Record) -> None:
-    """It is the value in the wrapper that is offloaded, by its own size; a tombstone in it is a true one."""
+def test_wrappers_around_values_that_are_stored(record: Record) -> None:
+    """It is the value in the wrapper that is offloaded, by its own size; inflated, it comes in one as it was."""
     pair = Pair()
     found = pair.one(wrapped(record), "unwrap", "offload")
-    if record is not LARGE:
-        assert found == record
-        return
     assert found == pair.one(record, "offload")
-    assert pair.one(found, "inflate") == record
-
-
-def test_inflate_then_wrap() -> None:
-    """Whole values reach old consumers, with the record's own headers and none of the reference's."""
-    pair = Pair()
-    for record in (SMALL, LARGE, TOMBSTONE):
-        assert pair.one(pair.one(record, "offload"), "inflate", "wrap") == wrapped(record)
+    assert (found == record) == (record is not LARGE)
+    assert pair.one(found, "inflate", "wrap") == wrapped(record)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -237,44 +123,44 @@ def test_a_wrapper_carries_references(form: str, codec: str) -> None:
     """A reference passes a topic without headers in a wrapper, and is inflated behind it; in each format."""
     pair = Pair()
     keys = {"reference_format": form, "large_message_compression_type": codec}
-    writing = {**STORE, "large.message.payload.store.class": "s3", "s3.bucket": "payloads"}
-    dotted = {name.replace("_", "."): value for name, value in keys.items()}
-    numbers = {"large.message.threshold.bytes": THRESHOLD}
-    settings = parsed(["offload", "wrap"], {**writing, **dotted, **NAMED, **numbers}).pipelines[0]
-    writer = build(settings, pair.store, sink(ROOMY), PipelineStats())
+    s3 = {"large_message_payload_store_class": "s3", "s3_bucket": "payloads"}
+    writer = build(settings_of(["offload", "wrap"], **s3, **keys, **NAMED), pair.store, sink(), PipelineStats())
     for record in (SMALL, LARGE, TOMBSTONE):
         (carried,), _ = apply(writer, record)
         assert carried.headers == ()
         assert pair.one(carried, "unwrap", "inflate", **keys) == record
 
 
-def test_tombstones_pass_wrap_where_they_are_to() -> None:
-    """With `wrap.on.null.value = "pass"` a tombstone needs no work."""
-    chain = Pair().chain("wrap", wrap_on_null_value="pass")
-    assert chain.passes(TOMBSTONE)
-    assert not chain.passes(SMALL)
-
-
-def test_plain_and_wrapped_values_mixed() -> None:
-    """Plain values pass, or are errors; plain tombstones always pass."""
+def test_what_passes() -> None:
+    """Tombstones where they are to, and plain values, unless they are errors; plain tombstones always."""
     pair = Pair()
-    plain = pair.chain("unwrap", unwrap_on_plain_value="pass")
-    assert plain.passes(SMALL)
-    assert plain.passes(TOMBSTONE)
-    assert not plain.passes(wrapped(SMALL))
-    strict = pair.chain("unwrap")
-    assert strict.passes(TOMBSTONE)
+    chains = [
+        pair.chain("wrap", wrap_on_null_value="pass"),
+        pair.chain("unwrap", unwrap_on_plain_value="pass"),
+        pair.chain("unwrap"),
+    ]
+    records = (TOMBSTONE, SMALL, wrapped(SMALL))
+    assert [[each.passes(record) for record in records] for each in chains] == [
+        [True, False, False],
+        [True, True, False],
+        [True, False, False],
+    ]
     with pytest.raises(MalformedWrapperError):
-        apply(strict, SMALL)
+        apply(chains[2], SMALL)
 
 
-def test_both_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("transforms", "record", "counted"),
+    [
+        (["unwrap"], wrapped(SMALL), ("unwrap",)),
+        (["unwrap", "offload"], wrapped(LARGE), ("unwrap", "offload")),
+        (["unwrap", "offload"], TOMBSTONE, ()),
+        (["offload", "wrap"], SMALL, ("wrap",)),
+    ],
+)
+def test_both_are_counted(transforms: list[str], record: Record, counted: tuple[str, ...]) -> None:
     """The names of the stages that had work are told, so that they can be counted."""
-    pair = Pair()
-    assert apply(pair.chain("unwrap"), wrapped(SMALL))[1] == ("unwrap",)
-    assert apply(pair.chain("unwrap", "offload"), wrapped(LARGE))[1] == ("unwrap", "offload")
-    assert apply(pair.chain("unwrap", "offload"), TOMBSTONE)[1] == ()
-    assert apply(pair.chain("offload", "wrap"), SMALL)[1] == ("wrap",)
+    assert apply(Pair().chain(*transforms), record)[1] == counted
 
 
 @pytest.mark.parametrize(
@@ -325,11 +211,14 @@ def test_offload_sees_what_the_wrapper_adds() -> None:
 
 def test_wrapped_records_that_are_too_large_are_errors_or_chunks() -> None:
     """The sink's limit holds for the wrapper; `chunk` splits it, and it comes back whole."""
-    pair = Pair()
     record = Record(b"k", b"v" * 5_000, HEADERS)
+    alone, split = (
+        build(parsed(transforms, NAMED).pipelines[0], memory(), sink(2_000), PipelineStats())
+        for transforms in (["wrap"], ["wrap", "chunk"])
+    )
     with pytest.raises(RecordTooLargeError, match="topic orders takes 2,000"):
-        apply(pair.chain("wrap", limit=2_000), record)
-    chunks, applied = apply(pair.chain("wrap", "chunk", limit=2_000), record)
+        apply(alone, record)
+    chunks, applied = apply(split, record)
     assert applied == ("wrap", "chunk")
     assert b"".join(chunk.value or b"" for chunk in chunks) == wrapped(record).value
 
