@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC
 
 import pytest
-from aiokafka import AIOKafkaProducer
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from jobs.chunks import INCOMPLETE, assemble, incomplete
-from jobs.records.schemas import HEADERS
+from tests.app.payloads.swept import write
+from tests.jobs.rows import frame as rows_of
 from tests.logged import Logged
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.chunked_message import Assembled, Limits
 from transforms.reassembly import Reassembly
 from transforms.record import Header, Record
 
-_SCHEMA = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-        StructField("headers", HEADERS),
-    ]
-)
-
 
 def frame(spark: SparkSession, *partitions: Sequence[Record]) -> DataFrame:
-    """Rows as Spark's Kafka source has them, in no order; offsets are positions in the lists."""
-    rows = [
-        (r.key, r.value, "t", number, offset, datetime.fromtimestamp(r.timestamp, UTC), 0, list(r.headers) or None)
-        for number, records in enumerate(partitions)
-        for offset, r in enumerate(records)
-    ]
-    random.Random(1).shuffle(rows)
-    return spark.createDataFrame(rows, _SCHEMA).repartition(3)
+    """Rows in no order."""
+    return rows_of(spark, *partitions, shuffled=True)
 
 
 def letters(uuid: str, text: str) -> list[Record]:
@@ -140,6 +111,7 @@ def test_assemble_faults(spark: SparkSession) -> None:
         assert (number, found.get(2 * number, []), found[2 * number + 1]) == (number, whole, [b"xyz"])
         assert (number, reports(told.pop(2 * number, []))) == (number, report)
     assert told == {}
+    assert incomplete(rows).schema == INCOMPLETE
 
 
 def interleaved(seed: int) -> list[Record]:
@@ -194,17 +166,6 @@ def test_assemble_as_the_assembler(spark: SparkSession) -> None:
     assert 60 < len([each for each in found if each[3]]) < 180
 
 
-def test_report_has_every_chunk_that_is_missing(spark: SparkSession) -> None:
-    """Each chunk of the batch is in a message, or in the report."""
-    log = [*letters("a", "ab")[:1], *letters("b", "abc")[1:], *letters("c", "ab")]
-    rows = frame(spark, log)
-    reported = {offset for row in incomplete(rows).collect() for offset in row.offsets}
-    assert reported == {0, 1, 2}
-    (whole,) = assemble(rows).collect()
-    assert tuple(whole.chunk_message_id) == (3, 4)
-    assert incomplete(rows).schema == INCOMPLETE
-
-
 def test_report_too_many_bytes(spark: SparkSession) -> None:
     """Chunks that are far more than they say are not put together at all: Python never has their values."""
     log = [Record(b"k", bytes([i] * 20), Chunk("lies", i, 9, 30).headers(), 1) for i in range(4)]
@@ -222,19 +183,15 @@ def test_assemble_written_again_and_again(spark: SparkSession) -> None:
     assert incomplete(frame(spark, log), 256).collect() == []
 
 
-def test_assemble_no_headers(spark: SparkSession) -> None:
-    """Without headers nobody can see what is a chunk: the message says which option is missing."""
-    with pytest.raises(ValueError, match="includeHeaders"):
-        assemble(frame(spark, ABC).drop("headers"))
-
-
 @pytest.mark.parametrize("function", [assemble, incomplete])
 def test_arguments_refused(spark: SparkSession, function: Callable[..., DataFrame]) -> None:
-    """A stream has no end at which a message could be called incomplete, and no message fits into no bytes."""
+    """A stream has no end at which a message could be called incomplete; no message fits into no bytes, or headers."""
     with pytest.raises(ValueError, match=r"found a stream, allowed is a batch"):
         function(spark.readStream.format("rate").load())
     with pytest.raises(ValueError, match=r"limit_bytes: found 0, allowed is 1 or more"):
         function(frame(spark, ABC), 0)
+    with pytest.raises(ValueError, match="includeHeaders"):
+        function(frame(spark, ABC).drop("headers"))
 
 
 def test_assemble_from_kafka(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
@@ -242,15 +199,11 @@ def test_assemble_from_kafka(spark: SparkSession, broker: str, make_topic: Calla
     topic = make_topic(2)
     value = random.Random(3).randbytes(5_000_000)
 
-    async def produce() -> None:
-        async with AIOKafkaProducer(bootstrap_servers=broker, max_request_size=2**21) as producer:
-            for number in range(2):
-                whole = list(Chunking(1_000_000).split(Record(b"k", value, [("n", b"%d" % number)]), f"u{number}"))
-                half = list(Chunking(1_000_000).split(Record(None, value), f"h{number}"))[:3]
-                for record in [half[0], *whole[:2], Record(b"k", b"plain"), *half[1:], *whole[2:]]:
-                    await producer.send_and_wait(topic, record.value, record.key, number, None, list(record.headers))
-
-    asyncio.run(produce())
+    for number in range(2):
+        whole = list(Chunking(1_000_000).split(Record(b"k", value, [("n", b"%d" % number)]), f"u{number}"))
+        half = list(Chunking(1_000_000).split(Record(None, value), f"h{number}"))[:3]
+        log = [half[0], *whole[:2], Record(b"k", b"plain"), *half[1:], *whole[2:]]
+        write(broker, topic, *log, partition=number)
     options = {"kafka.bootstrap.servers": broker, "subscribe": topic, "includeHeaders": "true"}
     source = spark.read.format("kafka").options(**options).load()
     rows = ordered(assemble(source))

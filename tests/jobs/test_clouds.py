@@ -14,7 +14,7 @@ from stores.registry import open_store
 from tests.azure_server import azure_server_or_skip
 from tests.cloud_server import CloudServer
 from tests.gcs_server import gcs_server_or_skip
-from tests.jobs.test_inflate import frame, records_of
+from tests.jobs.rows import frame, records_of
 from transforms.formats import FORMATS
 from transforms.offload import Offload
 from transforms.record import Record

@@ -10,27 +10,27 @@ from typing import Any, cast
 
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.inflate import inflate
 from jobs.offload import offload
+from tests.app.payloads.swept import filesystem
 from tests.integration.topics import read_all
+from tests.jobs.rows import record_of, records_of
 from transforms.claims import OnReference
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
-from transforms.record import Record
 
 MakeTopic = Callable[..., str]
+NAMED = {"large.message.encryption.key.id": "one", "large.message.encryption.key.secret": "1f" * 32}
+ENCRYPTED = {**NAMED, "large.message.encryption.type": "aes-256-gcm"}
+SIGNED = {"large.message.signing.key": "s" * 32}
+BAKDATA = {"reference_format": "bakdata-headers"}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> dict[str, object]:
-    root = tmp_path / "payloads"
-    return {
-        "large.message.payload.store.class": "filesystem",
-        "filesystem.root": str(root),
-        "filesystem.fsync": False,
-    }
+    return filesystem(tmp_path / "payloads")
 
 
 def stored(store: dict[str, object]) -> list[str]:
@@ -64,16 +64,12 @@ def test_offload_to_a_topic_and_back(
         (b"a", False), (b"b", False), (b"c", False), (None, False), (b"e", True)
     ]  # fmt: skip
     assert dict(found[1].headers)["large-message.size"] == b"300000"
-    source = spark.read.format("kafka").options(
-        subscribe=topic, includeHeaders="true", **{"kafka.bootstrap.servers": broker}
-    )
-    back = inflate(source.load(), store).orderBy("offset").collect()
-    assert [(row.key and bytes(row.key), row.value and bytes(row.value)) for row in back] == [
+    options = {"subscribe": topic, "includeHeaders": "true", "kafka.bootstrap.servers": broker}
+    back = records_of(inflate(spark.read.format("kafka").options(**options).load(), store))
+    assert [(r.key, r.value) for r in back] == [
         (b"a", b"small"), (b"b", large), (b"c", None), (None, b"z" * 1_001), (b"e", b"z" * 1_000)
     ]  # fmt: skip
-    assert [(h.key, h.value and bytes(h.value)) for h in back[0].headers] == [("x", b"1"), ("x", None)]
-    assert [(h.key, bytes(h.value)) for h in back[1].headers] == [("x", b"1")]
-    assert back[3].headers is None
+    assert [r.headers for r in back] == [[("x", b"1"), ("x", None)], [("x", b"1")], [], [], []]
 
 
 @pytest.mark.usefixtures("compiled")
@@ -94,19 +90,15 @@ def test_offload_again_leaves_nothing_behind(spark: SparkSession, store: dict[st
         assert [bytes(row.value).decode() for row in back.collect()] == [row.value for row in rows.collect()]
 
 
-@pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
-def test_offload_in_bakdatas_formats(spark: SparkSession, store: dict[str, object], name: FormatName) -> None:
+def test_offload_in_bakdatas_formats(spark: SparkSession, store: dict[str, object]) -> None:
     """Formats that mark values which stay mark them here too."""
     rows = spark.createDataFrame([(b"k", b"small"), (b"k", b"large" * 99), (b"k", None)], "key binary, value binary")
-    found = offload(rows, store, 100, topic="t", reference_format=name).collect()
-    form = FORMATS[name]
-    records = [
-        Record(bytes(r.key), r.value and bytes(r.value), [(h.key, bytes(h.value)) for h in r.headers or ()])
-        for r in found
-    ]
-    assert form.read_inline(records[0]).value == b"small"
-    assert form.refers(records[1])
-    assert records[2].value is None
+    for name in ("bakdata-headers", "bakdata-flag"):
+        form = FORMATS[name]
+        inline, large, tombstone = map(record_of, offload(rows, store, 100, topic="t", reference_format=name).collect())
+        assert form.read_inline(inline).value == b"small"
+        assert form.refers(large)
+        assert tombstone.value is None
 
 
 def test_offload_by_the_sinks_limit(spark: SparkSession, store: dict[str, object]) -> None:
@@ -117,29 +109,28 @@ def test_offload_by_the_sinks_limit(spark: SparkSession, store: dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("columns", "changes", "message"),
     [
-        ({"topic": "no topic"}, "topic: found 'no topic'"),
-        ({"compression": "rar"}, "compression: found 'rar', allowed are gzip"),
-        ({"store": {"large.message.id.generator": "uuid"}}, "must be sha256: Spark runs tasks again"),
-        ({"store": {"filesystem.rot": "x"}}, "did you mean filesystem.root"),
+        ("value binary", {"topic": "no topic"}, "topic: found 'no topic'"),
+        ("value binary", {"compression": "rar"}, "compression: found 'rar', allowed are gzip"),
+        ("value binary", {"on_reference": "drop"}, "on_reference: found 'drop', allowed are offload, fail, pass"),
+        ("value binary", {"large.message.id.generator": "uuid"}, "must be sha256: Spark runs tasks again"),
+        ("value binary", {"filesystem.rot": "x"}, "did you mean filesystem.root"),
+        ("value binary", {"topic": None}, "no column topic"),
+        ("value bigint", {}, "column value is bigint"),
+        ("key binary", {}, "no column value"),
+        ("value binary", SIGNED | BAKDATA, "has no signatures"),
+        ("value binary", ENCRYPTED | BAKDATA, "whose readers cannot decrypt"),
     ],
 )
 def test_offload_bad_argument(
-    spark: SparkSession, store: dict[str, object], changes: dict[str, Any], message: str
+    spark: SparkSession, store: dict[str, object], columns: str, changes: dict[str, Any], message: str
 ) -> None:
-    """A wrong argument is told when `offload` is called."""
-    arguments = {"topic": "t", **changes} | {"store": store | changes.get("store", {})}
-    with pytest.raises(ConfigurationError, match=message):
-        offload(spark.createDataFrame([(b"v",)], "value binary"), **arguments)
-
-
-def test_offload_column_that_is_wrong(spark: SparkSession, store: dict[str, object]) -> None:
-    """A column that the sink would not take, or that is missing, is told when `offload` is called."""
-    with pytest.raises(TypeError, match="column value is bigint"):
-        offload(spark.createDataFrame([(1,)], "value bigint"), store, topic="t")
-    with pytest.raises(ValueError, match="no column topic"):
-        offload(spark.createDataFrame([(b"v",)], "value binary"), store)
+    """A wrong argument, or a column that the sink would not take, is told when `offload` is called."""
+    arguments: dict[str, Any] = {"topic": "t", **{name: text for name, text in changes.items() if "." not in name}}
+    keys = store | {name: text for name, text in changes.items() if "." in name}
+    with pytest.raises((ConfigurationError, TypeError, ValueError), match=message):
+        offload(spark.createDataFrame([], columns), keys, **arguments)
 
 
 def test_offload_store_that_fails(spark: SparkSession, store: dict[str, object], tmp_path: Path) -> None:
@@ -150,42 +141,37 @@ def test_offload_store_that_fails(spark: SparkSession, store: dict[str, object],
         offload(rows, store, 10, topic="t").collect()
 
 
+def made(rows: DataFrame, store: dict[str, object], **more: Any) -> DataFrame:
+    """Offloaded rows as `inflate` gets them."""
+    return offload(rows, store, 100, topic="t", **more).selectExpr(
+        "*", "0 AS partition", "0L AS offset", "'t' AS topic"
+    )
+
+
 def test_offload_signs(spark: SparkSession, store: dict[str, object]) -> None:
     """With a key, references are signed; who has another one, or finds none, refuses them without asking the store."""
     rows = spark.createDataFrame([(b"k", b"large" * 99)], "key binary, value binary")
-    signed = offload(rows, {**store, "large.message.signing.key": "s" * 32}, 100, topic="t")
-    made = signed.selectExpr("*", "0 AS partition", "0L AS offset", "'t' AS topic").cache()
-    assert [h.key for h in made.collect()[0].headers][-1] == "large-message.signature"
+    signed = made(rows, store | SIGNED).cache()
+    assert [h.key for h in signed.collect()[0].headers][-1] == "large-message.signature"
     for key, state in (("s" * 32, None), ("x" * 32, "refused")):
-        back = inflate(made, {**store, "large.message.signing.key": key}, on_error="null").collect()
+        back = inflate(signed, {**store, "large.message.signing.key": key}, on_error="null").collect()
         assert [row.inflate_error and row.inflate_error.state for row in back] == [state]
-    with pytest.raises(ConfigurationError, match="has no signatures"):
-        offload(
-            rows, {**store, "large.message.signing.key": "s" * 32}, 100, topic="t", reference_format="bakdata-headers"
-        )
 
 
 @pytest.mark.usefixtures("compiled")
 def test_offload_encrypts(spark: SparkSession, store: dict[str, object]) -> None:
     """With a key, payloads are encrypted; who has another one, or none, gets no value, and is told why."""
     rows = spark.createDataFrame([(b"k", b"large" * 99), (b"j", b"small")], "key binary, value binary")
-    named = {"large.message.encryption.key.id": "one", "large.message.encryption.key.secret": "1f" * 32}
-    writer = {**store, **named, "large.message.encryption.type": "aes-256-gcm"}
-    made = offload(rows, writer, 100, topic="t", compression="zstd").selectExpr(
-        "*", "0 AS partition", "0L AS offset", "'t' AS topic"
-    )
-    once = made.cache()
+    once = made(rows, store | ENCRYPTED, compression="zstd").cache()
     assert "large-message.encryption" in {header.key for header in once.collect()[0].headers}
-    back = inflate(once, {**store, **named}).collect()
+    back = inflate(once, store | NAMED).collect()
     assert [(bytes(row.value), row.headers) for row in back] == [(b"large" * 99, None), (b"small", None)]
-    others = {**named, "large.message.encryption.key.secret": "2e" * 32}
+    others = {**NAMED, "large.message.encryption.key.secret": "2e" * 32}
     for keys, said in (({}, "no key is configured here"), (others, "does not open its data key")):
-        (refused, plain) = inflate(once, {**store, **keys}, on_error="null").collect()
+        (refused, plain) = inflate(once, store | keys, on_error="null").collect()
         assert (refused.value, refused.inflate_error.state) == (None, "refused")
         assert said in refused.inflate_error.detail
         assert bytes(plain.value) == b"small"
-    with pytest.raises(ConfigurationError, match="whose readers cannot decrypt"):
-        offload(rows, writer, 100, topic="t", reference_format="bakdata-headers")
 
 
 def test_offload_of_rows_that_are_references(spark: SparkSession, store: dict[str, object]) -> None:
@@ -216,5 +202,3 @@ def test_offload_of_rows_that_are_references(spark: SparkSession, store: dict[st
                 on_reference=cast(OnReference, how),
                 reference_format=cast(FormatName, form),
             ).collect()
-    with pytest.raises(ConfigurationError, match="on_reference: found 'drop', allowed are offload, fail, pass"):
-        offload(made, store, topic="t", on_reference=cast(OnReference, "drop"))

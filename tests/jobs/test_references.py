@@ -10,16 +10,15 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
 
 from app.config.settings import ClientSettings
 from app.kafka.spans import described
 from app.payloads import scan
 from app.payloads.engine import Row
 from app.payloads.local_engine import LocalEngine
-from jobs.records.schemas import RECORD
 from jobs.references import REFERENCE, newest, references
 from tests.integration.topics import send
+from tests.jobs.rows import frame as rows_of
 from transforms import record_format
 from transforms.bakdata import FLAG
 from transforms.chunk import Chunking
@@ -34,7 +33,6 @@ from transforms.wrapper import Wrap
 ROOT = "s3://payloads/base/"
 MARKED: Header = ("large-message", b"true")
 WITH_ROOT = ReferenceFinder(root=ROOT)
-SOURCE = StructType(RECORD.fields[:-1])
 
 
 def referring(path: str, *own: Header, name: FormatName = "wideload", key: bytes | None = b"k", at: int = 5) -> Record:
@@ -79,14 +77,8 @@ LOG = [
 
 
 def frame(spark: SparkSession, *partitions: Sequence[Record]) -> DataFrame:
-    """Rows as Spark's Kafka source has them, in no order; offsets are positions in the lists."""
-    rows = [
-        (r.key, r.value, list(r.headers) or None, "t", number, offset, datetime.fromtimestamp(r.timestamp, UTC))
-        for number, records in enumerate(partitions)
-        for offset, r in enumerate(records)
-    ]
-    random.Random(1).shuffle(rows)
-    return spark.createDataFrame(rows, SOURCE).repartition(3)
+    """Rows in no order."""
+    return rows_of(spark, *partitions, shuffled=True)
 
 
 def found(rows: DataFrame) -> list[tuple[int, int, FoundReference]]:
@@ -131,16 +123,8 @@ def test_references_no_headers(spark: SparkSession) -> None:
 
 def test_newest(spark: SparkSession) -> None:
     """The last record of each key of a partition counts, what has no key, and what was overwritten lately."""
-    log = [
-        Record(b"a", b"1", (), 10),
-        Record(b"b", b"only", (), 10),
-        Record(None, b"keyless", (), 10),
-        Record(b"a", b"2", (), 20),
-        Record(b"a", b"3", (), 30),
-        Record(None, b"keyless", (), 30),
-        Record(b"a", None, (), 40),
-        Record(b"", b"empty", (), 40),
-    ]
+    keys = ((b"a", 10), (b"b", 10), (None, 10), (b"a", 20), (b"a", 30), (None, 30), (b"a", 40), (b"", 40))
+    log = [Record(key, b"%d" % n if n != 6 else None, (), at) for n, (key, at) in enumerate(keys)]
     rows = frame(spark, log, [Record(b"a", b"of another partition", (), 1)])
     # A record with a timestamp that Spark cannot hold overwrites others, and nobody knows how long ago.
     unknown = rows.withColumn("timestamp", sf.when(sf.col("offset") != 3, sf.col("timestamp")))
@@ -151,31 +135,20 @@ def test_newest(spark: SparkSession) -> None:
         (unknown, None, {0, 3, 4}),
         (unknown, 41, {3, 4}),
     ):
-        kept = (
-            newest(of, None if since is None else datetime.fromtimestamp(since, UTC))
-            .orderBy("partition", "offset")
-            .collect()
-        )
-        assert [(row.partition, row.offset) for row in kept] == [
-            *((0, offset) for offset in range(8) if offset not in left_out),
-            (1, 0),
-        ]
+        kept = newest(of, None if since is None else datetime.fromtimestamp(since, UTC))
+        places = [(row.partition, row.offset) for row in kept.orderBy("partition", "offset").collect()]
+        assert places == [*((0, offset) for offset in range(8) if offset not in left_out), (1, 0)]
 
 
 def test_references_agree_with_a_scan(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
     """Of one topic, a program's rows of Spark's Kafka source have the references that audit and sweep find."""
     topic = make_topic(2, **{"cleanup.policy": "compact"})
     chance = random.Random(2)
-    log = [
-        (
-            chance.randrange(2),
-            replace(
-                record, key=b"%d" % chance.randrange(30) if record.key in (None, b"k") else record.key, timestamp=at
-            ),
-        )
-        for at, record in enumerate(LOG * 3, 1_000)
-    ]
-    send(broker, topic, [(number, r.key, r.value, r.headers, r.timestamp) for number, r in log])
+    log = []
+    for at, record in enumerate(LOG * 3, 1_000):
+        key = b"%d" % chance.randrange(30) if record.key in (None, b"k") else record.key
+        log.append((chance.randrange(2), key, record.value, record.headers, at))
+    send(broker, topic, log)
     options = {"kafka.bootstrap.servers": broker, "subscribe": topic, "includeHeaders": "true"}
     rows = spark.read.format("kafka").options(**options, startingOffsets="earliest").load()
     client = ClientSettings(broker)
