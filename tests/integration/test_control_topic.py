@@ -19,9 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
 from app.config.settings import ClientSettings, Settings
-from app.kafka.clients import ClusterError, admin
+from app.kafka.clients import admin
 from app.kafka.topic_log import TopicLog
-from app.kafka.topics import topic_of
 from app.local.broker import EmbeddedBroker
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.steering import GroupSteering
@@ -34,7 +33,6 @@ from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.control_record import Restart
 from transforms.errors import ConfigurationError
-from transforms.record import SourceRecord
 
 TOKEN = "token-of-who-may-steer-1"
 STAMP = 1_700_000_000_000
@@ -140,19 +138,6 @@ def test_all_workers_obey_and_remember(group: Group) -> None:
     assert third.terminate() == 0
 
 
-def test_the_topic_is_made(group: Group) -> None:
-    """Where it is missing it gets one partition, and is compacted."""
-    group.topic += "-made"
-    client = AdminClient({"bootstrap.servers": group.way.broker})
-    try:
-        asyncio.run(check_control_topic(settings_of(group)))
-        asyncio.run(check_control_topic(settings_of(group)))
-        made = asyncio.run(topic_of({"bootstrap.servers": group.way.broker}, group.topic))
-        assert (made.partitions, made.cleanup_policy) == (1, "compact")
-    finally:
-        client.delete_topics([group.topic])[group.topic].result(30)
-
-
 @pytest.mark.parametrize(
     ("partitions", "policy", "told"),
     [
@@ -210,15 +195,6 @@ def test_a_request_that_kafka_does_not_take(group: Group) -> None:
     alter(group.way.broker, group.topic, compact)
     assert change(worker, "PUT", "pause").status == 202
     until_state("PAUSED", worker)
-
-
-def test_a_worker_that_cannot_read_the_topic_does_not_start(group: Group) -> None:
-    """It is not known which pipelines are to run, so none does; one line says so."""
-    worker = group.worker(**{"app.pipeline.control_topic:_READ_S": 0.0})
-    assert worker.wait() == 2
-    (line,) = worker.log.read_text().splitlines()
-    assert "control.topic cannot be read, so it is not known which pipelines are to run: " in line
-    assert f"topic {group.topic} was not read to its end within 0 s" in line
 
 
 @pytest.fixture
@@ -369,19 +345,6 @@ async def test_a_topic_that_was_made_again_and_has_grown(group: Group) -> None:
         await again.on_stop()
 
 
-async def test_a_topic_that_is_gone_is_told(group: Group) -> None:
-    """While it cannot be read, who asks for the health of the worker learns it, until it is made again."""
-    async with steered(group) as (pipeline, steering, _), asyncio.timeout(90):
-        assert steering.trouble is None
-        client = AdminClient({"bootstrap.servers": group.way.broker})
-        await asyncio.to_thread(client.delete_topics([group.topic])[group.topic].result, 30)
-        told = f"control.topic {group.topic} cannot be read, so no request arrives: topic {group.topic} does not exist"
-        await asyncio.to_thread(until, lambda: str(steering.trouble).startswith(told), "the topic is missed")
-        await make_again(group)
-        await steering.begin_anew(cast(Any, pipeline), only_failed=False)
-        assert steering.trouble is None
-
-
 async def test_a_topic_that_was_cut(group: Group) -> None:
     """What it says last is obeyed once; restarts that were obeyed are not obeyed again, but one that is new is."""
     ask: Any
@@ -409,31 +372,6 @@ async def test_a_topic_that_was_cut(group: Group) -> None:
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------
-
-
-async def test_a_log_that_is_another_one_is_read_anew(group: Group) -> None:
-    """What stands there is taken again, and counts as former; what comes then does not."""
-    await asyncio.to_thread(group.write, b"a", b"1")
-    taken: list[tuple[int, bytes | None, bool]] = []
-
-    def take(record: SourceRecord, former: bool) -> None:  # noqa: FBT001
-        taken.append((record.offset, record.value, former))
-
-    log = TopicLog(settings_of(group).client, group.topic, take, lambda _: None)
-    await log.read(30)
-    assert taken == [(0, b"1", True)]
-    log.position = 1_000
-    await log.read(30)
-    await log.append(b"b", b"2")
-    await log.read(30)
-    assert taken == [(0, b"1", True)] * 2 + [(1, b"2", False)]
-
-
-async def test_a_log_that_takes_too_long(group: Group) -> None:
-    """The error says which topic, and after how long."""
-    log = TopicLog(settings_of(group).client, group.topic, lambda *_: None, lambda _: None)
-    with pytest.raises(ClusterError, match=f"topic {group.topic} was not read to its end within 0 s"):
-        await log.read(0.0)
 
 
 async def test_records_that_would_fill_the_memory(group: Group) -> None:

@@ -17,7 +17,6 @@ from app.kafka.consumer import GroupConsumer
 from app.pipeline import topic_watcher
 from app.pipeline.delivery import ExactlyOnce
 from app.pipeline.lane import Lane
-from app.pipeline.learned_limits import LimitError
 from app.pipeline.termination import RecordError
 from tests.integration.limits import alter_configs
 from tests.integration.line import EARLY, LONG, STAMP, Life, MakeLine, keys, records
@@ -29,18 +28,6 @@ from transforms.record import Record
 
 HOUR = 3_600_000
 FOREVER = {"retention.ms": "-1"}
-
-
-async def test_transaction_ends_by_time(make_line: MakeLine) -> None:
-    """A record is committed when its transaction is old enough, though no other follows; so is its offset."""
-    line = make_line(**{"transaction.boundary.type": "interval", "transaction.boundary.interval.ms": 50})
-    await line.send(records(1))
-    async with line.life() as life:
-        await life.until(lambda: life.stats.transactions == 1)
-        assert keys(await line.found()) == [0]
-        assert await line.committed() == (1, "")
-        await life.stop()
-    assert life.stats.transactions == 1  # none is begun where there is nothing to commit
 
 
 async def test_transaction_ends_with_all_that_is_at_hand(make_line: MakeLine) -> None:
@@ -71,19 +58,6 @@ async def test_marks_of_transactions_are_not_waited_behind(make_line: MakeLine) 
             await producer.abort_transaction()
         await life.stop()
     assert keys(await line.found()) == [0, 1, 2]
-
-
-async def test_what_the_leader_has_is_at_hand(make_line: MakeLine) -> None:
-    """A pipeline that is behind ends no transaction before its time, however often a fetch ends."""
-    fetches = {"consumer.max.partition.fetch.bytes": 20_000, "producer.batch.size": 16_384}
-    line = make_line(**EARLY, **fetches)
-    await line.send(records(3_000, size=1_000))
-    async with line.life() as life:
-        await life.until(lambda: life.stats.transactions == 1)
-        assert await line.committed() == (3_000, "")
-        await life.stop()
-    assert life.stats.transactions == 1
-    assert keys(await line.found()) == list(range(3_000))
 
 
 @pytest.mark.matrix
@@ -117,18 +91,6 @@ async def test_transaction_ends_by_bytes(make_line: MakeLine) -> None:
     sizes = [end - start for start, end in pairwise([-2, *ends, found[-1].offset])]
     assert life.stats.transactions == len(sizes)
     assert all(18 <= size - 1 <= 38 for size in sizes[:-1])
-
-
-async def test_stop_commits(make_line: MakeLine) -> None:
-    """A flow that is asked to stop commits what is open; nothing is done again."""
-    line = make_line(**LONG)
-    await line.send(records(20))
-    async with line.life() as life:
-        await life.until(lambda: life.stats.records_out == 20)
-        assert life.stats.transactions == 0
-        await life.stop()
-    assert keys(await line.found()) == list(range(20))
-    assert await line.committed() == (20, "")
 
 
 async def test_failure_aborts(make_line: MakeLine) -> None:
@@ -223,27 +185,6 @@ async def test_split_in_a_transaction(make_line: MakeLine, monkeypatch: pytest.M
     assert life.stats.batches.batch_split_total > 0
     assert life.stats.transactions == 1
     assert keys(await line.found()) == list(range(300))
-
-
-async def test_refused_record_leaves_nothing_twice(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a record is refused for its size, its transaction is aborted.
-
-    The next flow has the new limit, and delivers it once.
-    """
-    monkeypatch.setattr(topic_watcher, "_LOOK_S", 60.0)  # the record goes before the lower limit is followed
-    line = make_line(**LONG, **{"large.message.threshold.bytes": 500_000})
-    plan = await plan_pipeline(line.settings.client, line.pipeline)
-    await alter_configs(line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
-    await line.send([*records(20), (0, b"20", b"x" * 100_000, [], STAMP)])
-    async with line.life(plan) as life:
-        with pytest.raises(LimitError):
-            await asyncio.wait_for(asyncio.shield(life.task), 30)
-    found = await plan_pipeline(line.settings.client, line.pipeline, began=True)
-    async with line.life(found) as life:
-        await life.until(lambda: life.stats.records_out == 21)
-        await life.stop()
-    assert life.stats.offloaded_records == 1
-    assert keys(await line.found()) == list(range(21))
 
 
 @pytest.mark.matrix

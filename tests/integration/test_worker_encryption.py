@@ -12,7 +12,7 @@ import pytest
 from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
-from tests.integration.topics import Found, Sent, committed, end_offsets, read_all, send
+from tests.integration.topics import Found, Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.kms_server import KmsServer, refusal
@@ -72,33 +72,6 @@ def test_worker_encrypts(make_way: Callable[..., Way]) -> None:
         assert not any(key in worker.log.read_text() for key in (KEY, NEW))
     found = [(r.key, r.value, list(r.headers), r.timestamp) for r in read_all(way.broker, way.inflated)[0]]
     assert found == [(k, v, h, t) for _, k, v, h, t in [*first, (0, b"c", value, [], 8)]]
-
-
-def test_worker_published_before_a_crash(make_way: Callable[..., Way]) -> None:
-    """Killed with -9 and begun again with another key a worker publishes again; each reference in the sink inflates."""
-    way = make_way(partitions=1)
-    group = way.group("offload")
-    values = {b"%d" % number: os.urandom(THRESHOLD + 1) for number in range(21)}
-    sent: list[Sent] = [(0, key, value, [], 5) for key, value in values.items()]
-    once = {"offset.flush.interval.ms": 600_000}
-    send(way.broker, way.raw, sent[:1])
-    with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(KEY, "one"), **once)) as worker:
-        until(lambda: committed(way.broker, group, way.raw) == {0: 1}, "the first is committed, as soon as it can be")
-        send(way.broker, way.raw, sent[1:])
-        until(lambda: end_offsets(way.broker, way.orders).get(0, 0) > 1, "references are written, and not committed")
-        worker.kill()
-    with WorkerProcess(way.folder, way.settings(), way.offload(**ENCRYPTED, **keys(NEW, "two"))) as worker:
-        source = end_offsets(way.broker, way.raw)
-        until(lambda: committed(way.broker, group, way.raw) == source, "all are published again")
-        assert worker.terminate() == 0
-    count = end_offsets(way.broker, way.orders)[0]
-    reader = keys(NEW, "two") | {"large.message.encryption.previous.keys": [f"one:{KEY}"]}
-    with WorkerProcess(way.folder, way.settings(), way.inflate(**reader)) as worker:
-        until(lambda: way.arrived(count), "all are inflated")
-        assert worker.terminate() == 0
-    found = read_all(way.broker, way.inflated)[0]
-    assert len(found) == count > 21
-    assert all(record.value == values[record.key or b""] for record in found)
 
 
 def test_worker_refuses_what_was_changed(make_way: Callable[..., Way]) -> None:

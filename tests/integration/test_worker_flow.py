@@ -3,143 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
-from aiokafka.structs import RecordMetadata
 
-from app.cluster.preflight import plan_pipeline
-from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
-from app.kafka.batches.outbox import Batches
-from app.kafka.clients import ClusterError
-from app.kafka.flow_clients import FlowClients
-from app.kafka.troubles import Troubles
-from app.pipeline.budget import Budget
-from app.pipeline.chain import Chain
-from app.pipeline.flow import Flow
-from app.pipeline.stages import Stage
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import RecordError
-from app.pipeline.work import Now, Step
-from tests.app.pipeline.lanes import lane_of
-from tests.app.pipeline.outputs import output_over
-from tests.app.pipeline.runtimes import running_on
 from tests.built_batches import raw_batch
 from tests.integration.line import STAMP, MakeLine, keys
 from tests.integration.quotas import set_quotas
 from tests.integration.test_dlq import run as command
-from tests.integration.topics import Sent, committed, end_offsets, read_all, send
-from tests.integration.way import THRESHOLD, MakeTopic, Way
+from tests.integration.topics import Sent, committed, read_all, send
+from tests.integration.way import THRESHOLD, Way
 from tests.integration.worker_process import WorkerProcess, until
-from transforms.record import Header, Record, RecordLike, SourceRecord
-from transforms.record_batch import RecordBatch
-
-
-@dataclass(frozen=True)
-class Written:
-    """A record to write."""
-
-    key: bytes | None
-    value: bytes | None = b"v"
-    headers: tuple[Header, ...] = ()
-    timestamp: int = 1_700_000_000_000
-
-
-def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTopic) -> None:
-    """No record passes one that the broker refused, though the producer had written nothing before."""
-    topic = make_topic(1, **{"cleanup.policy": "compact"})  # which takes no record without a key
-
-    async def write() -> tuple[list[BaseException], int]:
-        failures: list[BaseException] = []
-        failed = asyncio.Event()
-
-        def fail(error: BaseException, at: str) -> None:
-            assert at == topic
-            failures.append(error)
-            failed.set()
-
-        async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
-            batches = Batches(producer, halts=True, failed=fail)
-            output, lane = output_over(batches.outbox, lambda _: None, topic), lane_of(0, 0)
-            for offset, key in enumerate((None, b"behind")):
-                output.append(lane, Written(key), offset, 1, 0)
-                output.flush()
-                await asyncio.sleep(0)
-            async with asyncio.timeout(20):
-                await failed.wait()
-            output.flush()
-            await asyncio.sleep(0)
-            with contextlib.suppress(KafkaError):
-                await producer.flush()
-        return failures, lane.tracked(0).safe()
-
-    failures, safe = asyncio.run(write())
-    assert failures
-    assert safe == 0
-    assert end_offsets(broker, topic) == {0: 0}
-
-
-class Careless:
-    """A stage with a defect: what it makes cannot be written."""
-
-    small_bytes = -1.0
-
-    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
-        """Yes."""
-        return True
-
-    def plan(self, record: RecordLike, source: RecordLike, codec: int) -> Step | None:
-        """A record whose timestamp is not a number."""
-        return Now(lambda: (Written(record.key, record.value, timestamp=cast(int, "now")),))
-
-
-def test_flow_unwritable_result_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """A result that cannot be put into a batch stops the flow with the record's place; it does not wait for ever."""
-    source, sink = make_topic(1), make_topic(1)
-    send(broker, source, [(0, b"k", b"v", [], 1_700_000_000_000)])
-    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 0: an integer"):
-        run_flow(broker, source, sink, tmp_path, [Careless()])
-
-
-def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Stage]) -> None:
-    """Runs a flow of these stages until it fails, at most 20 seconds."""
-    table = {
-        "topics": [source],
-        "output.topic": sink,
-        "transforms": ["offload"],
-        "large.message.payload.store.class": "filesystem",
-        "filesystem.root": str(folder),
-    }
-    settings = parse({"bootstrap.servers": broker, "pipeline": {"p": table}})
-    (pipeline,) = settings.pipelines
-
-    async def run() -> None:
-        plan = await plan_pipeline(settings.client, pipeline)
-        with running_on(2) as runtime:
-            flow = Flow(
-                FlowClients(settings.client, pipeline),
-                pipeline,
-                plan,
-                Chain(stages, plan.sink),
-                budget=Budget(1_000_000),
-                runtime=runtime,
-                stats=PipelineStats(),
-                troubles=Troubles(pipeline.name),
-                graceful_timeout_s=1.0,
-                joined=lambda: None,
-            )
-            async with asyncio.timeout(20):
-                await flow.run()
-
-    asyncio.run(run())
+from transforms.record import Record, RecordLike, SourceRecord
 
 
 async def write_raw(broker: str, topic: str, records: Sequence[RecordLike]) -> None:
@@ -150,16 +29,6 @@ async def write_raw(broker: str, topic: str, records: Sequence[RecordLike]) -> N
 
 LATIN = "\udcfc"  # the byte FC, which is no UTF-8
 TIME = 1_700_000_000_000
-
-
-def test_flow_header_name_not_utf8_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """A header name that is not UTF-8 stops a flow that tolerates nothing, with the record's place."""
-    source, sink = make_topic(1), make_topic(1)
-    send(broker, source, [(0, b"k", b"v", [], TIME)] * 3)
-    asyncio.run(write_raw(broker, source, [Record(b"bad", b"v", ((LATIN, b""),), TIME)]))
-    told = rf"topic {source}, partition 0, offset 3: the header name '\\\\xfc' is not UTF-8"
-    with pytest.raises(RecordError, match=told):
-        run_flow(broker, source, sink, tmp_path, [])
 
 
 def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> None:
@@ -199,57 +68,6 @@ def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> No
     assert [each for each in names if each and each[0] != "ü"] == [*bad, *(["wideload.replays", *each] for each in bad)]
 
 
-async def test_batches_that_wait_when_a_partition_is_lost(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink that takes nothing for a while, as by a quota, gets from the former owner what is on its way already.
-
-    What waits behind that is the next owner's to write, which may have written it, and more.
-    """
-    line = make_line("offload", 2, **{"processing.guarantee": "at_least_once", "producer.batch.size": 1_000})
-    gate, begun, deliver = asyncio.Event(), list[Batches](), Batches.send
-
-    async def slow(batches: Batches, *sent: Any) -> RecordMetadata:
-        begun.append(batches)
-        if batches is begun[0]:
-            await gate.wait()
-        return await deliver(batches, *sent)
-
-    monkeypatch.setattr(Batches, "send", slow)
-    await line.send([each for number in range(6) for each in of_both(number, 900)])
-    async with line.life() as former:
-        former.flow._graceful_timeout_s = 0.1
-        await former.until(lambda: len(begun) == 2)
-        async with line.life() as latter:
-            await latter.until(lambda: latter.stats.records_out == 6)
-            await line.send([each for number in range(6, 10) for each in of_both(number, 900)])
-            await latter.until(lambda: latter.stats.records_out == 10)
-            (partition,) = latter.flow.report.positions
-            gate.set()
-            await former.until(lambda: former.flow.report.in_flight_bytes == 0 and former.stats.records_out >= 10)
-            await former.stop()
-            await latter.stop()
-    assert former.budget.used == 0
-    written = keys((await asyncio.to_thread(read_all, line.broker, line.sink))[partition.partition])
-    assert written == [*range(10), 0]
-
-
-async def test_flow_that_ends_while_it_waits_for_a_quota(make_line: MakeLine) -> None:
-    """It leaves no task behind, which would keep its clients and records in memory for good."""
-    line = make_line("offload", 1, **{"processing.guarantee": "at_least_once", "producer.batch.size": 50_000})
-    set_by = f"{line.settings.client.client_id}-{line.pipeline.name}"
-    await asyncio.to_thread(set_quotas, line.broker, set_by, producer_byte_rate=6_000.0)
-    await line.send([(0, b"%d" % number, bytes(4_900), [], STAMP) for number in range(60)])
-    before = asyncio.all_tasks()
-    async with line.life() as life:
-        await life.until(lambda: life.stats.throttled_s > 5)
-        life.flow._termination.fail(ClusterError("gone", retriable=True))
-        with pytest.raises(ClusterError):
-            await asyncio.wait_for(asyncio.shield(life.task), 30)
-    left = asyncio.all_tasks() - before
-    if left:
-        await asyncio.wait(left, timeout=5)
-    assert asyncio.all_tasks() - before == set()
-
-
 @pytest.mark.parametrize(
     ("quota", "rate"), [("producer_byte_rate", 5_000.0), ("consumer_byte_rate", 8_000.0), ("request_percentage", 0.01)]
 )
@@ -268,8 +86,3 @@ async def test_quota_costs_an_exactly_once_flow_time_alone(make_line: MakeLine, 
         await life.until(lambda: life.stats.records_out == len(written))
         await life.stop()
     assert keys(await line.found()) == [*range(len(written))]
-
-
-def of_both(number: int, size: int) -> list[Sent]:
-    """A record for each of two partitions."""
-    return [(partition, b"%d" % number, b"x" * size, [], STAMP) for partition in (0, 1)]

@@ -7,13 +7,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.forks import run
-from tests.integration.topics import Found, Sent, end_offsets, read_all, send
+from tests.integration.topics import Found, Sent, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from tests.s3_server import S3Server, S3UnavailableError, s3_server
@@ -141,35 +140,3 @@ def test_worker_offloads_for_bakdata(make_s3_way: Callable[[str], Way], name: Fo
             record = whole(found)
             assert form.wants(record) is (value is not None)
             assert form.refers(record) is (value is not None and len(value) > THRESHOLD)
-
-
-def test_worker_buries_what_no_reader_takes(make_s3_way: Callable[[str], Way]) -> None:
-    """Records that are in no format, lead elsewhere or to nothing are dead letters, each with its reason."""
-    way = make_s3_way("base")
-    bad = {
-        b"": "the value's flag is '0 bytes'; allowed: one byte, 0 or 1",
-        b'{"plain": 1}': "the value's flag is '0x7b'",
-        b"\1s3://elsewhere/base/orders/values/id": "is refused: it is not below the store's root",
-        b"\1s3://payloads/base/orders/other/id": "it is not TOPIC/ID below",
-        b"\1s3://payloads/base/orders/values/nothing": "there is no payload at",
-    }
-    send(way.broker, way.orders, [*((0, b"bad", value, [], TIME) for value in bad), (0, b"good", b"\0value", [], TIME)])
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-    pipeline = way.inflate(**{"reference.format": "bakdata-flag"}, **tolerant)
-    with WorkerProcess(way.folder, way.settings(), pipeline) as worker:
-        until(lambda: way.arrived(1) and end_offsets(way.broker, way.dead)[0] == len(bad), "each has arrived somewhere")
-        assert worker.terminate() == 0
-    assert [found.value for found in read_all(way.broker, way.inflated)[0]] == [b"value"]
-    for found, (value, why) in zip(read_all(way.broker, way.dead)[0], bad.items(), strict=True):
-        assert found.value == value
-        assert why in (dict(found.headers)["__connect.errors.exception.message"] or b"").decode()
-
-
-def test_worker_refuses_a_store_that_nobody_could_follow(make_way: Callable[..., Way]) -> None:
-    """A worker that would write what no reader of the format finds does not start, and says why."""
-    way = make_way(partitions=1)
-    with WorkerProcess(way.folder, way.settings(), way.offload(**{"reference.format": "bakdata-flag"})) as worker:
-        assert worker.wait() != 0
-        log = Path(worker.log).read_text()
-    assert "reference.format = 'bakdata-flag' needs, for its readers, 's3'" in log
-    assert "Traceback" not in log

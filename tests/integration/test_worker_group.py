@@ -9,7 +9,6 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer
 
-from tests.integration.quotas import set_quotas
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
@@ -115,20 +114,6 @@ def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> Non
             assert last.terminate() == 0
     assert last.log.read_text().count("pipeline offload reads") == 1
     assert "pipeline offload reads" not in ended.log.read_text()
-
-
-def test_worker_that_a_broker_lets_wait_leaves(make_way: Callable[..., Way]) -> None:
-    """A worker leaves its group at once, though the connection of its fetches has to wait for a quota."""
-    way = make_way(partitions=1)
-    set_quotas(way.broker, f"{way.raw}-offload", consumer_byte_rate=1_000)
-    with WorkerProcess(way.folder, {**way.settings(), "client.id": way.raw}, way.offload()) as worker:
-        worker.wait_ready()
-        for number in range(8):
-            send(way.broker, way.raw, [(0, b"%d" % number, bytes(4_900), [], 1)])
-        until(lambda: worker.get("/pipelines")[1][0]["throttled_s"] > 5, "it has to wait")
-        assert worker.terminate() == 0
-        assert members(way) == 0
-    assert "has not been left in time" not in worker.log.read_text()
 
 
 def test_worker_leaves_beside_a_fetch_that_waits(make_way: Callable[..., Way]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
 from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
-from transforms import record_format
 from transforms.chunk import Chunk
 from transforms.record import Header, Record
 from transforms.record_batch import RecordBatch, pack
@@ -195,13 +193,6 @@ def sent(record: Record) -> Sent:
     return 0, record.key, record.value, record.headers, record.timestamp
 
 
-def odd_batch(first_ms: int, body: bytes) -> Batch[Any]:
-    """A batch of one record, of these bytes behind its length."""
-    data = bytes([2 * len(body)]) + body
-    head = struct.pack(">qiibIhiqqqhii", 0, 49 + len(data), -1, 2, 0, 0, 0, first_ms, STAMP, -1, -1, -1, 1)
-    return whole_batch(RecordBatch.read(memoryview(head + data)))
-
-
 async def send_odd(broker: str, topic: str, batches: Sequence[Batch[Any]]) -> None:
     """Writes batches as they are."""
     async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True) as producer:
@@ -257,27 +248,3 @@ def test_worker_buries_what_would_fill_its_memory(make_way: Callable[..., Way], 
             b"in.flight.bytes, or 64 MiB if that is more"
         ),
     ]
-
-
-NAME = b"\x02\x02\xff"  # one header, whose name is no text, so that the worker must read the batch by itself
-WRAPPED = b"\0" + b"\xff" * 9 + b"\x03" + b"\0"  # a distance of -2**63, with a bit more
-
-
-def test_worker_reads_what_brokers_take(make_way: Callable[..., Way]) -> None:
-    """Numbers that are none to a strict reader, such as timestamps that overflow, do not end the pipeline."""
-    way = make_way(partitions=1)
-    distance = record_format.serialize(Record(None, None, (), STAMP - 2**63))[2:-4]
-    odd = [
-        odd_batch(-(2**63), b"\0" + distance + b"\0" + b"\x02a\x02v" + NAME + b"\0"),
-        odd_batch(STAMP, b"\0\0\0" + b"\x03\x02b" + NAME + b"\x05"),  # lengths of -2 and -3
-        odd_batch(STAMP - 2**63, WRAPPED + b"\x02c\x02v" + NAME + b"\0"),
-    ]
-    asyncio.run(send_odd(way.broker, way.raw, odd))
-    send(way.broker, way.raw, [(0, b"last", b"v", [], STAMP)])
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-    with WorkerProcess(way.folder, way.settings(), way.offload(**tolerant)) as worker:
-        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 4}, "all are committed")
-        assert worker.terminate() == 0
-    assert [record.key for record in read_all(way.broker, way.orders)[0]] == [b"last"]
-    letters = read_all(way.broker, way.dead)[0]
-    assert [(letter.key, letter.timestamp) for letter in letters] == [(b"a", STAMP), (None, STAMP), (b"c", STAMP)]

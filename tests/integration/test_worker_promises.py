@@ -89,26 +89,6 @@ def test_ctrl_c_ends_the_worker(make_way: Callable[..., Way], versitygw: S3Serve
     assert "Traceback" not in log
 
 
-@pytest.mark.s3
-def test_retry_after_is_not_read(make_way: Callable[..., Way], versitygw: S3Server, proxy: FaultProxy) -> None:
-    """A store that says `Retry-After: 3600`, with 503 or 429, is asked again after the worker's own pauses."""
-    way = on_s3(make_way(partitions=1), versitygw, proxy)
-    keys = {"s3.retry.attempts": 2, "errors.retry.delay.max.ms": 100}
-    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
-        worker.wait_ready()
-        for number, status in enumerate((503, 429)):
-            # Not `SlowDown`, for which botocore itself waits up to a second.
-            proxy.switch(Error(status, code="InternalError", retry_after_s=3_600))
-            refused = proxy.counts.errors
-            send(way.broker, way.raw, [(0, b"%d" % number, os.urandom(THRESHOLD + 1), [], STAMP)])
-            # Two attempts in each call, so both the pause in a call and that between two calls have passed.
-            until(lambda: proxy.counts.errors >= refused + 4, "it is asked again and again")  # noqa: B023  # at once
-            assert worker.get("/health")[1]["status"] == "degraded"
-            proxy.switch(Ok())
-            until(lambda: end_offsets(way.broker, way.orders) == {0: number + 1}, "it goes on")  # noqa: B023
-        assert worker.terminate() == 0
-
-
 def test_group_deleted(broker: str, make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
     """A group is deleted while its worker is cut off, or stopped: it reads on by `consumer.auto.offset.reset`.
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,40 +184,6 @@ def test_source_deleted_and_created_anew(topics: Topics) -> None:
     assert topics.values(topics.copies) == {0: list(range(60))}
 
 
-def test_source_replaced_by_a_longer_one(topics: Topics) -> None:
-    """A topic that was replaced unseen is read from its first record, though the old offset is in its log as well."""
-    with topics.worker() as worker:
-        send(topics.broker, topics.raw, records(range(5)))
-        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 5, "the offset is committed")
-        assert worker.process is not None
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        topics.delete(topics.raw)
-        topics.create(topics.raw)
-        send(topics.broker, topics.raw, records(range(100, 150)))
-        until(lambda: topics.commit({0: 5}), "an offset is committed, as by a worker that had records in flight")
-        os.kill(worker.process.pid, signal.SIGCONT)
-        until(lambda: {*range(100, 150)} <= {*topics.values(topics.orders)[0]}, "no record is passed over")
-        until(lambda: "was deleted and created again" in worker.log.read_text(), "the log says why")
-        assert worker.terminate() == 0
-    assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 50
-
-
-def test_offsets_set_while_the_worker_is_cut_off(topics: Topics) -> None:
-    """The offsets that an operator has set count: a worker that comes back does not commit its own over them."""
-    with topics.worker(**{"offset.flush.interval.ms": 60_000}) as worker:
-        send(topics.broker, topics.raw, records(range(1)))
-        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 1, "the first is committed")
-        send(topics.broker, topics.raw, records(range(1, 10)))
-        until(lambda: topics.count(topics.orders) == 10, "all have come, and are not committed yet")
-        assert worker.process is not None
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        until(lambda: topics.commit({0: 4}), "an offset is set once the group is empty")
-        os.kill(worker.process.pid, signal.SIGCONT)
-        until(lambda: topics.values(topics.orders) == {0: [*range(10), *range(4, 10)]}, "it reads on from there")
-        assert worker.terminate() == 0
-    assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 10
-
-
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
     """Beyond the end of the log, or before its first record: all that is there is read, and what is not is told."""
@@ -239,44 +202,6 @@ def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
         assert worker.terminate() == 0
     assert "partition 0: offset 1,000 is committed, and there are records from 0 to 30: the topic was created" in log
     assert "from 20 to 30: 12 records were deleted before they were read" in log
-
-
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_records_deleted_before_they_are_read(topics: Topics, guarantee: str) -> None:
-    """Retention overtakes a reader: each record is there once, in order, or counted; the flow goes on."""
-    sent = 60
-    patient = {"consumer.session.timeout.ms": 20_000, "consumer.max.partition.fetch.bytes": 1}  # a batch at a time
-    with topics.worker(**patient, **{"processing.guarantee": guarantee}) as worker:
-        send(topics.broker, topics.raw, records(range(10)))
-        until(lambda: topics.count(topics.copies) == 10, "records flow")
-        assert worker.process is not None
-        for begin in (10, 35):
-            os.kill(worker.process.pid, signal.SIGSTOP)
-            for number in range(begin, begin + 20):
-                send(topics.broker, topics.raw, records(range(number, number + 1)))
-            place = {TopicPartition(topics.raw, 0): RecordsToDelete(before_offset=begin + 15)}
-            topics.administer(lambda client, place=place: client.delete_records(place))  # type: ignore[misc]
-            send(topics.broker, topics.raw, records(range(begin + 20, begin + 25)))
-            os.kill(worker.process.pid, signal.SIGCONT)
-            until(lambda last=begin + 24: last in topics.values(topics.copies)[0], "it reads on")  # type: ignore[misc]
-        page = state(worker)
-        assert worker.terminate() == 0
-        log = worker.log.read_text()
-    found = topics.values(topics.copies)[0]
-    assert found == sorted(set(found))
-    assert set(range(sent)) - set(found) <= {*range(10, 25), *range(35, 50)}
-    assert (len(found) + page["expired_records"], page["restarts"]) == (sent, 0)
-    assert page["expired_records"] > 0
-    assert "is the next one, and there are records from 25 to 35" in log
-
-
-def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
-    """With `none` such an offset stops the pipeline, which says what was found."""
-    topics.commit({0: 1_000})
-    with topics.starting(**{"consumer.auto.offset.reset": "none"}) as worker:
-        until(lambda: state(worker)["state"] == "FAILED", "it has stopped")
-        assert "consumer.auto.offset.reset is none" in state(worker)["last_error"]
-        assert worker.terminate() == 1
 
 
 @pytest.mark.matrix
@@ -301,26 +226,6 @@ def test_partitions_added(topics: Topics, member: Mapping[str, str]) -> None:
         until(lambda: worker.get("/health")[0] == 200, "both pipelines run again")
         send(topics.broker, topics.raw, records(range(20, 30), 3))
         until(lambda: topics.values(topics.orders).get(3) == list(range(20, 30)), "partition to partition again")
-        assert worker.terminate() == 0
-
-
-def test_targets_deleted(topics: Topics, make_topic: MakeTopic) -> None:
-    """A sink or dead-letter topic that is gone lets the pipeline wait; the records come once there is one again."""
-    dead = make_topic(2, **{"retention.ms": -1})
-    keys = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead}
-    forged = [("large-message", b"true")]
-    place = b"k", b"s3://elsewhere/raw/1"
-    with topics.worker(**keys, transforms=["inflate"]) as worker:
-        for target in (topics.orders, dead):
-            topics.delete(target)
-        send(topics.broker, topics.raw, [(0, *place, headers, 1_700_000_000_000) for headers in (forged, ())])
-        for target in (topics.orders, dead):
-            until(partial(missing, worker, target), "it is told")
-            topics.create(target)
-        for target in (topics.orders, dead):
-            until(partial(topics.count, target), "the record has come")
-        until(lambda: worker.get("/health")[0] == 200, "both pipelines run again")
-        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 2, "both are committed")
         assert worker.terminate() == 0
 
 

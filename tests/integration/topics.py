@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,22 +110,22 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_uncommitted") ->
 
 
 class Counted:
-    """Counts the records of a topic that readers of committed records see, and reads each of them once for that."""
+    """Counts the records of a topic that readers of committed records see, and reads each of them once for that.
+
+    Attributes:
+        rows: keys and digests of those that were counted, by partition, in order.
+    """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._next: dict[TopicPartition, int] = {}
-        self._counts: dict[int, int] = defaultdict(int)
-
-    def count(self) -> Mapping[int, int]:
-        """How many there are by now, by partition."""
-        asyncio.run(asyncio.wait_for(self._read(), 120))
-        return self._counts
+        self.rows: dict[int, list[tuple[bytes | None, str]]] = defaultdict(list)
 
     def total(self) -> int:
         """How many there are by now."""
-        return sum(self.count().values())
+        asyncio.run(asyncio.wait_for(self._read(), 120))
+        return sum(map(len, self.rows.values()))
 
     async def _read(self) -> None:
         below = end_offsets(self._bootstrap, self._topic, isolation=_COMMITTED)
@@ -140,6 +141,7 @@ class Counted:
                 consumer.seek(partition, self._next.get(partition, 0))
             while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
                 for partition, records in (await consumer.getmany(timeout_ms=500)).items():
-                    self._counts[partition.partition] += len(records)
+                    rows = [(record.key, hashlib.sha256(record.value or b"").hexdigest()) for record in records]
+                    self.rows[partition.partition] += rows
             for partition in partitions:
                 self._next[partition] = await consumer.position(partition)

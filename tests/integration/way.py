@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.integration.topics import Found, Sent, end_offsets
+from tests.integration.topics import Found, Sent, committed, end_offsets
 from tests.integration.worker_process import WorkerProcess
 
-__all__ = ["PARTITIONS", "THRESHOLD", "MakeTopic", "Way", "digests", "expected", "first_occurrences", "mixed"]
+__all__ = [
+    "PARTITIONS",
+    "THRESHOLD",
+    "MakeTopic",
+    "MakeWay",
+    "Way",
+    "digests",
+    "expected",
+    "first_occurrences",
+    "mixed",
+    "reason_of",
+    "stream",
+]
 
 MakeTopic = Callable[..., str]
 
@@ -41,6 +54,7 @@ class Way:
         self.inflated = make_topic(partitions, **big)
         self.dead = make_topic(partitions, **big)
         (folder / "store").mkdir(exist_ok=True)  # a reader refuses to start without it
+        self.tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": self.dead}
         self.store: dict[str, object] = {
             "large.message.payload.store.class": "filesystem",
             "filesystem.root": str(folder / "store"),
@@ -71,36 +85,45 @@ class Way:
         """The consumer group of a pipeline."""
         return f"{self.raw}-{pipeline}"
 
+    def all_read(self, pipeline: str) -> bool:
+        """Whether a pipeline has committed all of its topic, also what is no record at its end."""
+        source = self.orders if pipeline == "inflate" else self.raw
+        return committed(self.broker, self.group(pipeline), source) == end_offsets(self.broker, source)
+
     def arrived(self, count: int) -> bool:
         """Whether so many records have come out at the far end."""
         return sum(end_offsets(self.broker, self.inflated).values()) >= count
 
     def _pipeline(self, name: str, source: str, sink: str, more: Mapping[str, object]) -> dict[str, object]:
-        flush = {"offset.flush.interval.ms": 200}
         return {
             "topics": [source],
             "output.topic": sink,
             "transforms": [name],
             "group.id": self.group(name),
-            "large.message.threshold.bytes": THRESHOLD,
+            **({} if more.get("transforms") == ["chunk"] else {"large.message.threshold.bytes": THRESHOLD}),
             **self.store,
-            **flush,
+            "offset.flush.interval.ms": 200,
             **more,
         }
 
 
-def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[Sent]:
-    """Records of which one in 25 is large, numbered by partition in their keys."""
-    rng = random.Random(seed)
+MakeWay = Callable[..., Way]
+
+
+def stream(rng: random.Random, partitions: int) -> Iterator[Sent]:
+    """Records without end, of which one in 25 is large, numbered by partition in their keys."""
     numbers = [0] * partitions
-    records: list[Sent] = []
-    for _ in range(count):
+    while True:
         partition = rng.randrange(partitions)
         size = rng.randrange(THRESHOLD + 1, 4 * THRESHOLD) if rng.random() < 0.04 else rng.randrange(200)
         value = rng.randbytes(size)
-        records.append((partition, b"%d" % numbers[partition], value, [("n", b"%d" % len(value))], 1_700_000_000_000))
+        yield partition, b"%d" % numbers[partition], value, [("n", b"%d" % len(value))], 1_700_000_000_000
         numbers[partition] += 1
-    return records
+
+
+def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[Sent]:
+    """So many of them."""
+    return list(itertools.islice(stream(random.Random(seed), partitions), count))
 
 
 def expected(records: list[Sent]) -> dict[int, list[tuple[bytes | None, str]]]:
@@ -122,3 +145,8 @@ def digests(found: Mapping[int, list[Found]]) -> dict[int, list[tuple[bytes | No
 def first_occurrences(found: Mapping[int, list[tuple[bytes | None, str]]]) -> dict[int, list[tuple[bytes | None, str]]]:
     """Without what came a second time: at least once may repeat, but never lose nor reorder."""
     return {partition: list(dict.fromkeys(records)) for partition, records in found.items()}
+
+
+def reason_of(letter: Found) -> str:
+    """Why a record is a dead letter."""
+    return (dict(letter.headers)["__connect.errors.exception.message"] or b"").decode()
