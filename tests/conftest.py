@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A property does not fail because the machine was busy.
 settings.register_profile("wideload", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Thousands of mutants are tried (tests/mutants.py), each with the same examples.
-settings.register_profile("mutants", settings.get_profile("wideload"), max_examples=20, derandomize=True, database=None)
+settings.register_profile("mutants", settings.get_profile("wideload"), max_examples=50, derandomize=True, database=None)
 settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "wideload")
 
 _TESTS = Path(__file__).parent

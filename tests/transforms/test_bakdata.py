@@ -139,13 +139,42 @@ def test_any_record_is_read_or_refused(
 
 
 @pytest.mark.parametrize("form", [BakdataHeaders(), BakdataFlag()])
-@pytest.mark.parametrize("flag", [b"\2", b"", b"\1\0", None])
-def test_flag_header_that_is_none(form: Format, flag: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("flag", "found"), [(b"\2", "0x02"), (b"", "0 bytes"), (b"\1\0", "2 bytes"), (None, "null"), (b"\0", "0x00")]
+)
+def test_flag_header_that_is_none(form: Format, flag: bytes | None, found: str) -> None:
     """A flag header that is not one byte, 0 or 1, is an error that says so."""
     record = Record(None, URI, ((FLAG, flag),))
-    assert form.refers(record)
-    with pytest.raises(MalformedReferenceError, match=r"backed\.value is .*; allowed: one byte, 0 or 1"):
+    assert form.refers(record) is (flag != b"\0")
+    with pytest.raises(MalformedReferenceError) as raised:
         form.read_reference(record)
+    assert vars(raised.value) == {"field": FLAG, "found": found, "allowed": "one byte, 0 or 1"}
+
+
+def test_record_without_its_flag_is_no_reference() -> None:
+    """Who reads it all the same is told what is missing, and where."""
+    for form, field, value, found in (
+        (BakdataHeaders(), FLAG, URI, "absent"),
+        (BakdataFlag(), "the value's flag", None, "null"),
+        (BakdataFlag(), "the value's flag", URI, "0x73"),
+    ):
+        with pytest.raises(MalformedReferenceError) as raised:
+            form.read_reference(Record(None, value))
+        assert (raised.value.field, raised.value.found) == (field, found)
+
+
+def test_record_of_the_other_format_is_written_in_it() -> None:
+    """A record with the header of the format with headers, in the format with flags."""
+    marked = Record(b"k", b"v", (("own", b"1"), (FLAG, b"\0"), ("last", b"2")), 5)
+    reference = Reference(PATH)
+    headers, flag = BakdataHeaders(), BakdataFlag()
+    assert flag.write_inline(marked) == headers.write_inline(marked)
+    assert flag.write_reference(marked, reference) == headers.write_reference(marked, reference)
+    assert (
+        flag.read_inline(marked)
+        == headers.read_inline(marked)
+        == Record(b"k", b"v", (("own", b"1"), ("last", b"2")), 5)
+    )
 
 
 @pytest.mark.parametrize(("value", "found"), [(b"", "0 bytes"), (b"\2x", "0x02"), (b"{}", "0x7b")])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transforms.reserved import reserved_bytes
+from transforms.compression import Codec
 from transforms.encryption import DATA_KEY_RANDOM_BYTES, DataKey, decrypt, encrypt, unwrapped, wrapped
 from transforms.errors import ConfigurationError, EncryptionError, PayloadCorruptError, WideloadError
 from transforms.inflate import Inflate
@@ -27,6 +28,7 @@ KEY, OTHER = "0f" * 32, "f0" * 32
 TYPE = {"large.message.encryption.type": "aes-256-gcm"}
 NAMED = {"large.message.encryption.key.secret": KEY, "large.message.encryption.key.id": "new"}
 ARN = "arn:aws:kms:eu-central-1:123456789012:key/0f0f0f0f-0000-0000-0000-000000000000"
+PATH = "s3://bucket/orders/id"
 MASTER = MasterKey("new", bytes.fromhex(KEY))
 
 
@@ -34,18 +36,18 @@ def keyring(**keys: str) -> LocalKeyring:
     return LocalKeyring(EncryptionSettings(False, None, {name: bytes.fromhex(key) for name, key in keys.items()}))
 
 
-def made(value: bytes, path: str = "s3://bucket/orders/id", random: bytes | None = None) -> tuple[Reference, bytes]:
+def made(value: bytes, codec: Codec | None = None, random: bytes | None = None) -> tuple[Reference, bytes]:
     """An encrypted payload, and its reference."""
     secrets = DataKey.of(random or os.urandom(DATA_KEY_RANDOM_BYTES))
-    stored = encrypt(value, len(value), None, secrets)
-    bare = Reference(path, len(value), hashlib.sha256(stored).hexdigest())
+    stored = encrypt(value, len(value), codec, secrets)
+    bare = Reference(PATH, len(value), hashlib.sha256(stored).hexdigest(), codec)
     return wrapped(bare, secrets, MASTER), stored
 
 
-@given(st.binary(max_size=300))
-def test_payload_comes_back(value: bytes) -> None:
+@given(st.binary(max_size=300), st.sampled_from((None, "gzip")))
+def test_payload_comes_back(value: bytes, codec: Codec | None) -> None:
     """What was encrypted is decrypted, through the headers of a record and back, and is a tag longer in the store."""
-    reference, stored = made(value)
+    reference, stored = made(value, codec)
     read, own = Reference.read(reference.value(), reference.headers())
     assert (read, own) == (reference, ())
     assert len(stored) == len(value) + TAG_BYTES
@@ -102,6 +104,29 @@ def test_any_changed_bit_is_refused(data: st.DataObject) -> None:
         decrypt(forged, fields[0], unwrapped(forged, keyring(new=KEY)))
 
 
+KEPT = bytes(20) + b"\1"
+
+
+@pytest.mark.parametrize(
+    ("codec", "stored", "what", "expected", "found"),
+    [
+        (None, bytes(20), "size", "21 bytes, encrypted", "20 bytes"),
+        ("gzip", bytes(22), "size", "at most 21 bytes, encrypted", "22 bytes"),
+        (None, bytes(21), "checksum", hashlib.sha256(KEPT).hexdigest(), hashlib.sha256(bytes(21)).hexdigest()),
+        ("gzip", bytes(20), "checksum", hashlib.sha256(KEPT).hexdigest(), hashlib.sha256(bytes(20)).hexdigest()),
+        (None, KEPT, "encryption", "aes-256-gcm with its data key", "something else"),
+        ("gzip", KEPT[:15], "encryption", "aes-256-gcm with its data key", "something else"),  # shorter than a tag
+    ],
+)
+def test_stored_bytes_are_others(codec: Codec | None, stored: bytes, what: str, expected: str, found: str) -> None:
+    """It says how: length, checksum, or that the data key does not open them."""
+    sound = KEPT if what != "encryption" else stored
+    reference = replace(made(b"hello", codec)[0], checksum=hashlib.sha256(sound).hexdigest())
+    with pytest.raises(PayloadCorruptError) as raised:
+        decrypt(reference, stored, bytes(32))
+    assert vars(raised.value) == {"path": PATH, "what": what, "expected": expected, "found": found}
+
+
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
@@ -110,7 +135,13 @@ def test_any_changed_bit_is_refused(data: st.DataObject) -> None:
             "no key is configured here; set large.message.encryption.key.secret and ",
         ),
         (keyring(old=KEY), "it was encrypted with key new, known here are: old; give the key in large.message.enc"),
-        (keyring(new=OTHER), "key new does not open its data key; either the key of this id is another one here, or "),
+        (
+            keyring(new=OTHER),
+            (
+                "key new does not open its data key; either the key of this id is another one here, or path, size, "
+                "checksum or another header of the reference was changed"
+            ),
+        ),
     ],
 )
 def test_missing_key_is_told(ring: LocalKeyring | None, said: str) -> None:
