@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transforms.commit_metadata import note
 from transforms.epoch_history import NO_EPOCH, EpochHistory, PartitionEpochs
 
 
@@ -73,6 +74,20 @@ def test_committed_records_are_forgotten(steps: list[tuple[int, int]], data: st.
     ]
     later = {each for first, each in read if first >= commit}
     assert len(settled._offsets) <= len(later) + 1
+
+
+def test_epoch_that_goes_with_a_commit() -> None:
+    """That of the last record that was delivered; of the assignment's own offset, that of the commit it came with."""
+    made = PartitionEpochs()
+    made.committed(10, 3, note(10, 15, ()))
+    made.read(15, 7)
+    made.read(17, 8)
+    assert made.epoch_to_commit(12, note(12, 15, ())) == 3
+    assert [made.epoch_to_commit(offset, "") for offset in (16, 17, 18)] == [7, 8, 8]
+    assert made.epoch_to_commit(17, note(17, 18, ())) == 8
+    made.restart(None)
+    made.read(0, 5)
+    assert [made.epoch_to_commit(offset, "") for offset in (0, 1)] == [NO_EPOCH, 5]
 
 
 def test_an_answer_about_a_former_commit_says_nothing_of_a_later_one() -> None:

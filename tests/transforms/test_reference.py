@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.strategies import headers, reference_headers, references, values
 from transforms.errors import MalformedReferenceError, TransformError
 from transforms.record import Header, Record
-from transforms.reference import MAX_PATH_BYTES, Reference, is_reference
+from transforms.reference import MAX_PATH_BYTES, Encryption, Reference, is_reference
 
 PATH = "s3://payloads/wide/orders/2c26b46b68ffc68f"
 DIGEST = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # of b"foo"
@@ -153,39 +153,81 @@ BAD_CODECS = [
     None, b"", b"none", b"GZIP", b"Gzip", b"gzip ", b" gzip", b"gzip\n", b"gzip\0", b"gzip,zstd", b"br", b"\xff\xfe",
     "gz\u0131p".encode(), MEGABYTE,
 ]  # fmt: skip
+BAD_SIGNATURES = [None, b"", b"hmac-sha256", b"hmac-sha256:12345678:" + b"0" * 63, b"x:1234567G:" + b"0" * 64, MEGABYTE]
+ALLOWED = {
+    "size": (BAD_SIZES, "a decimal number of bytes, 1 to 19 digits"),
+    "checksum": (BAD_CHECKSUMS, "sha256: and 64 lower-case hex digits"),
+    "compression": (BAD_CODECS, "gzip, snappy, lz4, zstd"),
+    "signature": (BAD_SIGNATURES, "hmac-sha256, the key's name and the digest, in hex"),
+}
+
+
+def as_text(value: bytes | None) -> str:
+    """How a message shows a header: one of a megabyte by its beginning and its length."""
+    text = "null" if value is None else value[:100].decode(errors="replace")
+    return f"{text}… ({len(value):,} bytes)" if value is not None and len(value) > 100 else text
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("large-message.size", value) for value in BAD_SIZES),
-        *(("large-message.checksum", value) for value in BAD_CHECKSUMS),
-        *(("large-message.compression", value) for value in BAD_CODECS),
-    ],
+    ("header", "value", "allowed"),
+    [(header, value, allowed) for header, (values, allowed) in ALLOWED.items() for value in values],
     ids=lambda value: repr(value)[:40],
 )
-def test_reference_parse_malformed_header(name: str, value: bytes | None) -> None:
-    """Each bad header is refused in one short line that names it."""
-    good = [header for header in (FLAG, SIZE, CHECKSUM) if header[0] != name]
+def test_reference_parse_malformed_header(header: str, value: bytes | None, allowed: str) -> None:
+    """Each bad header is refused in one short line that names it, with what was found and what is allowed."""
+    name = f"large-message.{header}"
+    good = [each for each in (FLAG, SIZE, CHECKSUM) if each[0] != name]
     with pytest.raises(MalformedReferenceError) as raised:
         Reference.parse(Record(None, PATH.encode(), (*good, (name, value))))
-    message = str(raised.value)
-    assert raised.value.field == name
-    assert message.startswith(f"malformed reference: {name} is ")
-    assert len(message) < 300
-    assert message.isprintable()
+    assert vars(raised.value) == {"field": name, "found": as_text(value), "allowed": allowed}
+    assert len(str(raised.value)) < 300
+    assert str(raised.value).isprintable()
 
 
-def test_reference_parse_long_header_says_its_length() -> None:
-    """A header of a megabyte is shown by its beginning and its length."""
-    with pytest.raises(MalformedReferenceError, match=r"is '7{100}… \(1,000,000 bytes\)'; allowed: a decimal"):
-        Reference.parse(Record(None, PATH.encode(), (FLAG, ("large-message.size", MEGABYTE))))
+ENCRYPTED = Reference(PATH, 3, DIGEST, encryption=Encryption("kek", bytes(12), bytes(80))).headers()
+CIPHER, KEY_ID, NONCE, DATA_KEY = (name for name, _ in ENCRYPTED[3:])
 
 
-def test_reference_parse_compression_without_size() -> None:
-    """Compressed bytes need the size, as it is what bounds them."""
-    with pytest.raises(MalformedReferenceError, match=r"large-message\.size is 'absent'; .*large-message\.compression"):
+@pytest.mark.parametrize(
+    ("changed", "field", "found", "allowed"),
+    [
+        ({"large-message": b"false"}, "large-message", "absent or another", "true"),
+        ({CIPHER: b"aes"}, CIPHER, "aes", "aes-256-gcm"),
+        ({KEY_ID: b""}, KEY_ID, "", "1 to 256 characters of [a-zA-Z0-9._:/-]"),
+        ({NONCE: None}, NONCE, "null", "24 lower-case hex digits"),
+        ({DATA_KEY: b"0" * 159}, DATA_KEY, as_text(b"0" * 159), "160 to 12,544 lower-case hex digits"),
+        ({"large-message.checksum": CHECKSUM[1]}, "large-message.checksum", (CHECKSUM[1] or b"").decode(),
+         "sha256-stored: and 64 lower-case hex digits"),
+    ],
+)  # fmt: skip
+def test_reference_parse_malformed_encryption(
+    changed: dict[str, bytes | None], field: str, found: str, allowed: str
+) -> None:
+    """Each header of an encrypted payload has its form."""
+    headers = [(name, changed.get(name, value)) for name, value in ENCRYPTED]
+    with pytest.raises(MalformedReferenceError) as raised:
+        Reference.parse(Record(None, PATH.encode(), headers))
+    assert vars(raised.value) == {"field": field, "found": found, "allowed": allowed}
+
+
+@pytest.mark.parametrize(
+    ("missing", "field", "allowed"),
+    [
+        (KEY_ID, KEY_ID, "1 to 256 characters of [a-zA-Z0-9._:/-]"),
+        ("large-message.size", "large-message.size", "present, as the payload is encrypted"),
+        ("large-message.checksum", "large-message.checksum", "present, as the payload is encrypted"),
+    ],
+)
+def test_reference_parse_header_that_is_missing(missing: str, field: str, allowed: str) -> None:
+    """All headers of an encrypted payload are needed; and the size bounds compressed bytes."""
+    headers = [(name, value) for name, value in ENCRYPTED if name != missing]
+    with pytest.raises(MalformedReferenceError) as raised:
+        Reference.parse(Record(None, PATH.encode(), headers))
+    assert vars(raised.value) == {"field": field, "found": "absent", "allowed": allowed}
+    with pytest.raises(MalformedReferenceError) as raised:
         Reference.parse(Record(None, PATH.encode(), (FLAG, COMPRESSION)))
+    bound = "a size, which large-message.compression needs as its bound"
+    assert vars(raised.value) == {"field": "large-message.size", "found": "absent", "allowed": bound}
 
 
 @pytest.mark.parametrize(
