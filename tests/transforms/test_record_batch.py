@@ -381,6 +381,40 @@ def test_forwarded_changes_what_is_ours_alone(codec: str, was: bool, becomes: bo
     assert rows_of(sent) == list(enumerate(RECORDS))
 
 
+@pytest.mark.parametrize("codec", NUMBERS)
+def test_compressed_is_what_others_compress(codec: str) -> None:
+    """Its header says how; records that become no longer shorter stay as they are."""
+    batch = read(built(0, RECORDS, base=500, transactional=True, stamp=STAMP))
+    found = batch.compressed(NUMBERS[codec])
+    assert (found is batch) is (codec == "none")
+    assert found.codec == NUMBERS[codec]
+    assert (found.base_offset, found.last_offset, found.count, found.transactional) == (500, 519, 20, True)
+    assert rows_of(found.uncompressed()) == [(500 + n, each) for n, each in enumerate(RECORDS)]
+    sent = bytes(found.forwarded(STAMP, transactional=True))
+    assert DefaultRecordBatch(sent).validate_crc()
+    assert rows_of(sent) == list(enumerate(RECORDS))
+    noise = read(built(0, [Record(None, None, (), 0)]))
+    assert noise.compressed(NUMBERS[codec]) is noise
+
+
+def test_forwarded_is_the_batch_itself_if_it_is_ours() -> None:
+    """What can be written is changed in its place; a part of something else is not."""
+    data = pack(RECORDS)
+    assert read(data).forwarded(STAMP, transactional=False) is data
+    part = memoryview(bytes(data))
+    assert RecordBatch.read(part).forwarded(STAMP, transactional=False) == data
+    assert read(memoryview(data).toreadonly()).forwarded(STAMP, transactional=False) is not data  # type: ignore[arg-type]
+
+
+def test_forget_lets_go_of_the_records() -> None:
+    """What was decompressed for a look is decompressed again for the next one."""
+    batch = read(repacked(built(0, RECORDS), "zstd"))
+    assert batch.may_hold(b"vvvv")
+    batch.forget()
+    assert batch._records is None
+    assert batch.may_hold(b"vvvv")
+
+
 def test_forwarded_leaves_what_was_read() -> None:
     """The batch that was read is the same afterwards, and can go again with another stamp."""
     data = built(4, RECORDS, base=3)
