@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,15 +16,11 @@ from stores.cloud_client import ChangedError
 from stores.registry import open_store
 from tests.azure_server import azure_server_or_skip
 from tests.cloud_server import CloudServer
-from tests.s3_server import free_port
 from tests.stores.scripted_server import Request, Script, Wire, error, scripted_server
 from transforms.errors import (
     ConfigurationError,
-    PayloadNotFoundError,
     PayloadStoreAccessError,
     PayloadStoreError,
-    PayloadTooLargeError,
-    PayloadUnfitError,
     ReferenceRefusedError,
 )
 
@@ -78,131 +73,6 @@ def payload(body: bytes, length: int) -> Script:
         return False
 
     return script
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "may_pass", "kind", "key"),
-    [
-        (503, "ServerBusy", True, PayloadStoreError, None),
-        (500, "InternalError", True, PayloadStoreError, None),
-        (502, "", True, PayloadStoreError, "azure.endpoint"),
-        (429, "TooManyRequests", True, PayloadStoreError, None),
-        (409, "ContainerBeingDeleted", True, PayloadStoreError, None),
-        (403, "AuthenticationFailed", False, PayloadStoreAccessError, "azure.account.key"),
-        (403, "AuthorizationFailure", False, PayloadStoreAccessError, "azure.account.key"),
-        (403, "AuthorizationPermissionMismatch", False, PayloadStoreAccessError, "azure.account.key"),
-        (401, "NoAuthenticationInformation", False, PayloadStoreAccessError, "azure.account.key"),
-        (404, "ContainerNotFound", False, PayloadStoreAccessError, "azure.container"),
-        (404, "SomethingElse", False, PayloadStoreError, None),
-        (400, "InvalidHeaderValue", False, PayloadStoreError, None),
-        (413, "RequestBodyTooLarge", False, PayloadUnfitError, None),
-        (302, "", False, PayloadStoreError, "azure.endpoint"),
-    ],
-)
-def test_what_azure_answers_may_pass_or_not(
-    status: int,
-    code: str,
-    may_pass: bool,  # noqa: FBT001
-    kind: type[PayloadStoreError],
-    key: str | None,
-) -> None:
-    """Each answer is sorted by whether waiting helps and who is to blame, with operation, path and code."""
-    with scripted_server(error(status, code)) as server, opened(config(server.endpoint)) as store:
-        path = store.root.path(*NAME)
-        for operation, call in (
-            ("put", lambda: store.put(*NAME, b"data")),
-            ("get", lambda: store.get(path, 9)),
-            ("delete", lambda: store.delete(path)),
-        ):
-            with pytest.raises(PayloadStoreError, match=f"^Azure {operation} {path} failed: .*{code}") as caught:
-                call()
-            assert type(caught.value) is kind
-            assert (caught.value.retriable, caught.value.key) == (may_pass, key)
-            assert KEY not in str(caught.value)
-
-
-def test_no_such_blob_is_a_missing_payload() -> None:
-    """Only Azure's own code means that the payload is not there."""
-    with scripted_server(error(404, "BlobNotFound")) as server, opened(config(server.endpoint)) as store:
-        path = store.root.path(*NAME)
-        for call in (lambda: store.get(path, 9), lambda: store.stat(path)):
-            with pytest.raises(PayloadNotFoundError):
-                call()
-        store.delete(path)
-        store.check(writing=False)
-
-
-def test_a_page_in_place_of_an_answer_is_no_success() -> None:
-    """What answers 200 to everything has stored nothing and has no payloads: waiting may help, as for maintenance."""
-
-    def page(request: Request, wire: Wire) -> bool:
-        text = b"<html>Back soon</html>"
-        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
-        wire.write(b"" if request.method == "HEAD" else text)
-        return True
-
-    with scripted_server(page) as server, opened(config(server.endpoint)) as store:
-        asking = calls(store)
-        del asking[4]  # behind a delete nobody goes by the answer
-        for call in asking:
-            with pytest.raises(PayloadStoreError, match=r"this is not how Azure answers") as caught:
-                call()
-            assert (caught.value.retriable, caught.value.key) == (True, "azure.endpoint")
-
-
-def test_a_server_that_is_down() -> None:
-    """Every call ends at once, may be tried again, and names the endpoint."""
-    with opened(config(f"http://127.0.0.1:{free_port()}")) as store:
-        for call in calls(store):
-            with pytest.raises(PayloadStoreError, match=r"(Connection refused|ConnectionError)") as caught:
-                call()
-            assert (caught.value.retriable, caught.value.key) == (True, "azure.endpoint")
-
-
-def test_a_server_that_hangs_is_cut() -> None:
-    """A server that takes requests and never answers costs no more than the time of a call, retries included."""
-
-    def hang(_: Request, wire: Wire) -> bool:
-        wire.stopped.wait(30)
-        return False
-
-    keys = {"azure_retry_attempts": 9, "azure_read_timeout_ms": 200, "large_message_store_timeout_ms": 900}
-    with scripted_server(hang) as server, opened(config(server.endpoint, **keys)) as store:
-        for call in calls(store)[1:5]:
-            began = time.monotonic()
-            with pytest.raises(PayloadStoreError) as caught:
-                call()
-            assert caught.value.retriable
-            assert time.monotonic() - began < 3
-
-
-@pytest.mark.parametrize("sent", [0, 99])
-def test_a_connection_cut_in_the_middle_of_a_body_may_be_tried_again(sent: int) -> None:
-    """A payload is never returned in part."""
-    with scripted_server(payload(bytes(sent), 100)) as server, opened(config(server.endpoint)) as store:
-        with pytest.raises(PayloadStoreError, match="Azure get") as caught:
-            store.get(store.root.path(*NAME), 1_000)
-        assert caught.value.retriable
-
-
-def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    """The length that the server states is enough, once; not a byte of the body has to come."""
-    with scripted_server(payload(b"", 1 << 40)) as server:
-        with opened(config(server.endpoint, azure_retry_attempts=3)) as store:
-            with pytest.raises(PayloadTooLargeError) as caught:
-                store.get(store.root.path(*NAME), 1_000)
-            assert (caught.value.size, caught.value.limit) == (1 << 40, 1_000)
-        assert len(server.requests) == 1
-
-
-def test_a_forged_reference_makes_no_request() -> None:
-    """What is refused is refused before anybody is asked."""
-    with scripted_server(error(500, "x")) as server, opened(config(server.endpoint, azure_prefix="ours")) as store:
-        for forged in ("abs://other/ours/orders/id", "abs://payloads/theirs/o/id", "abs://payloads/ours/../o/id"):
-            for call in (lambda path: store.get(path, 9), store.stat, store.delete, store.download):
-                with pytest.raises(ReferenceRefusedError):
-                    call(forged)
-        assert server.connections == 0
 
 
 def test_what_is_published_in_between_stays(azurite: CloudServer) -> None:
@@ -333,25 +203,6 @@ def test_an_object_that_cannot_be_listed_is_named() -> None:
         with pytest.raises(PayloadStoreError, match=r"orders/a//b.*delete it, or use another prefix") as caught:
             list(store.list())
         assert not caught.value.retriable
-
-
-def test_a_listing_that_goes_round_ends() -> None:
-    """A server that gives the same page again and again does not hold a sweep for ever."""
-    listing = b"""<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>orders/a</Name><Properties>
-        <Last-Modified>Mon, 01 Jan 2024 00:00:00 GMT</Last-Modified><Content-Length>1</Content-Length><Etag>e</Etag>
-        <Content-Type>a/b</Content-Type>
-        </Properties></Blob></Blobs><NextMarker>again</NextMarker></EnumerationResults>"""
-
-    def script(_: Request, wire: Wire) -> bool:
-        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(listing), listing))
-        return True
-
-    with (
-        scripted_server(script) as server,
-        opened(config(server.endpoint)) as store,
-        pytest.raises(PayloadStoreError, match=r"gives the same page again: check azure\.endpoint"),
-    ):
-        list(store.list())
 
 
 def test_rules_are_not_known() -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 from urllib3.util.util import to_str
 
@@ -27,9 +26,9 @@ from stores.s3_client import _timestamp
 from stores.s3_credentials import open_session
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
-from tests.s3_server import S3Server, free_port
+from tests.s3_server import S3Server
 from tests.stores.conftest import SetClock
-from tests.stores.scripted_server import HURRIED, Request, Wire, dribbling, error, scripted_server, slow_reader
+from tests.stores.scripted_server import Request, Wire, dribbling, error, scripted_server, slow_reader
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -450,40 +449,6 @@ def test_payload_signing_either_way_is_taken(server: S3Server, signing: bool) ->
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_not_there_may_come_back() -> None:
-    """A refused connection is an error that may pass, of every call."""
-    config = {
-        "s3.bucket": "payloads",
-        "s3.endpoint": f"http://127.0.0.1:{free_port()}",
-        **CREDENTIALS,
-        "s3.retry.attempts": 2,
-    }
-    with opened(config) as store:
-        for called in at_once(calls(store)):
-            with pytest.raises(PayloadStoreError, match="EndpointConnectionError") as caught:
-                called()
-            assert caught.value.retriable
-
-
-def test_a_server_that_never_answers_is_given_up_in_time() -> None:
-    """Every call waits as long as it should for each of its attempts, and ends."""
-
-    def silent(_: Request, wire: Wire) -> bool:
-        wire.stopped.wait()
-        return False
-
-    with scripted_server(silent) as server:
-        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=9_000, **HURRIED)
-        with opened(config) as store:
-            for called in at_once(calls(store)):
-                with pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
-                    called()
-                assert caught.value.retriable
-                assert isinstance(caught.value.__cause__, ReadTimeoutError)
-                assert "(read timeout=0.3)" in str(caught.value.__cause__.kwargs["error"])
-        assert len(server.requests) == 2 * 6
 
 
 def test_a_body_that_comes_byte_by_byte_is_given_up_in_time(set_clock: SetClock) -> None:
