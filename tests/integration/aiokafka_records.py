@@ -31,11 +31,9 @@ class Source:
         self.topic = topic
 
     async def write(self, records: Sequence[Record], partition: int = 0) -> None:
-        """Writes records as they are."""
         await write(self.broker, self.topic, records, partition)
 
     async def produce(self, values: list[bytes | None], partition: int = 0) -> None:
-        """Writes values; the large ones go to the store with a gate."""
         await produce(self.broker, ON_GATE, self.topic, values, partition)
 
 

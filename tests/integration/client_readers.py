@@ -1,10 +1,6 @@
 """Consumers of ours behind one interface, for tests of what all of them promise.
 
-    poll       one call of the client
-    read       records, until there are so many
-    commit, position, seek, pause, resume    as the client has them, by the number of a partition
-
-A configuration has Kafka's names. Clients that block have a thread each.
+A configuration has Kafka's names; partitions go by their numbers. Clients that block have a thread each.
 """
 
 from __future__ import annotations
@@ -55,29 +51,16 @@ class Reader(ABC):
     """A consumer that reads a topic from the beginning, or from where its group is; it commits when it is asked to.
 
     Args:
-        source: its topic is subscribed to, unless `assigned` has partitions of it.
-        config: keys with Kafka's names.
-        on_discarded: as the consumer has it; by default that of the consumer.
-        assigned: where reading begins in these partitions; None is the committed offset.
-
-    Attributes:
-        interrupt: what Ctrl-C is where the deserializers run.
-        batches: whether a call gives several records.
-        passes: whether the position is behind a record that could not be deserialized.
-        repeats: whether an interrupt may give records again.
-        fetch_wait: the key of how long a broker waits for more.
-        bounds: the keys of how many bytes a call may download.
-        joining_s: how long a call lasts before there are partitions.
-        consumer: the client itself.
+        assigned: where reading begins in these partitions, None at the committed offset; without it, it subscribes.
     """
 
-    interrupt: ClassVar[type[BaseException]] = KeyboardInterrupt
-    batches: ClassVar[bool] = False
-    passes: ClassVar[bool] = False
-    repeats: ClassVar[bool] = False
+    interrupt: ClassVar[type[BaseException]] = KeyboardInterrupt  # what Ctrl-C is where the deserializers run
+    batches: ClassVar[bool] = False  # whether a call gives several records
+    passes: ClassVar[bool] = False  # whether the position is behind a record that could not be deserialized
+    repeats: ClassVar[bool] = False  # whether an interrupt may give records again
     fetch_wait: ClassVar[str] = "fetch.max.wait.ms"
-    bounds: ClassVar[tuple[str, ...]] = ("fetch.max.bytes",)
-    joining_s: ClassVar[float] = 0.2
+    bounds: ClassVar[tuple[str, ...]] = ("fetch.max.bytes",)  # of what a call may download
+    joining_s: ClassVar[float] = 0.2  # of a call before there are partitions
 
     def __init__(
         self,
@@ -108,11 +91,9 @@ class Reader(ABC):
         await self.close()
 
     async def call(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Calls a function where the client is called."""
         return function(*args)
 
     async def read(self, count: int = 1) -> list[Given]:
-        """The next records."""
         found: list[Given] = []
         deadline = time.monotonic() + LONG_S
         while len(found) < count:
@@ -121,31 +102,25 @@ class Reader(ABC):
         return found
 
     async def values(self, count: int = 1) -> list[Any]:
-        """The next values."""
         return [each.value for each in await self.read(count)]
 
     async def becomes(self, condition: Callable[[], bool], what: str) -> None:
-        """Polls until a condition holds; no record comes before."""
         deadline = time.monotonic() + LONG_S
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain until {what}"
             assert await self.poll(0.2 if self.assignment() else self.joining_s) == []
 
     async def marks(self) -> dict[int, tuple[int, str]]:
-        """What its group has committed, by partition: offset and metadata, behind which librdkafka puts a zero."""
         found = await asyncio.to_thread(marks, self.config["bootstrap.servers"], self.config["group.id"], self.topic)
         return {number: (offset, metadata.rstrip("\0")) for number, (offset, metadata) in found.items()}
 
     async def committed(self) -> dict[int, int]:
-        """The offsets alone."""
         return {number: offset for number, (offset, _) in (await self.marks()).items()}
 
     async def seek(self, offset: int, partition: int = 0) -> None:
-        """Sets the position."""
         await self.call(self.seek_now, offset, partition)
 
     async def pending(self) -> int:
-        """How many messages are incomplete."""
         found: int = (await self.call(self.consumer.stats))["pendingChunkedMessages"]
         return found
 
@@ -157,18 +132,18 @@ class Reader(ABC):
 
     @abstractmethod
     async def poll(self, wait_s: float, most: int | None = None) -> list[Given]:
-        """One call of the client, which waits so long if there is nothing."""
+        pass
 
     @abstractmethod
     async def commit(self, offset: int | None = None, metadata: str = "") -> None:
-        """Commits what was given, or an offset of the first partition."""
+        pass
 
     @abstractmethod
     async def position(self, partition: int = 0) -> int: ...
 
     @abstractmethod
     def seek_now(self, offset: int, partition: int = 0) -> None:
-        """As `seek`, for callbacks of the client."""
+        pass
 
     @abstractmethod
     async def pause(self, *partitions: int) -> None: ...
@@ -427,3 +402,5 @@ Client = type[Reader]
 READERS: list[Client] = [Getmany, Getone, Confluent, ConfluentBatches, KafkaPython, KafkaPythonIteration]
 BATCHES = [each for each in READERS if each.batches]
 CHUNKS = [Assembling if each is Getone else each for each in READERS]
+CLIENTS: list[Client] = [Getmany, Confluent, KafkaPython]
+"""One of each, where it does not matter by which call records come."""

@@ -35,22 +35,19 @@ class GatedStore:
 
     @classmethod
     def reset(cls) -> None:
-        """As it is at the beginning of a test."""
         cls.open.set()
         cls.begun, cls.fails = 0, None
         cls.payloads.clear()
 
     def configure(self, config: dict[str, object]) -> None:
-        """Takes any."""
+        pass
 
     def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
         path = f"gated://{topic}/{next(self._numbers)}"
         self.payloads[path] = data
         return path
 
     def download(self, full_path: str) -> bytes:
-        """See `PayloadStore.download`."""
         with self._counting:
             type(self).begun += 1
         assert self.open.wait(_LONG_S)
@@ -74,7 +71,6 @@ class CuttableAddress:
         self.mend()
 
     def cut(self) -> None:
-        """Closes every connection; new ones are refused."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # or `accept` would keep the port open
         self._listener.close()
@@ -84,7 +80,6 @@ class CuttableAddress:
                 each.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        """Opens the way again."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
         self._thread.start()

@@ -72,19 +72,15 @@ class Writer:
         await self.close()
 
     async def call(self, name: str, *args: Any) -> None:
-        """A method of the producer that may wait."""
         await asyncio.to_thread(getattr(self.own, name), *args)
 
     async def close(self) -> None:
-        """Ends when all is written."""
         await self.call("close")
 
     async def flush(self) -> None:
-        """Ends when every outcome is known."""
         await self.call("flush", _LONG_S)
 
     async def send(self, topic: str, value: Any, key: Any = b"k", **more: Any) -> Outcome:
-        """Writes one record, and waits for the outcome."""
         return await (await self.start(topic, value, key, **more))()
 
     async def start(
@@ -97,7 +93,6 @@ class Writer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> Callable[[], Awaitable[Outcome]]:
-        """Hands over one record; the result waits for its outcome, and raises RefusedError if the topic refused it."""
         reported = await self._start(topic, value, key, headers, partition, timestamp)
 
         async def outcome() -> Outcome:
@@ -243,7 +238,6 @@ class Faust(Writer):
         self._schema = LargeMessageSchema(own, keys=keys)
 
     def channel(self, topic: str, **more: Any) -> Any:
-        """The topic as the app has it; of bytes, if nothing else is said."""
         raw = {"key_serializer": "raw", "value_serializer": "raw", "schema": self._schema}
         return self.own.topic(topic, **{**raw, **more})
 
@@ -300,13 +294,11 @@ class Written:
 
     @property
     def form(self) -> str:
-        """`plain`, `reference` or `chunks`."""
         names = [name for name, _ in self.records[0].headers]
         return "chunks" if _UUID in names else "reference" if "large-message" in names else "plain"
 
     @property
     def outcome(self) -> Outcome:
-        """What the producer must say of it."""
         last = self.records[-1]
         return Outcome(last.partition, last.offset, last.timestamp)
 
@@ -320,24 +312,19 @@ class Log:
         self._server = server
 
     def close(self) -> None:
-        """Closes the client of the store, if there is one."""
         if "_client" in vars(self):
             self._client.close()
 
     def chunking(self, **more: object) -> Config:
-        """Without a store."""
         return {"bootstrap.servers": self.broker, "large.message.strategy": "chunk", **more}
 
     def storing(self, store: Config = ON_GATE, /, **more: object) -> Config:
-        """What is large goes to a store."""
         return producing(self.broker, store, **more)
 
     async def lower_limit(self, size: int) -> None:
-        """The topic takes less from now on."""
         await alter_configs(self.broker, self.topic, {"max.message.bytes": str(size)})
 
     async def written(self, isolation: str = "read_uncommitted") -> list[Written]:
-        """What it holds, by partition, in order, as a bare client reads it; without chunks that make no message."""
         found = []
         for records in (await asyncio.to_thread(read_all, self.broker, self.topic, isolation)).values():
             messages: dict[bytes | None, list[Found]] = {}

@@ -53,7 +53,15 @@ def arrived(broker: str, topic: str, count: int) -> list[Found]:
 
 
 class FaustProcess:
-    """`python faust_reader.py worker`, forked; killed when the block ends, whatever happened."""
+    """`python faust_reader.py worker`, forked; killed when the block ends, whatever happened.
+
+    Args:
+        store: the configuration of its schema.
+        more: `to` is where events are sent on, or forwarded with `forward`; `twice` a second agent; `slow_s` how long
+            the agent takes for an event, with room for two; `on_discarded` is `write` or `raise`; `session_s` and
+            `max_poll_s` are times of its group; `keys`, `wrapped`, `on_failure`, `plain_topic`, `table`,
+            `transactions` and `on_commit` are switches.
+    """
 
     def __init__(self, folder: Path, broker: str, topic: str, store: Config, **more: object) -> None:
         folder.mkdir(exist_ok=True)
@@ -80,21 +88,17 @@ class FaustProcess:
             print(self.log.read_text())  # noqa: T201  # pytest shows it beside the failure
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the agent has written down, without a line that is not yet whole."""
         whole, _, _ = (self.out.read_text() if self.out.exists() else "").rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """The same, once there are so many."""
         until(lambda: len(self.lines()) >= count or self.process.poll() is not None, f"{count} events", STARTS_S)
         return self.lines()
 
     def says(self, text: str) -> None:
-        """Waits until the log has a text."""
         until(lambda: text in self.log.read_text(), f"the log says {text!r}", STARTS_S)
 
     def ends(self) -> int:
-        """The exit status, once it has ended by itself."""
         return self.process.wait(STARTS_S)
 
 

@@ -1,10 +1,6 @@
 """A Faust app for the tests: writes down what its agent gets, and sends it on.
 
-What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
-line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
-`table`, `session_s`, `max_poll_s`, `twice` (a second agent), `on_discarded` (`write` or `raise`), `holds` (a file: no
-event with a value of more than 1,000 bytes is done with before it is there), `wrapped`, `transactions`, `on_commit`,
-`slow_s` (how long the agent takes for an event; it has room for two).
+What it does stands in the environment variable FAUST_READER, as JSON: see `told`, and `FaustProcess`.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from faust.types.tuples import Message
 
 from app.chunks.discarded import warn
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
-from tests.integration.worker_process import until
 from transforms.chunked_message import Discarded
 from transforms.errors import SerializationError
 
@@ -31,7 +26,6 @@ class Tables(TableManager):
     """Faust waits a second in case that there are tables in modules that are imported later; here are all of them."""
 
     async def sleep(self, n: Any) -> None:
-        """Next to nothing."""
         await super().sleep(0.01)
 
 
@@ -119,8 +113,6 @@ async def read(stream: Any) -> None:
         }
         written.write(json.dumps(line) + "\n")
         await asyncio.sleep(told.get("slow_s", 0.0))
-        if told.get("holds") and value and len(value) > 1_000:
-            await asyncio.to_thread(until, Path(told["holds"]).exists, "the file is there", 60)
         if told.get("forward"):
             await event.forward(sink)
         elif sink is not None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError
 from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, confluent_reads
 from app.serializers.aiokafka import SerializingProducer
 from app.serializers.confluent import async_consumer_config
-from tests.integration.aiokafka_records import MakeSource, Source
+from tests.integration.aiokafka_records import Source
 from tests.integration.chunk_records import pieces, plain, value_of
 from tests.integration.client_config import LARGE, REFERENCES, Config, on_s3, producing
 from tests.integration.client_readers import Confluent, ConfluentBatches, ConfluentsOwn
@@ -61,30 +61,6 @@ async def test_errors_are_confluent_kafkas(source: Source, versitygw: S3Server) 
             assert message.offset() == offset
             assert (message.value().startswith(b"s3://"), message.key().startswith(b"s3://")) == (True, True)
             assert {"a", "large-message", "large-message-key"} <= dict(message.headers()).keys()
-
-
-async def test_what_an_assignment_costs(make_source: MakeSource) -> None:
-    """One call of a callback, given by position and called with the consumer, and one request for all commits."""
-    source = make_source(3)
-    for partition in range(3):
-        await source.write([plain(b"x")], partition)
-    called: list[tuple[bool, list[int]]] = []
-    asked: list[int] = []
-    async with Confluent(source) as reader:
-        committed = reader.consumer.committed
-
-        def counted(partitions: list[TopicPartition], **more: Any) -> Any:
-            asked.append(len(partitions))
-            return committed(partitions, **more)
-
-        def assigned(consumer: object, found: list[TopicPartition]) -> None:
-            called.append((consumer is reader.consumer, sorted(each.partition for each in found)))
-
-        reader.consumer.committed = counted
-        await reader.call(reader.consumer.subscribe, [source.topic], assigned)
-        assert await reader.values(3) == [b"x"] * 3
-    assert called == [(True, [0, 1, 2])]
-    assert asked == [3]
 
 
 async def test_offsets_that_the_application_stores(source: Source) -> None:
@@ -252,24 +228,6 @@ async def test_its_own_consumer_and_failures(source: Source, gate: Gate) -> None
         assert isinstance(error.exception.__cause__, PayloadNotFoundError)
         assert (error.kafka_message.offset(), error.exception.retriable) == (3, False)
         assert "chunk" in str(await reader.call(failure, reader.consumer))
-
-
-async def test_its_own_commits_pass_a_failed_record(source: Source, gate: Gate) -> None:
-    """librdkafka stores an offset before the record is deserialized, and a seek does not take it back.
-
-    With enable.auto.offset.store=false the failed record stays.
-    """
-    await source.produce([b"1", LARGE, b"3"])
-    gate.payloads.clear()
-    for stores, expected in ((True, 2), (False, 1)):
-        group = {"group.id": f"{source.topic}-{stores}", "enable.auto.commit": True}
-        async with ConfluentsOwn(source, {**REFERENCES, **group, "enable.auto.offset.store": stores}) as reader:
-            message = await reader.call(reader.consumer.poll, _LONG_S)
-            if not stores:
-                await reader.call(reader.consumer.store_offsets, message)
-            await reader.call(failure, reader.consumer)
-            await reader.seek(1)
-        assert await reader.committed() == {0: expected}
 
 
 async def test_its_asyncio_consumer(source: Source, gate: Gate) -> None:

@@ -34,10 +34,7 @@ async def test_clients_and_workers_read_each_other(
     tmp_path: Path,
     encrypted: bool,  # noqa: FBT001
 ) -> None:
-    """References of the producers, and of a worker's `offload`, are restored by consumers and by `inflate`.
-
-    Large keys too, unless payloads are encrypted; then each writer has a key of its own.
-    """
+    """References of the producers, and of a worker's `offload`, are restored by consumers and by `inflate`."""
     raw, topic, inflated = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(3))
     keys = [f"{name}:{secret}" for name, secret in _SECRETS.items()]
     previous: Config = {"large.message.encryption.previous.keys": ",".join(keys)} if encrypted else {}

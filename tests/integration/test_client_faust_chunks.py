@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
-from transforms.record import Record
 
 
 def commits(broker: str, topic: str, offset: int) -> None:
@@ -33,11 +31,7 @@ def values(worker: FaustProcess) -> list[Any]:
 def test_plain_references_and_chunks(
     broker: str, versitygw: S3Server, make_topic: MakeTopic, tmp_path: Path, streams: str
 ) -> None:
-    """Both agents of a topic get each value whole and in order, with its own headers; all is committed.
-
-    What does not fit into memory is read again. With each of Faust's two implementations of streams: they pass over
-    chunks in different ways.
-    """
+    """Both agents of a topic get each value whole and in order, with its own headers; all is committed."""
     topic = make_topic()
     produce(broker, on_s3(versitygw), topic, [LARGE])
     chunks = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
@@ -74,73 +68,21 @@ def test_forward(broker: str, versitygw: S3Server, make_topic: MakeTopic, tmp_pa
     assert (message.key, message.value, message.headers) == (b"k", value_of(3_000, 1), ())
 
 
-@pytest.mark.parametrize(("before", "ends"), [([], signal.SIGKILL), ([plain(b"0")], signal.SIGTERM)])
-def test_commit_holds(
-    broker: str,
-    make_topic: MakeTopic,
-    tmp_path: Path,
-    least_session_ms: int,
-    before: list[Record],
-    ends: signal.Signals,
-) -> None:
-    """No commit passes the first chunk of an incomplete message, and a worker that holds one can be stopped.
-
-    Faust's own commits would: the first of a partition, and one that begins right behind the gap.
-    """
-    topic = make_topic()
-    slow = pieces("slow", 3_000, 1)
-    if before:
-        write(broker, topic, before)
-        with FaustProcess(tmp_path / "before", broker, topic, NO_STORE) as worker:
-            commits(broker, topic, len(before))
-            worker.process.send_signal(signal.SIGTERM)
-            assert worker.ends() == 0
-    write(broker, topic, [slow[0], plain(b"a"), slow[1], plain(b"b"), plain(b"c")])
-    with FaustProcess(tmp_path, broker, topic, NO_STORE, session_s=least_session_ms / 1000) as worker:
-        worker.events(3)
-        write(broker, topic, [plain(b"d")])
+def test_commit_holds(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """No commit passes the first chunk of an incomplete message, and a worker that holds one can be stopped."""
+    topic, slow = make_topic(), pieces("slow", 3_000, 1)
+    write(broker, topic, [plain(b"0"), slow[0], plain(b"a"), slow[1], plain(b"b"), plain(b"c")])
+    with FaustProcess(tmp_path, broker, topic, NO_STORE) as worker:
         worker.events(4)
-        worker.process.send_signal(ends)
-        assert (worker.ends() == 0) == (ends == signal.SIGTERM)
-    assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= len(before)
+        write(broker, topic, [plain(b"d")])
+        worker.events(5)
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 1
     write(broker, topic, slow[2:])
     with FaustProcess(tmp_path / "after", broker, topic, NO_STORE) as worker:
         until(lambda: digest(value_of(3_000, 1)) in values(worker), "the message is whole", STARTS_S)
-        commits(broker, topic, len(before) + 4 + len(slow))
-
-
-def test_commit_waits_for_the_agent(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> None:
-    """The chunks of a message are committed when its agent has done with it; killed before, it comes again."""
-    topic = make_topic()
-    chunks = pieces("u", 3_000, 1)
-    records = [plain(b"a"), *chunks, plain(b"b")]
-    write(broker, topic, records)
-    done = tmp_path / "done"
-    with FaustProcess(tmp_path, broker, topic, NO_STORE, holds=str(done), session_s=least_session_ms / 1000) as worker:
-        worker.events(2)
-        commits(broker, topic, 1)
-        time.sleep(0.6)  # the worker has committed several times since
-    with FaustProcess(tmp_path / "again", broker, topic, NO_STORE, holds=str(done)) as worker:
-        worker.events(1)
-        assert committed(broker, f"{topic}-faust", topic) == {0: 1}
-        done.touch()
-        commits(broker, topic, len(records))
-    assert values(worker) == [digest(value_of(3_000, 1)), digest(b"b")]
-
-
-def test_commit_waits_for_records_in_front(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """A chunk that is good for nothing is committed behind the record that an agent still has, and not before."""
-    topic = make_topic()
-    records = [plain(b"x" * 2_000), pieces("u", 3_000, 1)[1], plain(b"b")]
-    write(broker, topic, records)
-    done = tmp_path / "done"
-    more: Config = {**NO_STORE, "chunk.lookback": 0}
-    with FaustProcess(tmp_path, broker, topic, more, holds=str(done), on_discarded="write") as worker:
-        until(lambda: any("discarded" in str(each) for each in values(worker)), "the chunk is discarded", STARTS_S)
-        time.sleep(0.6)  # the worker could have committed several times since
-        assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 0
-        done.touch()
-        commits(broker, topic, len(records))
+        commits(broker, topic, 5 + len(slow))
 
 
 def test_discarded(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:

@@ -14,54 +14,61 @@ from tests.integration.chunk_records import plain
 from tests.integration.client_readers import Given, KafkaPython, KafkaPythonIteration, share
 
 
+class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Notes what it is called with, and seeks if it is told to."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, list[int]]] = []
+        self.seek: Any = None
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self.called.append(("assigned", [each.partition for each in assigned]))
+        for each in assigned if self.seek else ():
+            self.seek(each, 1)
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self.called.append(("revoked", [each.partition for each in revoked]))
+
+
+class Awaited(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """The same, awaited."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self.listener.on_partitions_assigned(assigned)
+
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        self.listener.on_partitions_revoked(revoked)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_listener_of_the_application(source: Source, asynchronous: bool) -> None:  # noqa: FBT001
     """It is called with what comes and goes; what was given is committed before that."""
     await source.write([plain(b"x"), plain(b"y")])
-    called: list[tuple[str, list[int]]] = []
-
-    class Plain(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-        def on_partitions_assigned(self, assigned: Any) -> None:
-            called.append(("assigned", [each.partition for each in assigned]))
-
-        def on_partitions_revoked(self, revoked: Any) -> None:
-            called.append(("revoked", [each.partition for each in revoked]))
-
-    class Awaited(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-        async def on_partitions_assigned(self, assigned: Any) -> None:
-            Plain().on_partitions_assigned(assigned)
-
-        async def on_partitions_revoked(self, revoked: Any) -> None:
-            Plain().on_partitions_revoked(revoked)
-
+    listener = Listener()
     async with KafkaPythonIteration(source, {"enable.auto.commit": True}) as reader:
-        await reader.call(reader.consumer.subscribe, [source.topic], None, Awaited() if asynchronous else Plain())
+        made = Awaited(listener) if asynchronous else listener
+        await reader.call(reader.consumer.subscribe, [source.topic], None, made)
         assert await reader.values() == [b"x"]
         async with KafkaPython(source) as other, asyncio.timeout(30):
-            while ("revoked", [0]) not in called:
+            while ("revoked", [0]) not in listener.called:
                 await asyncio.gather(reader.poll(1.0), other.poll(1.0))
             assert (await reader.committed())[0] >= 1
-    assert ("assigned", [0]) in called
+    assert ("assigned", [0]) in listener.called
 
 
 async def test_a_listener_that_seeks(wide: Source) -> None:
     """A position that a listener sets holds, also for a partition that stays, and whatever its commit notes."""
     for partition in (0, 1):
         await wide.write([plain(b"%d" % n) for n in range(3)], partition)
-    seeks = False
-
-    class Back(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-        def on_partitions_revoked(self, revoked: Any) -> None: ...
-
-        def on_partitions_assigned(self, assigned: Any) -> None:
-            for each in assigned if seeks else ():
-                reader.consumer.seek(each, 1)
-
+    listener = Listener()
     async with KafkaPython(wide, {"enable.auto.commit": True}) as reader:
-        await reader.call(reader.consumer.subscribe, [wide.topic], None, Back())
+        await reader.call(reader.consumer.subscribe, [wide.topic], None, listener)
         await reader.read(6)
         await reader.commit()
-        seeks = True
+        listener.seek = reader.consumer.seek
         found: list[Given] = []
         async with KafkaPython(wide) as other, asyncio.timeout(30):
             while len(found) < 2 or not len(reader.assignment()) == len(other.assignment()) == 1:

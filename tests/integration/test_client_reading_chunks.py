@@ -14,13 +14,14 @@ from app.chunks.inbox import Inbox
 from tests.integration.aiokafka_records import Source
 from tests.integration.chunk_records import delete_up_to, interleaved, pieces, plain, value_of
 from tests.integration.client_config import Config
-from tests.integration.client_readers import CHUNKS, Client
+from tests.integration.client_readers import CHUNKS, CLIENTS, Client
 from transforms.commit_metadata import Noted, noted
 
 TIGHT: Config = {"max.pending.chunked.message": 1}
 EXPIRES = "expire.time.of.incomplete.chunked.message.ms"
 
-pytestmark = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
+every = pytest.mark.parametrize("client", CHUNKS, ids=lambda each: each.__name__)
+one_each = pytest.mark.parametrize("client", CLIENTS, ids=lambda each: each.__name__)
 
 
 def reported(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
@@ -31,6 +32,7 @@ def reported(found: list[Discarded]) -> list[tuple[str, str | None, list[int]]]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+@every
 async def test_more_is_pending_than_memory_holds(source: Source, client: Client) -> None:
     """What is over a limit, of messages or of bytes, is read again; all come once, in the order of the last chunks."""
     log = list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(8)], 3))
@@ -40,14 +42,14 @@ async def test_more_is_pending_than_memory_holds(source: Source, client: Client)
         async with client(source, limits, found.append) as reader:
             got = await reader.read(8)
             assert await reader.position() == len(log)
-            assert reader.consumer.counts.assembled == 8
-            assert reader.consumer.counts.set_aside == reader.consumer.stats()["setAside"] >= 2
-            assert reader.consumer.stats()["pendingChunkedBytes"] == 0
+            counts, stats = reader.consumer.counts, reader.consumer.stats()
+        assert (counts.assembled, stats["pendingChunkedBytes"], found) == (8, 0, [])
+        assert counts.set_aside == stats["setAside"] >= 2
         assert {each.value for each in got} == {value_of(3_000, n) for n in range(8)}
         assert [each.offset for each in got] == sorted(each.offset for each in got)
-        assert found == []
 
 
+@one_each
 async def test_chunks_that_kafka_has_removed(source: Source, client: Client) -> None:
     """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
     found = list[Discarded]()
@@ -61,31 +63,31 @@ async def test_chunks_that_kafka_has_removed(source: Source, client: Client) -> 
     assert reported(found) == [("missing-first", "a", [3])]
 
 
+@one_each
 async def test_a_message_that_begins_before_what_is_read(source: Source, client: Client) -> None:
     """Its first chunk is looked for up to `chunk.lookback` offsets back, and not where retention has removed it."""
     chunks = pieces("u", 3_000, 1)
     await source.write([chunks[0], plain(b"a"), plain(b"b"), *chunks[1:], plain(b"end")])
-    missing = ("missing-first", "u", [3, 4, 5, 6])
-    for lookback, value, gone in ((3, [value_of(3_000, 1)], []), (2, [], [missing])):
+
+    async def check(lookback: int, values: list[bytes], discarded: list[int], begin: int | None = 3) -> None:
         found: list[Discarded] = []
-        async with client(source, {"chunk.lookback": lookback}, found.append, assigned={0: 3}) as reader:
-            assert await reader.values(len(value) + 1) == [*value, b"end"]
-        assert reported(found) == gone
+        async with client(source, {"chunk.lookback": lookback}, found.append, assigned={0: begin}) as reader:
+            assert await reader.values(len(values)) == values
+        assert reported(found) == [("missing-first", "u", discarded)] * bool(discarded)
+
+    await asyncio.gather(check(3, [value_of(3_000, 1), b"end"], []), check(2, [b"end"], [3, 4, 5, 6]))
     await delete_up_to(source.broker, source.topic, 4)
-    found = []
-    async with client(source, {}, found.append) as reader:
-        assert await reader.values() == [b"end"]
-    assert reported(found) == [("missing-first", "u", [4, 5, 6])]
+    await check(10_000, [b"end"], [4, 5, 6], None)
 
 
 # --- commits and positions --------------------------------------------------------------------------------------------
 
 
+@every
 async def test_commit_holds_and_restart_repeats_nothing(source: Source, client: Client) -> None:
     """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
     slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
-    log = [plain(b"a"), slow[0], quick[0], plain(b"b"), slow[1], quick[1], quick[2], plain(b"c")]
-    await source.write(log)
+    await source.write([plain(b"a"), slow[0], quick[0], plain(b"b"), slow[1], quick[1], quick[2], plain(b"c")])
 
     async def before(way: str) -> None:
         config = {"group.id": f"{source.topic}-{way}", "enable.auto.commit": way == "auto"}
@@ -108,33 +110,7 @@ async def test_commit_holds_and_restart_repeats_nothing(source: Source, client: 
     await asyncio.gather(*map(behind, ways))
 
 
-async def test_restart_anywhere(source: Source, client: Client) -> None:
-    """A consumer that is restarted after every three records gets each once, wherever it keeps its offsets."""
-    found = list[Discarded]()
-    messages = [*(pieces(f"u{n}", 3_000, n) for n in range(4)), *([plain(b"%d" % n)] for n in range(4))]
-    await source.write(list(interleaved(messages, 5)))
-
-    async def check(kept: str) -> None:
-        got: list[Any] = []
-        at = 0
-        config: Config = {**TIGHT, "group.id": f"{source.topic}-{kept}", "enable.auto.commit": kept == "auto"}
-        while len(got) < 8:
-            assigned: dict[int, int | None] | None = {0: at} if kept in {"offset", "position"} else None
-            async with client(source, config, found.append, assigned=assigned) as reader:
-                for each in await reader.read(min(3, 8 - len(got))):
-                    got.append(each.value)
-                    at = each.offset + 1
-                if kept == "position":
-                    at = await reader.position()
-                if kept in {"commit", "record"}:
-                    await reader.commit(at if kept == "record" else None)
-        assert set(got) == {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
-        assert len(got) == 8
-
-    await asyncio.gather(*map(check, ("commit", "auto", "record", "offset", "position")))
-    assert found == []
-
-
+@one_each
 async def test_commit_of_what_is_done(source: Source, client: Client) -> None:
     """An application may commit less than it was given: what is behind that comes again. Its own metadata is kept."""
     chunks = pieces("u", 1_500)
@@ -150,36 +126,7 @@ async def test_commit_of_what_is_done(source: Source, client: Client) -> None:
     assert await reader.marks() == {0: (len(chunks) + 1, "")}
 
 
-@pytest.mark.parametrize("target", [2, 3])
-async def test_a_retry_or_a_skip_keeps_what_is_pending(source: Source, client: Client, target: int) -> None:
-    """No commit passes a message that began before the position that is set, and it comes, however far back."""
-    found = list[Discarded]()
-    slow = pieces("slow", 3_000, 1)
-    await source.write([plain(b"a"), slow[0], plain(b"bad"), plain(b"b")])
-    async with client(source, {"chunk.lookback": 0}, found.append) as reader:
-        assert await reader.values(2) == [b"a", b"bad"]
-        await reader.seek(target)
-        assert await reader.values(4 - target) == [b"bad", b"b"][target - 2 :]
-        for offset in (None, 4):
-            await reader.commit(offset)
-            assert await reader.committed() == {0: 1}
-        await source.write(slow[1:])
-        assert await reader.values() == [value_of(3_000, 1)]
-        await reader.seek(0)
-        assert await reader.values() == [b"a"]
-    assert found == []
-
-
-async def test_position_waits_for_what_is_not_delivered(source: Source, client: Client) -> None:
-    """The position is behind what was given, or at the first chunk of a message that began too long ago."""
-    slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
-    await source.write([plain(b"a"), slow[0], *quick, plain(b"b")])
-    for lookback, behind in ((10_000, 5), (1, 1)):
-        async with client(source, {"chunk.lookback": lookback}) as reader:
-            assert await reader.values(2) == [b"a", value_of(2_000, 2)]
-            assert await reader.position() == behind
-
-
+@one_each
 async def test_a_position_within_a_message(source: Source, client: Client) -> None:
     """Whichever of its offsets is sought, a message comes whole, and has the offset of its last chunk."""
     found = list[Discarded]()
@@ -192,6 +139,7 @@ async def test_a_position_within_a_message(source: Source, client: Client) -> No
     assert found == []
 
 
+@one_each
 async def test_a_note_of_another_log(source: Source, client: Client) -> None:
     """Where reading begins before the commit, its note says nothing: every record is given."""
     await source.write([plain(b"%d" % n) for n in range(3)])
@@ -202,6 +150,7 @@ async def test_a_note_of_another_log(source: Source, client: Client) -> None:
         assert await reader.values(3) == [b"0", b"1", b"2"]
 
 
+@one_each
 async def test_a_commit_before_the_first_record(wide: Source, client: Client) -> None:
     """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
     slow = pieces("slow", 3_000, 1)
@@ -223,11 +172,9 @@ async def test_a_commit_before_the_first_record(wide: Source, client: Client) ->
 # --- what makes no message --------------------------------------------------------------------------------------------
 
 
+@every
 async def test_discarded_messages(source: Source, client: Client) -> None:
-    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them.
-
-    The chunks of one that was set aside are read again for the callback.
-    """
+    """The callback has them, whole, before what lies behind; while it fails, they come again, and no commit passes."""
     seen = list[Discarded]()
     chunks = pieces("u", 3_000)
     await source.write([chunks[0], chunks[2], plain(b"end"), *pieces("late", 3_000)[:2], *pieces("aside", 3_000)[:3]])
@@ -252,6 +199,7 @@ async def test_discarded_messages(source: Source, client: Client) -> None:
     assert await reader.committed() == {0: 8}
 
 
+@one_each
 async def test_discarded_messages_are_logged(source: Source, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """Without a callback the log has a warning, and the records behind come."""
     await source.write(pieces("half", 3_000)[:2])
@@ -263,6 +211,7 @@ async def test_discarded_messages_are_logged(source: Source, client: Client, cap
     assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
 
 
+@one_each
 async def test_messages_that_are_dropped_for_others(source: Source, client: Client) -> None:
     """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
     await source.write([*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
@@ -276,6 +225,7 @@ async def test_messages_that_are_dropped_for_others(source: Source, client: Clie
         assert found == []
 
 
+@one_each
 async def test_a_callback_that_seeks(source: Source, client: Client) -> None:
     """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
     seen = list[str]()
@@ -295,51 +245,29 @@ async def test_a_callback_that_seeks(source: Source, client: Client) -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["checksum", "put"])
-def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[BaseException]:
-    """Errors, as of an interrupt or a lack of memory, that the next checksums of values raise; or what puts records."""
-    errors: list[BaseException] = []
-    sha256 = hashlib.sha256
-
-    class Digest:
-        def __init__(self, data: bytes = b"") -> None:
-            self._digest = sha256(data)
-            self.update = self._digest.update
-
-        def hexdigest(self) -> str:
-            if errors:
-                raise errors.pop()
-            return self._digest.hexdigest()
-
-    def put(*arguments: Any) -> None:
-        if errors:
-            raise errors.pop()
-        real_put(*arguments)
-
-    real_put: Any = Inbox.put
-    if request.param == "put":
-        monkeypatch.setattr(Inbox, "put", put)
-    else:
-        monkeypatch.setattr(hashlib, "sha256", Digest)
-    return errors
-
-
-@pytest.mark.parametrize("memory", [False, True], ids=["interrupt", "memory"])
+@every
+@pytest.mark.parametrize("at", ["a checksum", "a put"])
 async def test_an_interrupt_while_records_are_put_where_they_wait_or_put_together(
-    wide: Source,
-    client: Client,
-    failing: list[BaseException],
-    memory: bool,  # noqa: FBT001
+    wide: Source, client: Client, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next calls get the records and what was fetched with them; so does the next consumer of the group."""
+    owner, name, error = (hashlib, "sha256", MemoryError) if at == "a checksum" else (Inbox, "put", client.interrupt)
+    real: Any = getattr(owner, name)
+    errors: list[BaseException] = []
+
+    def failing(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
     chunks = pieces("u", 3_000, 1)
     for number in (0, 1):
         await wide.write([chunks[0], *[plain(b"a")] * 3, *chunks[1:], plain(b"end")], number)
-    error = MemoryError if memory else client.interrupt
     for restarts in (False, True):
         given: list[tuple[int, int]] = []
         failed = 0
-        failing.append(error("now"))
+        errors.append(error("now"))
         while len(set(given)) < 10:
             async with client(wide, {"group.id": f"{wide.topic}-{restarts}", "chunk.lookback": 0}) as reader:
                 while len(set(given)) < 10:
@@ -356,6 +284,7 @@ async def test_an_interrupt_while_records_are_put_where_they_wait_or_put_togethe
         assert len(given) == 10 or client.repeats
 
 
+@every
 async def test_records_of_a_paused_partition_wait(source: Source, client: Client) -> None:
     """What was fetched of it is neither lost nor given twice, and what is sought while it is paused comes next."""
     first, *rest = pieces("u", 3_000, 1)
@@ -373,6 +302,7 @@ async def test_records_of_a_paused_partition_wait(source: Source, client: Client
         assert await reader.values(2) == [b"b", b"c"]
 
 
+@every
 async def test_a_call_that_waits_commits(source: Source, client: Client) -> None:
     """What was given is committed while a call waits, and not what was only fetched."""
     await source.write([plain(b"%d" % n) for n in range(3)])

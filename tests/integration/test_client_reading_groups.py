@@ -13,33 +13,12 @@ from confluent_kafka import KafkaException
 
 from app.chunks import Discarded
 from tests.integration.aiokafka_records import Source
-from tests.integration.chunk_records import interleaved, pieces, plain, value_of
+from tests.integration.chunk_records import interleaved, pieces, value_of
 from tests.integration.client_config import LARGE, REFERENCES, Config
-from tests.integration.client_readers import READERS, Client, share
+from tests.integration.client_readers import READERS, Client
 
 pytestmark = pytest.mark.parametrize("client", READERS, ids=lambda each: each.__name__)
 _REBALANCES = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, KafkaException)
-
-
-async def test_incomplete_messages_outlast_a_rebalance(wide: Source, client: Client) -> None:
-    """Their first chunks are not committed, and they come whole, from whichever consumer has their partition then."""
-    found = list[Discarded]()
-    chunks = {number: pieces(f"u{number}", 3_000, number) for number in (0, 1)}
-    for number, each in chunks.items():
-        await wide.write([each[0], plain(b"%d" % number)], number)
-    config: Config = {"enable.auto.commit": True}
-    async with client(wide, config, found.append) as first:
-        assert set(await first.values(2)) == {b"0", b"1"}
-        async with client(wide, config, found.append) as second:
-            assert await share(first, second) == []
-            await first.commit()
-            assert await first.committed() == {0: 0, 1: 0}
-            for number, each in chunks.items():
-                await wide.write(each[1:], number)
-            given = [*await first.values(), *await second.values()]
-    assert sorted(given) == sorted(value_of(3_000, number) for number in (0, 1))
-    assert await first.committed() == {0: 6, 1: 6}
-    assert found == []
 
 
 async def test_consumers_come_and_go(wide: Source, least_session_ms: int, client: Client) -> None:

@@ -67,10 +67,7 @@ async def test_references(make_log: MakeLog, versitygw: S3Server, writer: type[W
 @pytest.mark.matrix
 @pytest.mark.parametrize("writer", CHUNKS)
 async def test_chunks(make_log: MakeLog, writer: type[Writer]) -> None:
-    """What the topic would refuse goes as chunks, all else as it is; the outcome is that of the last chunk.
-
-    The application's own serializer sees whole values, once, and no null.
-    """
+    """What the topic would refuse goes as chunks, all else as it is; the outcome is that of the last chunk."""
     log = make_log()
     headers = [("a", b"1"), ("b", None if writer.null_headers else b""), ("a", b"")]
     sent = [
@@ -101,10 +98,7 @@ async def test_chunks(make_log: MakeLog, writer: type[Writer]) -> None:
 
 @pytest.mark.parametrize("writer", CHUNKS)
 async def test_the_limit_of_the_topic(make_log: MakeLog, writer: type[Writer]) -> None:
-    """A record at the limit goes whole; with one byte more it goes as two chunks; its headers count.
-
-    20 MB go through a topic with Kafka's own limit, in chunks of about 1 MB.
-    """
+    """A record at the limit goes whole; with one byte more it goes as two chunks; its headers count."""
     log, large = make_log(), make_log(**_KAFKAS_OWN)
     room = LIMIT - batch_of_one_bytes(Record(b"k", bytes(LIMIT // 2))) + LIMIT // 2
     async with writer(log.chunking()) as producer:
@@ -320,10 +314,7 @@ async def test_a_store_that_is_down(make_log: MakeLog, cuttable: CuttableWay, wr
 async def test_auto_while_the_store_is_down(
     make_log: MakeLog, cuttable: CuttableWay, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Large values go as chunks while the store is down, and to the store again when it answers; that is logged once.
-
-    All producers at the same time, as each of them asks the store again only every five seconds.
-    """
+    """Large values go as chunks while the store is down, and to the store when it answers; each is logged once."""
     caplog.set_level(logging.INFO)
     values = [value_of(size, seed) for seed, size in enumerate((50_000, 50_000, 50_000, 2_000, 3_000, 50_000))]
     async with AsyncExitStack() as stack:

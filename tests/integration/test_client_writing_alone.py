@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.error import ValueSerializationError
 from kafka.partitioner import Partitioner
 
-from app.chunks import ChunkingProducer, ChunkMessageId
+from app.chunks import ChunkingProducer
 from app.serializers import ConfigurationError
 from app.serializers import aiokafka as by_aiokafka
 from app.serializers import confluent as by_confluent
@@ -38,24 +38,6 @@ _SPLITS = {"batch.size": 5_000}  # or several chunks would be refused together
 
 
 # --- aiokafka ---------------------------------------------------------------------------------------------------------
-
-
-async def test_the_result_of_a_message_of_chunks(make_log: MakeLog) -> None:
-    """It has the id of the message; after a flush the results of all are there; `stats` counts them."""
-    log = make_log()
-    serializers: Any = {"key_serializer": str.encode, "value_serializer": str.encode}
-    async with ChunkingProducer({"bootstrap.servers": log.broker}, **serializers) as producer:
-        futures = [await producer.send(log.topic, "é" * 25_000, "key") for _ in range(3)]
-        futures.append(await producer.send(log.topic, "short", "key"))
-        await producer.flush()
-        assert all(future.done() for future in futures)
-        stats: dict[str, Any] = producer.stats()[log.topic]
-        assert (stats["msgChunkPublished"], stats["chunkedMessageRate"] > 0) == (True, True)
-    found = await log.written()
-    assert [(each.key, len(each.value or b"")) for each in found] == [(b"key", 50_000)] * 3 + [(b"key", 5)]
-    ids = [ChunkMessageId(each.records[0].offset, each.records[-1].offset) for each in found[:3]]
-    assert [future.result().chunk_message_id for future in futures[:3]] == ids
-    assert not hasattr(futures[3].result(), "chunk_message_id")
 
 
 async def test_chunks_are_of_bytes(make_log: MakeLog) -> None:
@@ -87,10 +69,7 @@ async def test_what_is_not_stored(make_log: MakeLog, gate: type[GatedStore]) -> 
 
 
 async def test_concurrent_sends_when_one_is_refused(make_log: MakeLog) -> None:
-    """Eight senders share a producer while the limit falls: what failed and was sent again is in the log once.
-
-    So is all else, and each sender's in its order.
-    """
+    """Eight senders share a producer while the limit falls: what failed and was sent again is in the log once."""
     log, errors, turns = make_log(2), set[type[KafkaError]](), [0] * 8
 
     def value(sender: int, turn: int) -> bytes:
@@ -147,14 +126,6 @@ async def test_a_transaction_after_a_refused_batch(make_log: MakeLog) -> None:
             await producer.send_and_wait(log.topic, value_of(50_000, 3), b"k")
     found = [each.value for each in await log.written("read_committed")]
     assert found == [value_of(50_000, 1), value_of(50_000, 3)]
-
-
-async def test_many_senders_wait_for_their_turn(make_log: MakeLog) -> None:
-    """A send waits for others as long as `request.timeout.ms` says, however many chunks go before it."""
-    log, values = make_log(**{"max.message.bytes": 5_000}), [value_of(1_000_000, turn) for turn in range(8)]
-    async with ChunkingProducer({"bootstrap.servers": log.broker, "request.timeout.ms": "20000"}) as producer:
-        await asyncio.gather(*(producer.send_and_wait(log.topic, value, b"k") for value in values))
-    assert sorted(each.value or b"" for each in await log.written()) == sorted(values)
 
 
 # --- confluent-kafka --------------------------------------------------------------------------------------------------
@@ -227,10 +198,7 @@ def test_batches_that_the_topic_would_refuse(make_log: MakeLog) -> None:
     [("messages", 30, "full: .* has 40 chunks, and .* of 30 messages .* once poll or"), ("kbytes", 400, "Queue full")],
 )
 async def test_chunks_in_a_callback(make_log: MakeLog, queue: str, room: int, found: str) -> None:
-    """`produce` neither polls nor lists topics on the thread of a callback, which would end the process.
-
-    What would have to wait for room is refused there, and can be sent later.
-    """
+    """`produce` neither polls nor lists topics on the thread of a callback, which would end the process."""
     log = make_log()
     reported: list[Any] = []
     large = value_of(775_000)
@@ -290,10 +258,7 @@ def test_what_waits_for_callbacks_is_an_error_in_one(make_log: MakeLog, gate: ty
 
 
 async def test_a_partitioner_of_the_application(make_log: MakeLog) -> None:
-    """It is asked once for a value, with the application's own key, and may answer as it likes.
-
-    A callback may send, and `get` in a callback of the future does not wait for itself.
-    """
+    """It is asked once for a value, with the application's own key, and may answer as it likes."""
     log = make_log(4)
     seen: list[tuple[object, object]] = []
     sent: list[Any] = []

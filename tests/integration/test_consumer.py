@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -66,11 +67,17 @@ def member_of(broker: str, topic: str, *, request_ms: int = 40_000) -> GroupCons
     return GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5, Troubles("p")), Share(Budget(2**28)))
 
 
-async def joined(broker: str, topic: str, listener: Listener | None = None) -> GroupConsumer:
+@asynccontextmanager
+async def joined(broker: str, topic: str, listener: Listener | None = None) -> AsyncIterator[GroupConsumer]:
     """A member of the group that is named as the topic."""
     member = member_of(broker, topic)
     await member.start(listener or Listener())
-    return member
+    try:
+        yield member
+    finally:
+        if listener is not None:
+            listener.let.set()
+        await member.stop()
 
 
 async def members(member: GroupConsumer) -> Sequence[Any]:
@@ -97,47 +104,41 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
     """It is told, and fails, as it would go over what the new owner of a partition has committed."""
     topic = make_topic(2)
-    first = await joined(broker, topic)
-    coordinator: Any = first.consumer._coordinator
-    send: Callable[[Any], Awaitable[Any]] = coordinator._send_req
-    sent, let = asyncio.Event(), asyncio.Event()
+    async with joined(broker, topic) as first:
+        coordinator: Any = first.consumer._coordinator
+        send: Callable[[Any], Awaitable[Any]] = coordinator._send_req
+        sent, let = asyncio.Event(), asyncio.Event()
 
-    async def unavailable(request: Any) -> Any:
-        if not isinstance(request, OffsetCommitRequest) or let.is_set():
-            return await send(request)
-        sent.set()
-        await let.wait()
-        raise GroupCoordinatorNotAvailableError
+        async def unavailable(request: Any) -> Any:
+            if not isinstance(request, OffsetCommitRequest) or let.is_set():
+                return await send(request)
+            sent.set()
+            await let.wait()
+            raise GroupCoordinatorNotAvailableError
 
-    coordinator._send_req = unavailable
-    everything = {TopicPartition(topic, number): (1, "") for number in range(2)}
-    committing = asyncio.create_task(first.commit(everything))
-    await sent.wait()
-    assert f"group {topic} takes no offsets since 20" in str(first._troubles.text(GROUP))
-    second = await joined(broker, topic)
-    try:
-        (mine,) = [each for each in everything if second.seek(each, 0)]
-        await second.commit({mine: (9, "")})
-        let.set()
-        with pytest.raises(GroupMovedOnError):
-            await committing
-        assert first._troubles.text(GROUP) is None
-        found = await asyncio.to_thread(committed, broker, topic, topic)
-        assert found[mine.partition] == 9
-    finally:
-        await first.stop()
-        await second.stop()
+        coordinator._send_req = unavailable
+        everything = {TopicPartition(topic, number): (1, "") for number in range(2)}
+        committing = asyncio.create_task(first.commit(everything))
+        await sent.wait()
+        assert f"group {topic} takes no offsets since 20" in str(first._troubles.text(GROUP))
+        async with joined(broker, topic) as second:
+            (mine,) = [each for each in everything if second.seek(each, 0)]
+            await second.commit({mine: (9, "")})
+            let.set()
+            with pytest.raises(GroupMovedOnError):
+                await committing
+            assert first._troubles.text(GROUP) is None
+            found = await asyncio.to_thread(committed, broker, topic, topic)
+            assert found[mine.partition] == 9
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> None:
     """It is told while a poll waits for it, and such a poll can be ended."""
-    topic = make_topic(2)
-    listener = Listener()
-    first = await joined(broker, topic, listener)
-    listener.let.clear()
-    joining = asyncio.create_task(joined(broker, topic))
-    try:
+    topic, listener, second = make_topic(2), Listener(), AsyncExitStack()
+    async with second, joined(broker, topic, listener) as first:
+        listener.let.clear()
+        joining = asyncio.create_task(second.enter_async_context(joined(broker, topic)))
         while first._troubles.text(GROUP) is None:
             polling = asyncio.create_task(first.poll((), 100))
             await asyncio.wait([polling], timeout=1)
@@ -146,51 +147,44 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
         assert not await polling
         assert not await first.poll((), 100)
         assert first._troubles.text(GROUP) is None
-    finally:
         listener.let.set()
-        await (await joining).stop()
-        await first.stop()
+        await joining
 
 
 async def test_a_member_that_joins_and_leaves_in_a_long_rebalance(broker: str, make_topic: MakeTopic) -> None:
     """It waits longer for the others than for other answers, and leaves though its coordinator counts as dead."""
-    topic = make_topic(2)
-    listener = Listener()
-    first = await joined(broker, topic, listener)
-    listener.let.clear()
+    topic, listener, joins = make_topic(2), Listener(), list[Any]()
     second = member_of(broker, topic, request_ms=700)
-    joins: list[Any] = []
 
     async def counted(call: Call, send: Send) -> Any:
         joins.append(call.request)
         return await send()
 
     Gate.of(second.client).set(Place.REFUSALS, {JoinGroupRequest: counted})
-    joining = asyncio.create_task(second.start(Listener()))
-    polling = asyncio.create_task(polling_for_ever(first))
-    try:
-        await asyncio.wait([joining], timeout=2.5)
-        coordinator: Any = second.consumer._coordinator
-        assert coordinator.coordinator_id is not None, "JoinGroup is still awaited"
-        assert len(joins) <= 2, "the first one is for the member's id"
-        assert len(await members(first)) == 2
-        coordinator.coordinator_dead()
-        joining.cancel()
-        await second.stop()
-        assert len(await members(first)) == 1
-    finally:
-        polling.cancel()
-        listener.let.set()
-        await second.stop()
-        await first.stop()
+    async with joined(broker, topic, listener) as first:
+        listener.let.clear()
+        joining = asyncio.create_task(second.start(Listener()))
+        polling = asyncio.create_task(polling_for_ever(first))
+        try:
+            await asyncio.wait([joining], timeout=2.5)
+            coordinator: Any = second.consumer._coordinator
+            assert coordinator.coordinator_id is not None, "JoinGroup is still awaited"
+            assert len(joins) <= 2, "the first one is for the member's id"
+            assert len(await members(first)) == 2
+            coordinator.coordinator_dead()
+            joining.cancel()
+            await second.stop()
+            assert len(await members(first)) == 1
+        finally:
+            polling.cancel()
+            await second.stop()
 
 
 async def test_membership_is_kept_without_a_poll(broker: str, make_topic: MakeTopic) -> None:
     """It counts as a poll for aiokafka, which keeps what was read ahead; an error of the group is raised."""
     topic = make_topic(1)
-    consumer = await joined(broker, topic)
-    inner: Any = consumer.consumer
-    try:
+    async with joined(broker, topic) as consumer:
+        inner: Any = consumer.consumer
         consumer.seek(TopicPartition(topic, 0), 0)
         assert not await consumer.poll((), 10)
         await asyncio.sleep(0.1)
@@ -200,31 +194,25 @@ async def test_membership_is_kept_without_a_poll(broker: str, make_topic: MakeTo
         inner._coordinator._pending_exception = GroupAuthorizationFailedError(topic)
         with pytest.raises(GroupAuthorizationFailedError):
             await consumer.keep_membership()
-    finally:
-        await consumer.stop()
 
 
 async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTopic) -> None:
     """aiokafka's task that reads may die by a defect in one of its own tasks: a poll tells."""
     topic = make_topic(1)
-    member = await joined(broker, topic)
-    consumer: Any = member.consumer
-    fetcher = consumer._fetcher
 
     async def fails() -> None:
         raise ValueError("a defect")
 
-    try:
+    async with joined(broker, topic) as member:
+        consumer: Any = member.consumer
         with pytest.raises(NoOffsetForPartitionError):
             await polling_for_ever(member)
         failed = asyncio.create_task(fails())
-        fetcher._pending_tasks.add(failed)
+        consumer._fetcher._pending_tasks.add(failed)
         await asyncio.wait([failed])
-        fetcher._notify(fetcher._wait_consume_future)
+        consumer._fetcher._notify(consumer._fetcher._wait_consume_future)
         with pytest.raises(KafkaError, match="Unexpected error during data retrieval"):
             await polling_for_ever(member, TopicPartition(topic, 1))
-    finally:
-        await member.stop()
     assert not any(each.connected() for each in consumer._client._conns.values())
 
 
@@ -234,9 +222,7 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
 ) -> None:
     """It is asked again: its error is one of the whole response, which aiokafka takes for one without offsets."""
     topic = make_topic(1)
-    place = TopicPartition(topic, 0)
-    consumer = await joined(broker, topic)
-    send, refusals = AIOKafkaConnection.send, 0
+    place, send, refusals = TopicPartition(topic, 0), AIOKafkaConnection.send, 0
 
     def refused(self: AIOKafkaConnection, request: Any, **options: Any) -> Any:
         nonlocal refusals
@@ -247,8 +233,8 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
         answer.set_result(OffsetFetchResponse_v3(0, [], code))
         return answer
 
-    monkeypatch.setattr(AIOKafkaConnection, "send", refused)
-    try:
+    async with joined(broker, topic) as consumer:
+        monkeypatch.setattr(AIOKafkaConnection, "send", refused)
         await consumer.commit({place: (7, "note")})
         refusals = 2
         assert await consumer.commits([place]) == {place: OffsetAndMetadata(7, "note")}
@@ -257,5 +243,3 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
         refusals = 1
         assert await consumer.consumer.committed(place) == 7
         assert refusals == 0
-    finally:
-        await consumer.stop()

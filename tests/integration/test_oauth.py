@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,6 @@ class Secured:
     provider: Provider
 
     def keys(self) -> dict[str, object]:
-        """The connection as users configure it."""
         return {
             "bootstrap.servers": self.broker.address("SASL_PLAINTEXT"),
             "security.protocol": "SASL_PLAINTEXT",
@@ -137,10 +137,7 @@ def test_tokens_are_renewed(secured: Secured, way: Way) -> None:
     ids=["secret", "away", "moved", "nobody", "audience"],
 )
 def test_refused_at_start(secured: Secured, way: Way, change: dict[str, object], told: str, *, may_pass: bool) -> None:
-    """What is wrong with the provider, or with its tokens, is one sentence without a secret.
-
-    With `startup.wait.ms` a provider that does not answer is waited for, and a refusal is not.
-    """
+    """What is wrong with the provider, or with its tokens, is one sentence without a secret."""
     document = {**way.settings(), **secured.keys(), "pipeline": way.offload()}
     # A login of its own: another one's token may still be good.
     document["sasl.oauthbearer.scope"] = way.raw
@@ -157,27 +154,22 @@ def test_refused_at_start(secured: Secured, way: Way, change: dict[str, object],
 
 
 async def test_clients_log_in(secured: Secured, way: Way) -> None:
-    """The clients for applications take the same keys."""
+    """The clients for applications take the same keys, and those of kafka-python, which knows none of them itself."""
     store = {**way.store, "large.message.threshold.bytes": 1_000}
-    keys = {name: value for name, value in secured.keys().items() if name != "sasl.oauthbearer.scope"}
-    writes = {**keys, **store, "value.serializer": "wideload.serializers.LargeMessageSerializer"}
+    serializers = "wideload.serializers.LargeMessage"
+    writes = {**secured.keys(), **store, "value.serializer": f"{serializers}Serializer"}
+    del writes["sasl.oauthbearer.scope"]
     async with SerializingProducer(writes) as producer:
         await producer.send_and_wait(way.raw, b"x" * 5_000)
-    reads = {**keys, **store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
-    async with DeserializingConsumer({**reads, "auto.offset.reset": "earliest"}, way.raw) as consumer:
+    reads = {**secured.keys(), **store, "value.deserializer": f"{serializers}Deserializer"}
+    reads["auto.offset.reset"] = "earliest"
+    async with DeserializingConsumer(reads, way.raw) as consumer:
         assert (await consumer.getone()).value == b"x" * 5_000
 
+    def blocking() -> None:
+        with kafka_python.SerializingProducer(writes) as producer:
+            producer.send(way.raw, b"y" * 5_000).get(30)
+        with closing(kafka_python.DeserializingConsumer({**reads, "consumer.timeout.ms": 30_000}, way.raw)) as consumer:
+            assert [next(consumer).value[:1] for _ in range(2)] == [b"x", b"y"]
 
-def test_kafka_python_logs_in(secured: Secured, way: Way) -> None:
-    """So do those of kafka-python, which knows no such keys by itself."""
-    store = {**way.store, "large.message.threshold.bytes": 1_000}
-    producer = kafka_python.SerializingProducer(
-        {**secured.keys(), **store, "value.serializer": "wideload.serializers.LargeMessageSerializer"}
-    )
-    producer.send(way.raw, b"x" * 5_000).get(30)
-    producer.close()
-    reads = {**store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
-    more = {"auto.offset.reset": "earliest", "consumer.timeout.ms": 30_000}
-    consumer = kafka_python.DeserializingConsumer({**secured.keys(), **reads, **more}, way.raw)
-    assert next(iter(consumer)).value == b"x" * 5_000
-    consumer.close()
+    await asyncio.to_thread(blocking)

@@ -133,6 +133,24 @@ def test_partition_that_a_cooperative_assignor_has_taken(client: Client, monkeyp
     assert client.consumer.poll(0) == {}
 
 
+def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call begins behind what was given, as kafka-python's position may be behind records that are lost."""
+    client.given = polled([0, 1])
+    assert client.consumer.poll(0) == {P0: polled([0, 1])}
+    poll = client.poll
+
+    def interrupted() -> dict[TopicPartition, list[ConsumerRecord]]:
+        monkeypatch.setattr(client, "poll", poll)
+        poll()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "poll", interrupted)
+    client.given = polled([2, 3])
+    with pytest.raises(KeyboardInterrupt):
+        client.consumer.poll(0)
+    assert client.positions == {P0: 2}
+
+
 def test_poll_gives_what_the_client_gave(client: Client) -> None:
     """Plain records are kafka-python's own; a poll gives no more than it may, and the rest comes next, in order."""
     records = client.given = polled(range(5))
