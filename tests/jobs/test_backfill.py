@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -19,9 +14,6 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
 from app.config.arguments import configure
@@ -31,26 +23,26 @@ from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings, Outcome, copied
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import JobFailedError
-from jobs.driver.session import SessionSettings
 from jobs.reading.ranges import OffsetRange
 from stores.registry import open_store
-from stores.store import Delete
+from tests.app.payloads.swept import delete_records, filesystem
 from tests.integration.operations import Operations
 from tests.integration.topics import Found, end_offsets, read_all, send
-from tests.s3_server import S3Server, s3_server_or_skip
+from tests.jobs.rows import lose, referring
+from tests.s3_server import S3Server
 from tests.vectors.bakdata import bakdata_cases
 from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
-from transforms.offload import Offload
 from transforms.record import Header, Record
 from transforms.reference import Reference, is_reference
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MakeTopic = Callable[..., str]
 Row = tuple[bytes | None, bytes | None, tuple[Header, ...], int]
 
 THRESHOLD = 1_000
 STARTED_MS = 1_600_000_000_000
+
+pytestmark = pytest.mark.usefixtures("in_session")
 
 
 class Place:
@@ -70,6 +62,12 @@ class Place:
             *more,
         ]
 
+    def settings(self, source: str, sink: str, to: str, *more: str) -> BackfillSettings:
+        """What the command line says."""
+        parsed = _parser().parse_args(self.arguments(source, sink, to, *more))
+        configure(parsed)
+        return _settings(parsed)
+
     def run(self, source: str, sink: str, to: str, *more: str) -> int:
         return main(self.arguments(source, sink, to, *more))
 
@@ -80,33 +78,11 @@ class Place:
         return {number: rows_of(found) for number, found in read_all(self.broker, topic).items()}
 
     def referring(self, topic: str, record: Record) -> Record:
-        work = Offload(0)
-        assert record.value is not None
-        payload = work.payload(record.value)
-        with closing(open_store(self.config)) as store:
-            return work.refer(record, payload.reference(store.publish(topic, payload.data)))
-
-    def lose(self, record: Record) -> bytes:
-        """Removes a record's payload; gives what it was."""
-        assert record.value is not None
-        with closing(open_store(self.config)) as store:
-            assert isinstance(store, Delete)
-            data = store.download(record.value.decode())
-            store.delete(record.value.decode())
-        return data
+        return referring(self.config, topic, record)
 
 
 def rows_of(found: Sequence[Found]) -> list[Row]:
     return [(each.key, each.value, each.headers, each.timestamp) for each in found]
-
-
-async def delete_below(broker: str, topic: str, offset: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
-    finally:
-        await admin.close()
 
 
 def row(record: Record) -> Row:
@@ -143,34 +119,17 @@ def summary_of(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 
 
 @pytest.fixture
-def in_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command on the tests' own session, which is there already."""
-
-    @contextlib.contextmanager
-    def opened(_settings: SessionSettings) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("jobs.backfill.open_session", opened)
-
-
-@pytest.fixture
 def place(broker: str, tmp_path: Path) -> Place:
-    config = {
-        "large.message.payload.store.class": "filesystem",
-        "filesystem.root": str(tmp_path / "payloads"),
-        "filesystem.fsync": False,
-    }
-    return Place(broker, tmp_path, config)
-
-
-def on_s3(broker: str, folder: Path, server: S3Server) -> Place:
-    return Place(broker, folder, {"large.message.payload.store.class": "s3", **server.config("base")})
+    return Place(broker, tmp_path, filesystem(tmp_path / "payloads"))
 
 
 # --- there and back
 
 
-def there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str], most: int) -> None:
+@pytest.mark.matrix
+@pytest.mark.usefixtures("compiled")
+def test_there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into references and back, each partition is what it was: order, keys, values, headers, timestamps."""
     source, references, plain = make_topic(2), make_topic(2), make_topic(2)
     sent = {0: of_all_kinds(1), 1: list(reversed(of_all_kinds(3)))}
     for number, records in sent.items():
@@ -178,7 +137,7 @@ def there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFi
     expected = {number: [row(record) for record in records] for number, records in sent.items()}
     capsys.readouterr()
 
-    assert place.run(source, references, "references", "--max-range-records", str(most)) == 0
+    assert place.run(source, references, "references", "--max-range-records", "2") == 0
     summary = summary_of(capsys)
     assert (summary["status"], summary["written"], summary["payloads"], summary["left"]) == ("done", 18, 8, 0)
     found = place.rows(references)
@@ -189,33 +148,17 @@ def there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFi
             assert headers[: len(own)] == own
             assert is_reference(headers) or (value, headers) == (old, own)
 
-    assert place.run(references, plain, "plain", "--max-range-records", str(2 * most)) == 0
+    assert place.run(references, plain, "plain", "--max-range-records", "4") == 0
     assert place.rows(plain) == expected
 
 
-@pytest.mark.matrix
-@pytest.mark.usefixtures("compiled", "in_session")
-def test_there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into references and back, each partition is what it was: order, keys, values, headers, timestamps."""
-    there_and_back(place, make_topic, capsys, 2)
-
-
-@pytest.mark.usefixtures("in_session")
-def test_there_and_back_on_s3(
-    broker: str, tmp_path: Path, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a real S3 server it is the same."""
-    with s3_server_or_skip("versitygw", tmp_path / "s3") as server:
-        there_and_back(on_s3(broker, tmp_path, server), make_topic, capsys, 5)
-
-
-@pytest.mark.usefixtures("in_session")
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
 def test_bakdata_vectors(
     broker: str, tmp_path: Path, versitygw: S3Server, make_topic: MakeTopic, name: FormatName
 ) -> None:
     """What bakdata's serializer wrote comes out of our format as the values that it was given."""
-    place = on_s3(broker, tmp_path, versitygw)
+    config = {"large.message.payload.store.class": "s3", **versitygw.config("base")}
+    place = Place(broker, tmp_path, config)
     cases = [case for case in bakdata_cases() if case.format == name]
     with closing(versitygw.client()) as client:
         for path, data in (case.stored for case in cases if case.stored is not None):
@@ -233,7 +176,6 @@ def test_bakdata_vectors(
     assert place.rows(plain)[0] == wanted
 
 
-@pytest.mark.usefixtures("in_session")
 def test_chunks_become_references(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """Messages of chunks, interleaved and cut by ranges, become one reference each, in the order of their ends."""
     source, references, plain = make_topic(), make_topic(), make_topic()
@@ -253,23 +195,13 @@ def test_chunks_become_references(place: Place, make_topic: MakeTopic, capsys: p
     }
     assert [is_reference(headers) for _, _, headers, _ in place.rows(references)[0]] == [False, True, True]
     assert place.run(references, plain, "plain") == 0
-    assert place.rows(plain)[0] == [row(ordinary), row(two), row(one)]
+    place.send(source, chunks_of(Record(b"l", large(9), (), STARTED_MS), "lonely")[1:])  # what comes later goes on
+    assert place.run(source, references, "references") == 0
+    assert place.run(references, plain, "plain") == 0
+    late = row(Record(b"l", large(9), (), STARTED_MS))
+    assert place.rows(plain)[0] == [row(ordinary), row(two), row(one), late]
 
 
-@pytest.mark.usefixtures("in_session")
-def test_chunk_that_comes_later(place: Place, make_topic: MakeTopic) -> None:
-    """A message whose last chunk comes after a run is written by the next, which goes on where the first ended."""
-    source, plain = make_topic(), make_topic()
-    record = Record(b"k", large(1), (), STARTED_MS)
-    chunks = chunks_of(record, "late")
-    place.send(source, [*chunks[:2], Record(b"o", b"v", (), 1)])
-    assert place.run(source, plain, "plain") == 0
-    place.send(source, chunks[2:])
-    assert place.run(source, plain, "plain") == 0
-    assert place.rows(plain)[0] == [(b"o", b"v", (), 1), row(record)]
-
-
-@pytest.mark.usefixtures("in_session")
 def test_chunk_beyond_the_lookback(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """A first chunk too far before the range is no silent loss: the job names the option, and goes on with more."""
     source, plain = make_topic(), make_topic()
@@ -285,14 +217,13 @@ def test_chunk_beyond_the_lookback(place: Place, make_topic: MakeTopic, capsys: 
     assert place.rows(plain)[0] == [*(row(each) for each in between), row(record)]
 
 
-@pytest.mark.usefixtures("in_session")
 def test_records_deleted_by_kafka(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """Records that Kafka deleted before they were read are a failure that names them, unless it is told otherwise."""
     source, sink = make_topic(), make_topic()
     place.send(source, [Record(b"%d" % n, b"v", (), 1) for n in range(3)])
     assert place.run(source, sink, "references") == 0
     place.send(source, [Record(b"%d" % n, b"v", (), 1) for n in range(3, 9)])
-    asyncio.run(delete_below(place.broker, source, 5))
+    delete_records(place.broker, source, 5)
     capsys.readouterr()
     assert place.run(source, sink, "references") == 1
     said = f"topic {source} partition 0 was read up to offset 3 and begins at 5 now: records were deleted before"
@@ -301,7 +232,6 @@ def test_records_deleted_by_kafka(place: Place, make_topic: MakeTopic, capsys: p
     assert [key for key, _, _, _ in place.rows(sink)[0]] == [b"0", b"1", b"2", b"5", b"6", b"7", b"8"]
 
 
-@pytest.mark.usefixtures("in_session")
 def test_references_are_published_anew_or_kept(place: Place, make_topic: MakeTopic) -> None:
     """References of the source get payloads below the sink's name; with --keep-references they go as they are."""
     source, anew, kept = make_topic(), make_topic(), make_topic()
@@ -312,12 +242,11 @@ def test_references_are_published_anew_or_kept(place: Place, make_topic: MakeTop
     assert (key, headers, time_ms) == (b"k", tuple(reference.headers), STARTED_MS)
     assert value is not None
     assert f"/{anew}/".encode() in value
-    place.lose(reference)
+    lose(place.config, reference)
     assert place.run(source, kept, "references", "--keep-references") == 0
     assert place.rows(kept)[0] == [row(reference)]
 
 
-@pytest.mark.usefixtures("in_session")
 def test_references_are_encrypted_and_back(place: Place, make_topic: MakeTopic) -> None:
     """References without encryption become encrypted ones, and plain values again; without the key the job ends."""
     source, sink, plain = make_topic(), make_topic(), make_topic()
@@ -336,7 +265,6 @@ def test_references_are_encrypted_and_back(place: Place, make_topic: MakeTopic) 
     assert place.run(sink, make_topic(), "plain") == 1
 
 
-@pytest.mark.usefixtures("in_session")
 def test_partition_by_key(place: Place, make_topic: MakeTopic) -> None:
     """By key, each key's records are in one partition of the sink, in order, where Kafka's own clients put them."""
     source, sink = make_topic(3), make_topic(2)
@@ -366,14 +294,13 @@ def test_partition_by_key(place: Place, make_topic: MakeTopic) -> None:
 # --- what cannot be restored
 
 
-@pytest.mark.usefixtures("in_session")
 def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """A record whose payload is gone ends the job with one sentence; set right, the next run repeats nothing."""
     source, plain = make_topic(), make_topic()
     records = [Record(b"%d" % n, large(n), (), STARTED_MS + n) for n in range(6)]
     references = [place.referring(source, record) for record in records]
     place.send(source, references)
-    lost = place.lose(references[3])
+    lost = lose(place.config, references[3])
     capsys.readouterr()
     for _ in range(2):
         assert place.run(source, plain, "plain") == 1
@@ -388,12 +315,11 @@ def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.
     assert place.rows(plain)[0] == [row(record) for record in records]
 
 
-@pytest.mark.usefixtures("in_session")
 def test_problem_kept(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """With --on-error keep, such a record goes as it is, and chunks that make no message are left out; both count."""
     source, plain = make_topic(), make_topic()
     reference = place.referring(source, Record(b"k", large(1), (), STARTED_MS))
-    place.lose(reference)
+    lose(place.config, reference)
     spoilt = chunks_of(Record(b"c", large(2), (), STARTED_MS), "spoilt")
     del spoilt[1]
     last = Record(b"last", b"v", (), STARTED_MS)
@@ -405,36 +331,9 @@ def test_problem_kept(place: Place, make_topic: MakeTopic, capsys: pytest.Captur
     assert place.rows(plain)[0] == [row(reference), row(last)]
 
 
-@pytest.mark.usefixtures("in_session")
-def test_other_format(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
-    """References that --format does not mean are no values: the job says which format they have."""
-    source, theirs, sink = make_topic(), make_topic(), make_topic()
-    form = FORMATS["bakdata-headers"]
-    place.send(theirs, [form.write_reference(Record(b"k", None), Reference("s3://b/t/values/id"))])
-    place.send(source, [place.referring(source, Record(b"k", large(1)))])
-    capsys.readouterr()
-    assert place.run(theirs, sink, "plain") == 1
-    assert "is --format bakdata-headers meant?" in capsys.readouterr().err
-    assert place.run(source, make_topic(), "plain", "--format", "bakdata-headers") == 1
-    assert "is --format wideload meant?" in capsys.readouterr().err
-    assert end_offsets(place.broker, sink) == {0: 0}
-
-
-@pytest.mark.usefixtures("in_session")
-def test_value_too_large_for_the_sink(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
-    """A value that the sink does not take ends the job before it is sent, with both sizes."""
-    source, plain = make_topic(), make_topic(**{"max.message.bytes": 4_000})
-    place.send(source, [place.referring(source, Record(b"k", large(1, 4_000)))])
-    capsys.readouterr()
-    assert place.run(source, plain, "plain") == 1
-    said = f"value too-large: a record of 4,071 bytes; max.message.bytes of topic {plain} is 4,000"
-    assert said in capsys.readouterr().err
-
-
 # --- refusals
 
 
-@pytest.mark.usefixtures("in_session")
 def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """What would lose order, timestamps or records is refused with one sentence and status 2; nothing is written."""
     source, two, one, clock = (
@@ -472,7 +371,6 @@ def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("backfill: --source: nowhere is not on the broker")
 
 
-@pytest.mark.usefixtures("in_session")
 def test_topics_made_anew(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that knows of more than source or sink have is not followed."""
     source, sink = make_topic(), make_topic()
@@ -499,7 +397,6 @@ def test_topics_made_anew(place: Place, make_topic: MakeTopic, capsys: pytest.Ca
 # --- a dry run
 
 
-@pytest.mark.usefixtures("in_session")
 def test_dry_run(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run counts by form, with what would be published, and neither writes nor asks the store."""
     source, sink = make_topic(2), make_topic(2)
@@ -517,48 +414,45 @@ def test_dry_run(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixt
     assert not (place.folder / f"checkpoint-{sink}").exists()
 
 
-@pytest.mark.usefixtures("in_session")
-def test_table(
-    place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a terminal the summary is a table and sentences."""
-    source, sink = make_topic(), make_topic()
-    place.send(source, of_all_kinds(1))
-    capsys.readouterr()
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert place.run(source, sink, "references", "--dry-run") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "read as    records     size",
-        "plain            7  17.0 kB",
-        "tombstone        2      5 B",
-        "would be written: 9 records",
-        "would be published: 4 payloads, 16.0 kB",
-        "nothing was written: this was a dry run",
-    ]
+def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a terminal the summary is a table and sentences.
 
-
-def test_kept_records_bind_the_topics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that was kept may refer to a payload of the source: the table says what a sweep of that needs."""
+    A record that was kept may refer to a payload of the source: the table says what a sweep of that needs.
+    """
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     given = ["--source", "old", "--sink", "new", "--to", "plain", "--bootstrap-servers", "b:1"]
-    _tell(Backfill(Tally(kept=2), 1), _parser().parse_args(given), "done", None)
-    said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == [
+    tally = Tally({"plain": [7, 17_000], "tombstone": [2, 5]}, 9, 17_005, 4, 16_001, 1, 2, 3)
+    head = ["read as    records     size", "plain            7  17.0 kB", "tombstone        2      5 B"]
+    end = [
         "kept as they are, since they cannot be restored: 2 records",
         "these may refer to payloads of old: a sweep of it needs --carrier new",
+        "left out: 3 chunks that make no message",
     ]
-    _tell(Backfill(Tally(), 1), _parser().parse_args(given), "done", None)
-    assert "carrier" not in capsys.readouterr().out
+    sized = "4 payloads, 16.0 kB, and 1 of them whose size only the store knows"
+    dry = ["would be written: 9 records", f"would be published: {sized}"]
+    for found, more, state, lines in (
+        (Backfill(), (), "done", ["nothing is left to do"]),
+        (Backfill(Tally(), 1), (), "done", [head[0], "written: 0 records, 0 B", "published: 0 payloads, 0 B"]),
+        (
+            Backfill(tally, 1, {0: 5}, {0: 9}),
+            (),
+            "stopped",
+            [
+                *head,
+                "written: 9 records, 17.0 kB",
+                f"published: {sized}",
+                *end,
+                "stopped with 4 offsets left; run it again to go on",
+            ],
+        ),
+        (Backfill(tally, 1), ("--dry-run",), "dry-run", [*head, *dry, *end, "nothing was written: this was a dry run"]),
+    ):
+        _tell(found, _parser().parse_args([*given, *more]), state, None)
+        told = capsys.readouterr().out.splitlines()
+        assert [line.split() for line in told] == [line.split() for line in lines]
 
 
 # --- restarts
-
-
-def settings_of(arguments: Sequence[str]) -> BackfillSettings:
-    """What the command line says."""
-    parsed = _parser().parse_args(arguments)
-    configure(parsed)
-    return _settings(parsed)
 
 
 def test_stop_and_go_on(place: Place, spark: SparkSession, make_topic: MakeTopic) -> None:
@@ -566,8 +460,7 @@ def test_stop_and_go_on(place: Place, spark: SparkSession, make_topic: MakeTopic
     source, sink = make_topic(), make_topic()
     records = [Record(b"%d" % n, b"value", (), STARTED_MS) for n in range(20)]
     place.send(source, records)
-    arguments = place.arguments(source, sink, "references", "--max-range-records", "5")
-    settings = settings_of(arguments)
+    settings = place.settings(source, sink, "references", "--max-range-records", "5")
     stop, found = Event(), Backfill()
     run(spark, settings, found, stop, lambda now: stop.set() if now.ranges == 2 else None)
     assert (found.ranges, found.left, found.tally.records) == (2, 10, 10)
@@ -581,8 +474,7 @@ def test_range_ends_by_bytes(place: Place, spark: SparkSession, make_topic: Make
     """A bound of bytes holds for what is restored, though references in the log are small."""
     source, sink = make_topic(), make_topic()
     place.send(source, [place.referring(source, Record(b"%d" % n, large(n))) for n in range(4)])
-    arguments = place.arguments(source, sink, "plain", "--max-range-bytes", "9000")
-    settings = settings_of(arguments)
+    settings = place.settings(source, sink, "plain", "--max-range-bytes", "9000")
     tight = replace(settings, source=replace(settings.source, inflater=replace(settings.source.inflater, held_bytes=1)))
     run(spark, tight, found := Backfill(), Event())
     # What is on its way when the bound is passed belongs to the range: one record here, 64 MiB by default.
@@ -597,7 +489,6 @@ def killed_behind(start: int, settings: BackfillSettings, sink: SinkTopic, range
     return outcome
 
 
-@pytest.mark.usefixtures("in_session")
 def test_killed_between_commit_and_note(
     place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,7 +516,7 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
     """
     source, sink = make_topic(), make_topic()
     place.send(source, records := [Record(b"k", large(1), (), STARTED_MS), Record(b"k", None, (), STARTED_MS)])
-    settings = replace(settings_of(place.arguments(source, sink, "references")), checkpoint_id="one")
+    settings = replace(place.settings(source, sink, "references"), checkpoint_id="one")
     client, range_ = settings.source.client, OffsetRange(source, 0, 0, 2)
     first = copied(settings, sink_topic(client, sink), range_)
     assert (first.error, first.next, first.tally.payloads) == (None, 2, 1)
@@ -646,18 +537,14 @@ def test_receipt_of_another_sink_or_checkpoint(place: Place, make_topic: MakeTop
     assert copied(replace(settings, checkpoint_id="two"), sink_topic(client, sink), range_).ends == {0: 2}
     assert [key for key, *_ in place.rows(sink)[0]] == [record.key for record in records]
 
-
-def test_receipt_of_a_sink_with_more_partitions(place: Place, make_topic: MakeTopic) -> None:
-    """The receipt names a partition that the sink, made anew, does not have: the range is done again."""
-    source, sink = make_topic(), make_topic(4)
-    place.send(source, [Record(b"7", b"value", (), STARTED_MS)])  # murmur2: partition 3 of 4
-    arguments = place.arguments(source, sink, "references", "--partition-by", "key")
-    settings = replace(settings_of(arguments), checkpoint_id="one")
-    client, range_ = settings.source.client, OffsetRange(source, 0, 0, 1)
-    assert copied(settings, sink_topic(client, sink), range_).ends == {3: 1}
-    Operations(place.broker).remove_topic(sink)
-    make_topic(1, named=sink)
-    again = copied(settings, sink_topic(client, sink), range_)
+    many = make_topic(4)  # the receipt names a partition that the sink, made anew, does not have
+    place.send(keyed := make_topic(), [Record(b"7", b"value", (), STARTED_MS)])  # murmur2: partition 3 of 4
+    settings = replace(place.settings(keyed, many, "references", "--partition-by", "key"), checkpoint_id="one")
+    range_ = OffsetRange(keyed, 0, 0, 1)
+    assert copied(settings, sink_topic(client, many), range_).ends == {3: 1}
+    Operations(place.broker).remove_topic(many)
+    make_topic(1, named=many)
+    again = copied(settings, sink_topic(client, many), range_)
     assert (again.error, again.ends) == (None, {0: 1})
 
 
@@ -670,7 +557,7 @@ def test_two_backfills_with_checkpoints_of_their_own(
     """
     source, sink = make_topic(), make_topic()
     place.send(source, records := [Record(b"%d" % n, b"value", (), STARTED_MS + n) for n in range(4)])
-    first = settings_of(place.arguments(source, sink, "references", "--max-range-records", "2"))
+    first = place.settings(source, sink, "references", "--max-range-records", "2")
     second = replace(first, checkpoint=str(place.folder / "second"))
     empty = sink_topic(first.source.client, sink)
 
@@ -693,47 +580,3 @@ def test_two_backfills_with_checkpoints_of_their_own(
     with pytest.raises(JobFailedError, match=r"a backfill with another checkpoint than .*/third has written"):
         run(spark, first, Backfill(), Event(), partial(beside, third))
     assert place.rows(sink)[0] == [row(record) for record in [*records[:2], *records]]
-
-
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.usefixtures("in_session")
-def test_process_killed(
-    place: Place, make_topic: MakeTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Killed in the middle, and run again: no gap, and with `read_committed` each record once, in order."""
-    source, sink, plain = make_topic(2), make_topic(2), make_topic(2)
-    size = 700
-    values = [large(n, 3_000) if n % 3 == 0 else b"small" for n in range(size)]
-    records = [Record(b"%d" % n, value, (), STARTED_MS + n) for n, value in enumerate(values)]
-    sent = {0: records, 1: records[::-1]}
-    for number, records in sent.items():
-        place.send(source, records, number)
-    most = 100
-    arguments = place.arguments(source, sink, "references", "--max-range-records", str(most))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.backfill", *arguments, "--conf", "spark.ui.enabled=false", "--master", "local[2]"],
-        cwd=REPOSITORY,
-        env={**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "local")},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline, pause = time.monotonic() + 300, Event()
-        while sum(end_offsets(place.broker, sink).values()) < 3 * most:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            pause.wait(0.02)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    middle = sum(end_offsets(place.broker, sink).values())
-    assert middle < 2 * size
-
-    capsys.readouterr()
-    assert main(arguments) == 0
-    summary = summary_of(capsys)
-    assert (summary["status"], summary["left"]) == ("done", 0)
-    assert place.run(sink, plain, "plain") == 0
-    assert place.rows(plain) == {number: [row(record) for record in records] for number, records in sent.items()}

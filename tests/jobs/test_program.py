@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from threading import Event
 
 import pyspark
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.local import jars, spark_start
-from tests.integration.topics import send
+from tests.app.payloads.swept import referring, write
+from tests.integration.topics import read_all
+from tests.integration.worker_process import until
 from tests.s3_server import free_port
 from transforms.chunk import Chunking
-from transforms.formats import WIDELOAD
 from transforms.record import Record
-from transforms.reference import Reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "docs" / "examples" / "spark_program.py"
 STREAM = REPOSITORY / "docs" / "examples" / "spark_stream.py"
 LARGE = b"x" * 5_000
 CHUNKED = list(Chunking(2_000).split(Record(b"chunked", LARGE), "one"))
+# `inflate` alone leaves chunks as they are.
+STREAMED = ["inflate: 5 values", "assemble: 3 values", "wideload: 3 values"]
 QUICK = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
@@ -77,28 +75,8 @@ def place(broker: str, make_topic: Callable[..., str], tmp_path: Path) -> tuple[
     payload = tmp_path / topic / hashlib.sha256(LARGE).hexdigest()
     payload.parent.mkdir()
     payload.write_bytes(LARGE)
-    large = WIDELOAD.write_reference(Record(b"large", b"?"), Reference(f"file://{payload}", len(LARGE)))
-    rows = [(0, record.key, record.value, list(record.headers), 1) for record in (large, Record(b"small", b"plain"))]
-    send(broker, topic, rows)
+    write(broker, topic, referring(f"file://{payload}", b"large"), Record(b"small", b"plain"))
     return broker, topic, copy, tmp_path
-
-
-async def written(broker: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-    """The records of a topic by their keys, as they are in the log."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=broker, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
-        at = TopicPartition(topic, 0)
-        consumer.assign([at])
-        end = (await consumer.end_offsets([at]))[at]
-        await consumer.seek_to_beginning(at)
-        found: list[tuple[bytes | None, bytes | None]] = []
-        while await consumer.position(at) < end:
-            records = await consumer.getmany(at, timeout_ms=1_000)
-            found += [(each.key, each.value) for some in records.values() for each in some]
-        return sorted(found, key=lambda each: each[0] or b"")
-    finally:
-        await consumer.stop()
 
 
 def submit(listed: str) -> str:
@@ -112,12 +90,20 @@ def check(place: tuple[str, str, str, Path], printed: list[str]) -> None:
     told = f"2 values, {len(LARGE) + len(b'plain')} bytes"
     assert printed[-2:] == [f"inflate: {told}", f"wideload: {told}"]
     path = f"file://{root}/{copy}/{hashlib.sha256(LARGE).hexdigest()}"
-    assert asyncio.run(written(broker, copy)) == [(b"large", path.encode()), (b"small", b"plain")]
+    records = sorted((record.key, record.value) for record in read_all(broker, copy)[0])
+    assert records == [(b"large", path.encode()), (b"small", b"plain")]
 
 
-@contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """Spark's own server, with the connector; its address."""
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of Spark's own server, with the connector, for all tests here."""
+    folder = tmp_path_factory.mktemp("connect")
     port = free_port()
     conf = {
         **QUICK,
@@ -141,16 +127,8 @@ def connect_server(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        deadline, pause = time.monotonic() + 120, Event()
-        while True:
-            assert server.poll() is None, log.read_text()[-5_000:]
-            assert time.monotonic() < deadline
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            except OSError:
-                pause.wait(0.1)
-            else:
-                break
+        until(lambda: answers(port) or server.poll() is not None, "the server answers", 120)
+        assert server.poll() is None, log.read_text()[-5_000:]
         yield f"sc://127.0.0.1:{port}"
     finally:
         # Spark ends its Python processes, which have groups of their own, only where it may end itself.
@@ -160,13 +138,6 @@ def connect_server(folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-
-
-@pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one server for all tests here."""
-    with connect_server(tmp_path_factory.mktemp("connect")) as address:
-        yield address
 
 
 def test_page_has_the_programs() -> None:
@@ -199,27 +170,16 @@ def test_streams_in_session_of_their_own(place: tuple[str, str, str, Path], tmp_
     """Streams run as printed, on a session of their own too."""
     broker, topic, _, root = place
     classic = {"PYSPARK_SUBMIT_ARGS": submit(",".join(map(str, jars.ensure("spark"))))}
-    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in CHUNKED])
-    assert run(STREAM, broker, topic, root, tmp_path / "out", **classic) == [
-        "inflate: 5 values",
-        "assemble: 3 values",
-        "wideload: 3 values",
-    ]
+    write(broker, topic, *CHUNKED)
+    assert run(STREAM, broker, topic, root, tmp_path / "out", **classic) == STREAMED
 
 
 def test_streams_through_spark_connect(place: tuple[str, str, str, Path], connect: str, tmp_path: Path) -> None:
-    """Streams run through it too: `inflate`, `assemble` in `foreachBatch`, and the source; a second run goes on."""
+    """Streams run through it too: `inflate`, `assemble` in `foreachBatch`, and the source."""
     broker, topic, _, root = place
-
-    def printed() -> list[str]:
-        out = tmp_path / "out"
-        return run(STREAM, broker, topic, root, out, SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
-
-    send(broker, topic, [(0, each.key, each.value, list(each.headers), 1) for each in CHUNKED])
-    # `inflate` alone leaves chunks as they are.
-    assert printed() == ["inflate: 5 values", "assemble: 3 values", "wideload: 3 values"]
-    send(broker, topic, [(0, b"more", b"plain", [], 1)])
-    assert printed() == ["inflate: 6 values", "assemble: 4 values", "wideload: 4 values"]
+    write(broker, topic, *CHUNKED)
+    printed = run(STREAM, broker, topic, root, tmp_path / "out", SPARK_REMOTE=connect, JAVA_HOME="/nonexistent")
+    assert printed == STREAMED
 
 
 ORPHANS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,15 +18,12 @@ from stores.memory import MemoryStore
 from tests.jobs.reading.test_messages import ListedLog, chunks
 from transforms.chunked_message import Limits
 from transforms.errors import PayloadStoreError
+from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
+from transforms.reference import Reference
 
 LARGE = 5_000
-
-
-def source_of(store: dict[str, object]) -> Source:
-    client = embedded_client_settings({"bootstrap.servers": "b:1"})
-    return Source(client, {}, "t", InflaterSettings(store), Limits(expire_ms=0))
 
 
 class Log(ListedLog):
@@ -70,47 +68,59 @@ class BreakingStore(MemoryStore):
         return super().put(topic, object_id, data)
 
 
-STORE = f"{__name__}.{BreakingStore.__name__}"
+STORE = {"large.message.payload.store.class": f"{__name__}.{BreakingStore.__name__}"}
+CLIENT = embedded_client_settings({"bootstrap.servers": "b:1"})
+SOURCE = Source(CLIENT, {}, "t", InflaterSettings(STORE), Limits(expire_ms=0))
+PLAIN = BackfillSettings(SOURCE, "s", "c", None)
+TOPIC = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True)
+
+Copy = Callable[..., Outcome]
 
 
-def test_a_message_of_chunks_before_a_failure_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that fails behind a message of chunks: what was written before is not written by the next run."""
-    whole, large = b"w" * 1_200, b"l" * LARGE
-    source = [Record(b"k", b"first"), *chunks(whole, "a"), Record(b"k", large)]
-    sink: list[RecordLike] = []
+@pytest.fixture
+def sink() -> list[RecordLike]:
+    """What was committed."""
+    return []
+
+
+@pytest.fixture
+def source() -> list[Record]:
+    return [Record(b"k", b"%d" % number) for number in range(4)]
+
+
+@pytest.fixture
+def copy(monkeypatch: pytest.MonkeyPatch, sink: list[RecordLike], source: list[Record]) -> Copy:
+    """Copies from an offset up to another one, with these settings."""
     monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
     monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
     monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store: dict[str, object] = {"large.message.payload.store.class": STORE}
-    options = source_of(store)
-    settings = BackfillSettings(options, "s", "c", Offload(LARGE - 1, None))
 
-    def run(start: int) -> Outcome:
-        return copied(
-            settings, SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True), OffsetRange("t", 0, start, len(source))
-        )
+    def copy(start: int, end: int, settings: BackfillSettings = PLAIN, topic: SinkTopic = TOPIC) -> Outcome:
+        return copied(settings, topic, OffsetRange("t", 0, start, end))
 
-    failed = run(0)
+    return copy
+
+
+def test_a_message_of_chunks_before_a_failure_is_written_once(
+    copy: Copy, sink: list[RecordLike], source: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails behind a message of chunks: what was written before is not written by the next run."""
+    whole, large = b"w" * 1_200, b"l" * LARGE
+    source[:] = [Record(b"k", b"first"), *chunks(whole, "a"), Record(b"k", large)]
+    settings = replace(PLAIN, offload=Offload(LARGE - 1, None))
+    failed = copy(0, len(source), settings)
     assert "no room" in str(failed.error)
     assert [record.value for record in sink] == [b"first", whole]
     assert failed.next == len(source) - 1
     monkeypatch.setattr(BreakingStore, "broken", False)
-    done = run(failed.next)
+    done = copy(failed.next, len(source), settings)
     assert (done.error, done.next) == (None, len(source))
     assert [(record.value or b"")[:9] for record in sink] == [b"first", whole[:9], b"memory://"]
 
 
-def test_a_timestamp_that_the_sink_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timestamp_that_the_sink_refuses(copy: Copy, sink: list[RecordLike]) -> None:
     """The range ends before the record, and says where it is: brokers refuse whole batches without a place."""
-    source = [Record(b"k", b"%d" % number) for number in range(3)]
-    sink: list[RecordLike] = []
-    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
-    monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
-    monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store: dict[str, object] = {"large.message.payload.store.class": STORE}
-    options = source_of(store)
-    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True, oldest_ms=86_400_000)
-    refused = copied(BackfillSettings(options, "s", "c", None), topic, OffsetRange("t", 0, 0, 3))
+    refused = copy(0, 3, topic=replace(TOPIC, oldest_ms=86_400_000))
     assert (refused.next, sink) == (0, [])
     assert str(refused.error).startswith(
         "topic t partition 0 offset 0: the timestamp is 1000 ms, and message.timestamp.before.max.ms of topic s is "
@@ -120,30 +130,53 @@ def test_a_timestamp_that_the_sink_refuses(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("timestamp_ms", "fits"), [(2**63 - 1, False), (-(2**63), False), (-1, True), (1, True)])
 def test_timestamps_that_a_sink_takes(timestamp_ms: int, *, fits: bool) -> None:
     """What brokers would refuse by their limits is known before; a record without a timestamp has none to refuse."""
-    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True, oldest_ms=2**62, newest_ms=3_600_000)
+    topic = replace(TOPIC, oldest_ms=2**62, newest_ms=3_600_000)
     assert (topic.refusal(timestamp_ms) is None) == fits
     first, last = topic.window()
     assert fits or not first <= timestamp_ms <= last
 
 
-def test_a_source_that_was_cut_between_two_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_was_cut_between_two_ranges(copy: Copy, sink: list[RecordLike], source: list[Record]) -> None:
     """Another record stands where the last range ended: those before the position may be others too."""
-    source = [Record(b"k", b"%d" % number) for number in range(4)]
-    sink: list[RecordLike] = []
-    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source))
-    monkeypatch.setattr(range_module, "Log", lambda reader, _: reader)
-    monkeypatch.setattr(range_module, "SinkWriter", lambda *_: Writer(sink))
-    store: dict[str, object] = {"large.message.payload.store.class": STORE}
-    options = source_of(store)
-    settings = BackfillSettings(options, "s", "c", None)
-    topic = SinkTopic("s", {0: 0}, 2**20, keeps_timestamps=True)
-    first = copied(settings, topic, OffsetRange("t", 0, 0, 2))
+    first = copy(0, 2)
     assert first.mark is not None
     source[1] = Record(b"k", b"another")
-    after = OffsetRange("t", 0, 2, 4)
-    refused = copied(replace(settings, mark=first.mark), topic, after)
+    refused = copy(2, 4, replace(PLAIN, mark=first.mark))
     assert (refused.next, len(sink)) == (2, 2)
     assert str(refused.error).startswith("topic t partition 0 has another record at offset 1 than was read there")
     source[1] = Record(b"k", b"1")
-    done = copied(replace(settings, mark=first.mark), topic, after)
+    done = copy(2, 4, replace(PLAIN, mark=first.mark))
     assert (done.error, done.next, len(sink)) == (None, 4, 4)
+
+
+def referring(record: Record, name: FormatName = "wideload") -> Record:
+    return FORMATS[name].write_reference(record, Reference("memory://default/t/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "said"),
+    [
+        (referring(Record(b"k", None), "bakdata-headers"), "wideload", "is --format bakdata-headers meant?"),
+        (referring(Record(b"k", None)), "bakdata-headers", "is --format wideload meant?"),
+        (referring(Record(b"k", None)), "wideload", "offset 4: value missing: there is no"),
+        (
+            Record(b"k", b"v" * 2**20),
+            "wideload",
+            "offset 4: value too-large: a record of 1,048,651 bytes; max.message.bytes of topic s is 1,048,576",
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_written(
+    copy: Copy, sink: list[RecordLike], source: list[Record], record: Record, form: FormatName, said: str
+) -> None:
+    """It ends the range with its place; with `keep_problems` it goes as it is, if the sink takes it, and counts."""
+    source += [record, Record(b"last", b"v")]
+    inflater = replace(SOURCE.inflater, reference_format=form)
+    settings = replace(PLAIN, source=replace(SOURCE, inflater=inflater))
+    source[:4] = [Record(b"k", None)] * 4
+    failed = copy(0, 6, settings)
+    assert (failed.next, len(sink)) == (4, 4)
+    assert said in str(failed.error)
+    kept = copy(4, 6, replace(settings, keep_problems=True))
+    fits = "too-large" not in said
+    assert (kept.next, kept.tally.kept, len(sink)) == ((6, 1, 6) if fits else (4, 0, 4))

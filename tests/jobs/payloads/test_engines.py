@@ -91,19 +91,15 @@ def test_rows_of_a_path_meet(engine: Any) -> None:
         assert all(row[4] == path for row in mine[1:])  # side by side
 
 
-def test_nothing(engine: Any) -> None:
-    """Without items there are no rows, and what works on none of them makes none."""
-    nothing = engine.spread([], listed, LISTED)
-    assert rows_of(engine, engine.by_path([nothing, nothing], seen, COLUMNS)) == []
-
-
 def test_large_path(engine: Any) -> None:
-    """All rows of one path come to one call, however many there are."""
+    """All rows of one path come to one call, however many there are; without items there are none."""
     many = engine.spread([[("p", 1)] * 1_000, [("q", 1)]], chained, COLUMNS)
     counted = engine.by_path([many], lambda rows: iter([(str(sum(1 for _ in rows)), 0)]), LISTED)
-    numbers = [int(row[0]) for part in engine.gathered(counted, everything) for row in part]
+    numbers = [int(row[0]) for row in rows_of(engine, counted)]
     assert sum(numbers) == 3_003
     assert max(numbers) >= 3_000
+    nothing = engine.spread([], listed, LISTED)
+    assert rows_of(engine, engine.by_path([nothing, nothing], seen, COLUMNS)) == []
 
 
 def test_failure_of_a_task(engine: Any) -> None:
@@ -140,26 +136,18 @@ def test_report_of_lines(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("out", r"found .*out, allowed is a file that ends in .parquet or .jsonl"),
-        ("no/out.jsonl", r"/no is not a directory that this user can write to"),
-        ("dangling.jsonl", r"dangling.jsonl is there already; give a new file"),
-    ],
-)
-def test_report_that_cannot_be_written(tmp_path: Path, name: str, told: str) -> None:
-    """It is refused before anything is read, and a failure leaves no half of it."""
+def test_report_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is refused before anything is read; a report is whole, or not there."""
     (tmp_path / "dangling.jsonl").symlink_to(tmp_path / "nowhere")
-    with LocalEngine() as engine, pytest.raises(ConfigurationError, match=told):
-        engine.check_new(str(tmp_path / name))
-
-
-def test_report_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """A report is whole, or not there."""
-    path = tmp_path / "out.jsonl"
     with LocalEngine() as engine:
+        for name, told in (
+            ("out", r"found .*out, allowed is a file that ends in .parquet or .jsonl"),
+            ("no/out.jsonl", r"/no is not a directory that this user can write to"),
+            ("dangling.jsonl", r"dangling.jsonl is there already; give a new file"),
+        ):
+            with pytest.raises(ConfigurationError, match=told):
+                engine.check_new(str(tmp_path / name))
         frame = engine.spread([0], lambda items: (("a", "no time", 0, None) for _ in items), COLUMNS)
         with pytest.raises(TypeError):
-            engine.save(frame, str(path))
-    assert not path.exists()
+            engine.save(frame, str(tmp_path / "out.jsonl"))
+    assert not (tmp_path / "out.jsonl").exists()
