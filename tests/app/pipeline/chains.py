@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
@@ -16,6 +16,9 @@ from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Step, Store, Work
 from stores.registry import open_store
 from stores.store import PayloadStore
+from tests.app.pipeline.plain_store import PlainStore
+from transforms.errors import PayloadStoreError
+from transforms.formats import FormatName
 from transforms.record import Record, RecordLike
 
 ROOMY = 10_000_000  # a sink's limit that is in nobody's way
@@ -85,6 +88,21 @@ def plain(record: RecordLike) -> RecordLike:
     return Record(record.key, record.value, record.headers, record.timestamp)
 
 
+class Refusing(PlainStore):
+    """A store that is down while `down` is true; `tried` counts the calls in vain."""
+
+    def __init__(self, *, down: bool = False) -> None:
+        super().__init__()
+        self.down, self.tried = down, 0
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PlainStore`."""
+        if self.down:
+            self.tried += 1
+            raise PayloadStoreError("down", retriable=True)
+        return super().publish(topic, data)
+
+
 def memory(**keys: object) -> PayloadStore:
     """A store of its own."""
     dotted = {name.replace("_", "."): value for name, value in keys.items()}
@@ -92,14 +110,34 @@ def memory(**keys: object) -> PayloadStore:
     return open_store({"large.message.payload.store.class": "memory", "memory.name": name, **dotted})
 
 
-def settings_of(transforms: list[str], **keys: object) -> PipelineSettings:
-    """A pipeline with these transforms and a threshold of 100 bytes."""
+def settings_of(transforms: list[str], *, stored: bool = True, **keys: object) -> PipelineSettings:
+    """A pipeline with these transforms, and a store and a threshold of 100 bytes if it has one."""
     table: dict[str, object] = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
-    table |= {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 100}
+    if stored:
+        table |= {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 100}
     table |= {name.replace("_", "."): value for name, value in keys.items()}
     return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
 
 
-def chain_of(transforms: list[str], store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
-    """The chain that the worker builds for `settings_of`."""
-    return build(settings_of(transforms, **keys), store, sink(limit), PipelineStats())
+def chain_of(
+    transforms: list[str],
+    store: object,
+    limit: int = ROOMY,
+    *,
+    stats: PipelineStats | None = None,
+    form: FormatName = "wideload",
+    **keys: Any,
+) -> Chain:
+    """The chain that the worker builds for `settings_of`.
+
+    A `form` of others goes by the settings, which refuse to write one to a store that is not S3.
+    """
+    settings = settings_of(transforms, **keys)
+    if form != "wideload":
+        settings = replace(settings, reference_format=form)
+    return build(settings, cast(PayloadStore, store), sink(limit), stats or PipelineStats())
+
+
+def storeless(transforms: list[str], limit: int, **keys: Any) -> Chain:
+    """A chain that has no store."""
+    return build(settings_of(transforms, stored=False, **keys), None, sink(limit), PipelineStats())

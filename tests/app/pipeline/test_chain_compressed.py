@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from app.config.parsing import parse
 from app.kafka.batches.batch import sent_bytes
 from app.pipeline import stages as stages_module
 from app.pipeline.chain import Chain, build
 from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Thread
-from stores.store import PayloadStore
 from tests.app.pipeline.chains import (
     apply,
     begun,
@@ -24,13 +22,12 @@ from tests.app.pipeline.chains import (
     offload_stage,
     settings_of,
     sink,
+    storeless,
     without_store,
 )
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.batch_size import batch_of_one_bytes
-from transforms.errors import (
-    RecordTooLargeError,
-)
+from transforms.errors import RecordTooLargeError
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
@@ -44,16 +41,11 @@ TEXT = Record(
 NOISE = Record(b"k", random.Random(1).randbytes(54_000), (), 1_700_000_000_000)
 
 
-def roomy_chain(transforms: list[str], store: PayloadStore, limit: int, **keys: Any) -> Chain:
+def roomy_chain(transforms: list[str], store: object, limit: int, **keys: Any) -> Chain:
     """A chain with a threshold that no record of the test reaches."""
-    if not transforms:
-        return Chain([], sink(limit))
-    if "offload" not in transforms:
-        table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
-        table |= {name.replace("_", "."): value for name, value in keys.items()}
-        parsed = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {})
-        return build(parsed.pipelines[0], None, sink(limit), PipelineStats())
-    return chain_of(transforms, store, limit, large_message_threshold_bytes=1_000_000, **keys)
+    if "offload" in transforms:
+        return chain_of(transforms, store, limit, large_message_threshold_bytes=1_000_000, **keys)
+    return storeless(transforms, limit, **keys) if transforms else Chain([], sink(limit))
 
 
 @pytest.mark.parametrize("transforms", [["offload"], ["chunk"], []])
@@ -63,7 +55,7 @@ def test_record_that_compresses_stays(transforms: list[str]) -> None:
     size = sent_bytes(TEXT, ZSTD)
     assert size < 1_000
     for limit in (size, 20_000):
-        chain = roomy_chain(transforms, cast(PayloadStore, store), limit)
+        chain = roomy_chain(transforms, store, limit)
         work = begun(chain, TEXT, ZSTD)
         assert isinstance(work.step, Thread)
         assert work.reserve_bytes >= 2 * 54_000
