@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -110,11 +110,15 @@ def memory(**keys: object) -> PayloadStore:
     return open_store({"large.message.payload.store.class": "memory", "memory.name": name, **dotted})
 
 
-def settings_of(transforms: list[str], *, stored: bool = True, **keys: object) -> PipelineSettings:
-    """A pipeline with these transforms, and a store and a threshold of 100 bytes if it has one."""
+def settings_of(transforms: list[str], **keys: object) -> PipelineSettings:
+    """A pipeline with these transforms and a threshold of 100 bytes."""
+    return _parsed(
+        transforms, {"large_message_payload_store_class": "memory", "large_message_threshold_bytes": 100, **keys}
+    )
+
+
+def _parsed(transforms: list[str], keys: Mapping[str, object]) -> PipelineSettings:
     table: dict[str, object] = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
-    if stored:
-        table |= {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 100}
     table |= {name.replace("_", "."): value for name, value in keys.items()}
     return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
 
@@ -140,4 +144,4 @@ def chain_of(
 
 def storeless(transforms: list[str], limit: int, **keys: Any) -> Chain:
     """A chain that has no store."""
-    return build(settings_of(transforms, stored=False, **keys), None, sink(limit), PipelineStats())
+    return build(_parsed(transforms, keys), None, sink(limit), PipelineStats())

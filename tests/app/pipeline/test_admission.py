@@ -12,15 +12,12 @@ from aiokafka import TopicPartition
 
 from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
 from app.pipeline.admission import Admission
-from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Letter, Passing, Skipped, Working
-from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
-from app.pipeline.stats import PipelineStats
 from app.pipeline.work import Store, Work
 from tests.app.pipeline.chains import chain_of, memory
 from tests.app.pipeline.lanes import lane_of
-from tests.app.pipeline.test_error_policy import settings
+from tests.app.pipeline.outputs import parts_of
 from tests.built_batches import built, changed, record, repacked
 from transforms.errors import PayloadTooLargeError, ReferenceRefusedError
 from transforms.record import Record, RecordLike, SourceRecord
@@ -36,12 +33,10 @@ class Let:
 
     def __init__(self, limit: int, turn: int = 2_000) -> None:
         self.now_s = 100.0
-        self.share = Share(Budget(limit))
-        self.stats = PipelineStats()
+        keys: dict[str, Any] = {"consumer.max.poll.records": turn}
+        self.parts = parts_of(partitions=[0, 1], limit=limit, **keys)
+        self.share, self.stats, self.lanes = self.parts.share, self.parts.stats, self.parts.lanes
         self.forwarded: list[SourceBatch] = []
-        self.lanes = Lanes(self.share, None)
-        for partition in (0, 1):
-            self.lanes.open(TopicPartition("raw", partition), 0)
         self.passed: list[tuple[int, int]] = []
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
@@ -50,27 +45,16 @@ class Let:
         self.failed: list[tuple[int, BaseException]] = []
         self.answer: Work | Exception | None = None
         output = SimpleNamespace(append=self._append, forward=self._forward)
-        parts = SimpleNamespace(
-            settings=settings(**{"consumer.max.poll.records": turn}),
-            plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000)),
-            lanes=self.lanes,
-            share=self.share,
-            stats=self.stats,
+        chain = SimpleNamespace(
+            passes_whole=lambda batch, whole: not batch.may_hold(b"work"),
+            passes=lambda record: record.key != b"work" and record.key not in self.works,
+            begin=lambda record, codec: self._begun(record),
         )
-        self.admission = Admission(
-            cast(Any, parts),
-            cast(
-                Any,
-                SimpleNamespace(
-                    passes_whole=lambda batch, whole: not batch.may_hold(b"work"),
-                    passes=lambda record: record.key != b"work" and record.key not in self.works,
-                    begin=lambda record, codec: self._begun(record),
-                ),
-            ),
-            None,
-            cast(Any, SimpleNamespace(output_of=lambda _: output)),
-            cast(Any, SimpleNamespace(**self._dispatched())),
+        dispatcher = SimpleNamespace(
+            enter=self._enter, measured=self._measured, fail=self._fail, release=lambda _: None
         )
+        delivery: Any = SimpleNamespace(output_of=lambda _: output)
+        self.admission = Admission(self.parts, cast(Any, chain), None, delivery, cast(Any, dispatcher))
 
     def _begun(self, record: RecordLike) -> Work | None:
         work = self.works.get(record.key or b"")
@@ -89,21 +73,19 @@ class Let:
 
     def read(self, partition: int, records: Sequence[SourceRecord]) -> None:
         """Adds records of a partition, in a batch that is taken apart."""
-        place = TopicPartition("raw", partition)
-        self.lane(partition).add([SourceBatch(place, records[0].offset, None, records)], 0)
+        lane = self.lane(partition)
+        lane.add([SourceBatch(lane.partition, records[0].offset, None, records)], 0)
 
     def batch(self, data: bytes, offset: int = 0) -> None:
         """Adds a batch of partition 0, and admits."""
-        self.fetched(data, offset)
+        self.fetched((data, offset))
         self.admission.admit()
 
-    def fetched(self, *batches: bytes | int) -> None:
-        """Adds batches of partition 0, each with the offset from which it is wanted."""
-        read = [
-            SourceBatch(PARTITION, cast(int, offset), RecordBatch.read(memoryview(cast(bytes, data))))
-            for data, offset in zip(batches[::2], batches[1::2], strict=True)
-        ]
-        self.lane(0).add(read, 0)
+    def fetched(self, *batches: tuple[bytes, int], partition: int = 0) -> None:
+        """Adds batches of a partition, each with the offset from which it is wanted."""
+        lane = self.lane(partition)
+        read = [SourceBatch(lane.partition, offset, RecordBatch.read(memoryview(data))) for data, offset in batches]
+        lane.add(read, 0)
 
     def holds(self, partition: int) -> bool:
         """Whether records of a partition wait."""
@@ -114,14 +96,6 @@ class Let:
         lane = self.lanes.get(TopicPartition("raw", partition))
         assert lane is not None
         return lane
-
-    def _dispatched(self) -> dict[str, object]:
-        return {
-            "enter": self._enter,
-            "measured": self._measured,
-            "fail": self._fail,
-            "release": lambda _: None,
-        }
 
     def _measured(self, lane: Lane, record: SourceRecord, work: Work) -> Work | None:
         if isinstance(self.answer, Exception):
@@ -176,9 +150,8 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     let = Let(1_000)
     large = repacked(built(0, [record(n, 10_000_000) for n in range(4)]), "zstd")
     small = repacked(built(0, [record(n, 50_000) for n in range(4)]), "zstd")
-    for partition, data in ((0, large), (1, large)):
-        place = TopicPartition("raw", partition)
-        let.lane(partition).add([SourceBatch(place, 1, RecordBatch.read(memoryview(data)))], 0)
+    for partition in (0, 1):
+        let.fetched((large, 1), partition=partition)
     let.admission.admit()
     assert let.passed == [(0, 1)]
     opened = [lane.read.opened for lane in let.lanes]
@@ -189,8 +162,7 @@ async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> Non
     assert let.passed == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
     both = Let(1_000)
     for partition in (0, 1):
-        place = TopicPartition("raw", partition)
-        both.lane(partition).add([SourceBatch(place, 1, RecordBatch.read(memoryview(small)))], 0)
+        both.fetched((small, 1), partition=partition)
     both.admission.admit()
     assert all(lane.read.opened for lane in both.lanes)
 
@@ -310,7 +282,7 @@ async def test_admit_lets_batches_go_whole() -> None:
     let = Let(1_000_000)
     whole, mixed = batch_of(b"a", b"b"), batch_of(b"c", b"work", b"d", base=2, packer="zstd")
     last = batch_of(b"e", base=5)
-    let.fetched(whole, 0, mixed, 2, last, 5)
+    let.fetched((whole, 0), (mixed, 2), (last, 5))
     assert let.share.ahead == len(whole) + len(mixed) + len(last)
     let.admission.admit()
     assert [batch.offset for batch in let.forwarded] == [0, 5]
@@ -339,7 +311,7 @@ async def test_admit_keeps_a_batch_until_there_is_room() -> None:
     """Batches that do not fit wait, in order, and count as read ahead; `let_go` forgets them and their bytes."""
     data = batch_of(*(b"%d" % n for n in range(10)))
     let = Let(3 * (len(data) + OVERHEAD))
-    let.fetched(*(each for n in range(5) for each in (changed(data, ">q", 0, 10 * n), 10 * n)))
+    let.fetched(*((changed(data, ">q", 0, 10 * n), 10 * n) for n in range(5)))
     let.admission.admit()
     assert [batch.offset for batch in let.forwarded] == [0, 10, 20]
     assert let.share.ahead == 2 * len(data)
@@ -370,7 +342,7 @@ async def test_admit_from_the_middle_of_a_batch() -> None:
 async def test_admit_ends_its_turn() -> None:
     """Records of a batch that was taken apart are looked at up to the turn; the rest goes on in the next one."""
     let = Let(1_000_000, turn=3)
-    let.fetched(batch_of(b"a", b"b", b"c", b"d", b"work"), 0, batch_of(b"e", base=5), 5)
+    let.fetched((batch_of(b"a", b"b", b"c", b"d", b"work"), 0), (batch_of(b"e", base=5), 5))
     let.admission.admit()
     assert (let.passed, let.admission.in_turn) == ([(0, 0), (0, 1), (0, 2)], True)
     assert let.share.ahead > 0
@@ -392,7 +364,7 @@ async def test_admit_ends_its_turn_by_what_it_decompresses(how: str, size: int, 
     data = repacked(built(0, [Record(b"a", bytes(size // 2), (), 5)] * 2), "zstd")
     skipped = 0 if how == "whole" else 1
     for base in (0, 2, 4):
-        let.fetched(changed(data, ">q", 0, base), base + skipped)
+        let.fetched((changed(data, ">q", 0, base), base + skipped))
     seen: list[int] = []
     while let.lanes.waits:
         let.admission.admit()
@@ -411,11 +383,7 @@ async def test_admit_looks_at_no_more_where_there_is_no_room() -> None:
     data = repacked(built(0, [Record(b"a", bytes(1_000_000), (), 5)]), "zstd")
     let.share.take(200_000)
     for partition in (0, 1):
-        place = TopicPartition("raw", partition)
-        batches = [
-            SourceBatch(place, base, RecordBatch.read(memoryview(changed(data, ">q", 0, base)))) for base in (0, 1)
-        ]
-        let.lane(partition).add(batches, 0)
+        let.fetched(*((changed(data, ">q", 0, base), base) for base in (0, 1)), partition=partition)
     looked: list[int] = []
     for _ in range(3):
         let.admission.admit()

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.pipeline.budget import Budget, Share
 from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Lane
-from app.pipeline.lanes import Lanes
-from app.pipeline.termination import DefectError, Termination
-from tests.app.pipeline.test_error_policy import settings
+from app.pipeline.termination import DefectError
+from tests.app.pipeline.outputs import parts_of
 
 PARTITION = TopicPartition("raw", 0)
 
@@ -26,24 +22,15 @@ class Bench:
     """The offsets of one lane, and the answers of a cluster."""
 
     def __init__(self) -> None:
-        self.lanes = Lanes(Share(Budget(100)), None)
-        self.lanes.open(PARTITION, 0)
-        self.termination = Termination("p", lambda: None)
         self.answers: list[asyncio.Future[int]] = []
-        reset = SimpleNamespace(renew=lambda _: asyncio.sleep(0))
-        parts = SimpleNamespace(lanes=self.lanes, settings=settings(), termination=self.termination, offset_reset=reset)
-        self.offsets = CommittedOffsets(cast(Any, parts), self._fetch)
+        parts = parts_of(partitions=[0])
+        (self.lane,), self.termination = parts.lanes, parts.termination
+        self.offsets = CommittedOffsets(parts, self._fetch)
 
     async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         self.answers.append(asyncio.get_running_loop().create_future())
         offset = await self.answers[-1]
         return {lane.partition: OffsetAndMetadata(offset, "") for lane in lanes}
-
-    @property
-    def committed(self) -> int | None:
-        """Of the lane."""
-        (lane,) = self.lanes
-        return lane.committed
 
     async def asked(self, times: int) -> None:
         """Waits until the cluster has been asked so often."""
@@ -62,37 +49,31 @@ async def test_offsets_are_waited_for() -> None:
         assert not offsets.known
         bench.answers[-1].set_result(offset)
         await offsets.known_within(10)
-        assert (offsets.known, bench.committed) == (True, offset)
+        assert (offsets.known, bench.lane.committed) == (True, offset)
         offsets.forget()
     assert not offsets.known
 
 
-async def test_offsets_that_cannot_be_had_end_the_flow() -> None:
-    """The message names the group."""
-    bench = Bench()
-    bench.offsets.look_up()
-    await bench.asked(1)
-    bench.answers[-1].set_exception(KafkaConnectionError("gone"))
-    assert bench.offsets._looking_up is not None
-    await asyncio.wait([bench.offsets._looking_up], timeout=10)
-    assert not bench.offsets.known
-    assert "reading offsets of group" in str(bench.termination.error)
-
-
-async def test_offsets_that_cannot_be_taken_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect there is as loud as one of the look-up: the flow would wait for ever."""
+@pytest.mark.parametrize("defect", [False, True])
+async def test_offsets_that_cannot_be_taken_end_the_flow(defect: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """The message names the group; a defect is as loud, as the flow would wait for ever."""
     bench = Bench()
 
     def refuse(*_: object) -> None:
         raise IndexError("a note that nobody has thought of")
 
-    monkeypatch.setattr(Lane, "resume", refuse)
     bench.offsets.look_up()
     await bench.asked(1)
-    bench.answers[-1].set_result(7)
+    if defect:
+        monkeypatch.setattr(Lane, "resume", refuse)
+        bench.answers[-1].set_result(7)
+    else:
+        bench.answers[-1].set_exception(KafkaConnectionError("gone"))
     assert bench.offsets._looking_up is not None
     await asyncio.wait([bench.offsets._looking_up], timeout=10)
-    assert isinstance(bench.termination.error, DefectError)
+    error = bench.termination.error
+    assert isinstance(error, DefectError) if defect else "reading offsets of group" in str(error)
+    assert not bench.offsets.known
 
 
 async def test_look_up_that_a_rebalance_overtakes() -> None:
@@ -104,7 +85,7 @@ async def test_look_up_that_a_rebalance_overtakes() -> None:
     bench.offsets.look_up()
     await bench.asked(2)
     assert bench.answers[0].cancelled()
-    assert (bench.committed, bench.offsets.known) == (None, False)
+    assert (bench.lane.committed, bench.offsets.known) == (None, False)
     bench.answers[1].set_result(3)
     await bench.offsets.known_within(10)
-    assert bench.committed == 3
+    assert bench.lane.committed == 3

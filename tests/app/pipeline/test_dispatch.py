@@ -13,28 +13,23 @@ from typing import Any, cast
 import pytest
 from aiokafka import TopicPartition
 
-from app.kafka.source_batch import ReadRecord
-from app.kafka.topics import Topic
 from app.kafka.troubles import Troubles
 from app.pipeline.admission import Admission
-from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
 from app.pipeline.dispatch import Dispatcher, PayloadAgedError
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Item, Lane, Letter, Working, held_bytes
 from app.pipeline.lane_assembler import LaneAssembler
-from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.runtime import Runtime
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import DefectError, RecordError, Termination
+from app.pipeline.termination import DefectError, RecordError
 from app.pipeline.work import Work
 from stores.memory import MemoryStore
 from stores.store import PayloadInfo
 from tests.app.pipeline.chains import begun, chain_of, memory, settings_of
+from tests.app.pipeline.outputs import LETTERS, parts_of
 from tests.app.pipeline.runtimes import SHARED, running_on
-from tests.app.pipeline.test_error_policy import settings
-from tests.app.pipeline.test_lane_assembler import SETTINGS
+from tests.app.pipeline.test_lane_assembler import assembling
 from tests.app.pipeline.test_termination import Read
 from transforms.chunk import Chunking
 from transforms.chunked_message import Discarded
@@ -74,32 +69,18 @@ class Output:
 
 
 class Bench:
-    """A dispatcher with all that it needs, and one lane."""
+    """A dispatcher with all that it needs, and one lane; `limit` is that of its dead letters, if it has a topic."""
 
-    def __init__(self, limit: int, assembler: LaneAssembler | None = None) -> None:
-        self.share = share = Share(Budget(10_000_000))
-        self.lanes = Lanes(share, assembler)
-        self.lanes.open(PARTITION, 0)
+    def __init__(self, limit: int | None = 1_000_000, assembler: LaneAssembler | None = None) -> None:
+        letters = None if limit is None else replace(LETTERS, max_message_bytes=limit)
+        self.parts = parts = parts_of(partitions=[3], letters=letters, assembler=assembler)
+        (self.lane,) = parts.lanes
+        self.stats, self.termination, self.share = parts.stats, parts.termination, parts.share
         self.output = Output()
-        self.stats = PipelineStats()
-        self.termination = Termination("p", lambda: None)
-        pipeline = settings()
-        letters = Topic("dlq", 1, limit, "delete")
-        self.parts = cast(
-            Any,
-            SimpleNamespace(
-                settings=pipeline,
-                plan=SimpleNamespace(sink=SimpleNamespace(max_message_bytes=1_000_000), dead_letters=letters),
-                lanes=self.lanes,
-                share=share,
-                stats=self.stats,
-                termination=self.termination,
-            ),
-        )
         self.dispatcher = Dispatcher(
-            self.parts,
+            parts,
             cast(Any, SimpleNamespace(watching=lambda *_: contextlib.nullcontext())),
-            ErrorPolicy(self.parts, None, SHARED),
+            ErrorPolicy(parts, None, SHARED),
             cast(Any, self.output),
             clock=SHARED.monotonic,
         )
@@ -110,13 +91,6 @@ class Bench:
             chain, runtime, settings_of(["inflate"]), stats=self.stats, troubles=Troubles("p"), unstalled=lambda: None
         )
 
-    @property
-    def lane(self) -> Lane:
-        """The only one."""
-        lane = self.lanes.get(PARTITION)
-        assert lane is not None
-        return lane
-
 
 def event(count: int) -> Discarded:
     """A message of so many chunks that will not be whole."""
@@ -125,8 +99,10 @@ def event(count: int) -> Discarded:
 
 async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     """The loop goes on between parts of them; all are written in order, and the commit waits for the last."""
-    count = 30_000
-    bench = Bench(1_000_000)
+    few, count = Bench(), 30_000
+    few.dispatcher.give_up(event(3))
+    assert (few.output.values, [*few.lane.items]) == ([b"0", b"1", b"2"], []), "what takes no time takes no turn"
+    bench = Bench()
     bench.dispatcher.give_up(event(count))
     assert bench.output.values == [], "it has only begun"
     turns = 0
@@ -143,7 +119,7 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
 
 async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are written in a task of their own, whose error nobody else would see."""
-    bench = Bench(1_000_000)
+    bench = Bench()
 
     def refuse() -> None:
         raise IndexError("a defect")
@@ -154,14 +130,6 @@ async def test_letters_that_cannot_be_sent_end_the_flow(monkeypatch: pytest.Monk
         while bench.termination.error is None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
     assert isinstance(bench.termination.error, DefectError)
-
-
-async def test_letters_of_few_chunks_are_written_at_once() -> None:
-    """What takes no time takes no turn."""
-    bench = Bench(1_000_000)
-    bench.dispatcher.give_up(event(3))
-    assert bench.output.values == [b"0", b"1", b"2"]
-    assert not bench.lane.items
 
 
 async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
@@ -176,11 +144,11 @@ async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
 
 async def test_letters_that_are_given_up_with_their_lane() -> None:
     """A partition that is lost in the middle takes its letters with it: its next owner reads the chunks again."""
-    bench = Bench(1_000_000)
+    bench = Bench()
     lane = bench.lane
     bench.dispatcher.give_up(event(5_000))
     await bench.output.begun.wait()
-    bench.lanes.discard([PARTITION])
+    bench.parts.lanes.discard([PARTITION])
     await asyncio.gather(*lane._tasks, return_exceptions=True)
     written = len(bench.output.values)
     bench.dispatcher.release(lane)
@@ -190,7 +158,7 @@ async def test_letters_that_are_given_up_with_their_lane() -> None:
 @pytest.mark.parametrize("written", [0, 1])
 async def test_what_is_not_written_is_not_committed(written: int) -> None:
     """If a write raises, nothing from its record on is safe, though a part of it or a record behind it is durable."""
-    bench = Bench(1_000_000)
+    bench = Bench()
     lane, output = bench.lane, bench.output
     tracker = lane.tracked(41)
     spans = []
@@ -222,9 +190,8 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
 
     A defect of a stage, or of a store, waits as well, and has one traceback.
     """
-    bench = Bench(1_000_000)
+    bench = Bench(None)
     lane = bench.lane
-    bench.dispatcher._error_policy._writer = None
     lane.items.append(Working(Read(40)))  # the store takes its time for it
     for offset in (41, 42):
         bench.dispatcher.fail(lane, Read(offset), error, 0)
@@ -240,9 +207,8 @@ async def test_a_record_that_ends_the_flow_waits_for_those_before_it(
 
 async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     """The next start would take its chunks for those of a message that has its letters, and pass it in silence."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=SHARED.monotonic)
-    bench = Bench(1_000_000, assembler)
-    bench.dispatcher._error_policy._writer = None
+    assembler = assembling()
+    bench = Bench(None, assembler)
 
     def write(lane: Lane, item: Item) -> None:
         lane.tracked(item.source.offset).released = item.source.offset + 1
@@ -251,7 +217,7 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     admission = Admission(bench.parts, cast(Any, None), assembler, cast(Any, bench.output), bench.dispatcher)
     first, *_, last = Chunking(1_000).split(Record(b"k", b"x" * 2_500, (), 5), "u")
     chunks = [
-        ReadRecord("raw", 3, offset, 5, each.key, each.value, tuple(each.headers))
+        Read(offset, key=each.key, value=each.value, headers=tuple(each.headers), timestamp=5)
         for offset, each in ((41, first), (42, last))
     ]
     for chunk in chunks:
@@ -261,14 +227,14 @@ async def test_a_message_that_ends_the_flow_is_not_noted_as_delivered() -> None:
     assert commit is not None
     offset, metadata = commit
     assert offset == 41
-    restarted = LaneAssembler(SETTINGS, PipelineStats(), clock=SHARED.monotonic)
+    restarted = assembling()
     restarted.resume(PARTITION, metadata, "p")
     assert [len(restarted.add(PARTITION, chunk)[1]) for chunk in chunks] == [0, 1]
 
 
 async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:
     """It may be why the payload has waited: it would be tried for as long again after each restart, for ever."""
-    bench = Bench(1_000_000)
+    bench = Bench()
     for offset in (41, 42, 43):
         stored_s = SHARED.monotonic() - LONGEST_HOLD_S - 1 if offset == 42 else None
         bench.lane.items.append(Working(Read(offset), result=(Record(b"k", b"%d" % offset, (), 0),), stored_s=stored_s))
@@ -280,7 +246,7 @@ async def test_what_precedes_a_payload_that_has_aged_is_written() -> None:
 
 async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
     """The chunks of a discarded message are read again if their letters cannot be written."""
-    bench = Bench(1_000_000)
+    bench = Bench()
     lane, output = bench.lane, bench.output
     lane.tracked(0).released = 10
 
@@ -297,7 +263,7 @@ async def test_the_hold_of_letters_that_are_not_written_stays() -> None:
 
 async def test_a_reference_that_is_refused_waits_for_no_store() -> None:
     """Its letter is written at once, while every thread that may ask the store hangs."""
-    bench, chain, release = Bench(1_000_000), chain_of(["inflate"], memory()), threading.Event()
+    bench, chain, release = Bench(), chain_of(["inflate"], memory()), threading.Event()
     record = Read(value=b"file:///etc/passwd", headers=(("large-message", b"true"),))
     with running_on(1) as runtime:
         hanging = runtime.threads.call(release.wait, 30)
@@ -333,7 +299,7 @@ def measured(store: MemoryStore) -> tuple[Chain, Read, Work]:
 
 async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
     """It is delivered, and holds what it is large by then."""
-    bench, (chain, record, work) = Bench(1_000_000), measured(MemoryStore())
+    bench, (chain, record, work) = Bench(), measured(MemoryStore())
     held = held_bytes(record) + work.reserve_bytes
     with running_on(1) as runtime:
         bench.begin(chain, runtime)
@@ -345,7 +311,7 @@ async def test_a_payload_that_has_become_longer_is_measured_again() -> None:
 
 async def test_a_payload_that_a_store_measures_wrongly_is_not_asked_for_without_end() -> None:
     """It fails, as any that is longer than it may be."""
-    bench, (chain, record, work) = Bench(1_000_000), measured(Short())
+    bench, (chain, record, work) = Bench(), measured(Short())
     with running_on(1) as runtime:
         bench.begin(chain, runtime)
         bench.dispatcher.enter(bench.lane, record, work, held_bytes(record) + work.reserve_bytes)
@@ -361,7 +327,7 @@ async def test_a_size_that_nobody_waits_for_any_more() -> None:
     async def measure(*_: object) -> None:
         raise ValueError("refused")
 
-    bench = Bench(1_000_000)
+    bench = Bench()
     bench.dispatcher._retries = cast(Any, SimpleNamespace(apply=measure))
     assert bench.dispatcher.measured(bench.lane, Read(0), cast(Any, None)) is None
     while bench.lane._tasks:  # noqa: ASYNC110  # nothing tells

@@ -6,18 +6,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from app.config.parsing import parse
-from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
-from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import RecordError, Termination
+from app.pipeline.termination import RecordError
+from tests.app.pipeline.outputs import LETTERS, parts_of
 from tests.app.pipeline.runtimes import SHARED
 from tests.app.pipeline.test_termination import Read
 from transforms.chunked_message import Discarded
@@ -34,32 +30,14 @@ from transforms.errors import (
 from transforms.letter import Cause
 from transforms.record import RecordLike
 
-LETTERS = Topic("dlq", 1, 1_000_000, "delete")
-
-
-def settings(**keys: Any) -> PipelineSettings:
-    """A pipeline that assembles, with these keys beside."""
-    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
-    (pipeline,) = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": table | keys}}).pipelines
-    return pipeline
-
 
 class Bench:
     """Verdicts with all that they change."""
 
-    def __init__(self, letters: Topic | None, **keys: Any) -> None:
-        self.budget = Budget(100_000)
-        self.share = Share(self.budget)
-        self.stats = PipelineStats()
-        self.termination = Termination("p", lambda: None)
-        parts = SimpleNamespace(
-            settings=settings(**keys),
-            plan=SimpleNamespace(dead_letters=letters),
-            share=self.share,
-            stats=self.stats,
-            termination=self.termination,
-        )
-        self.error_policy = ErrorPolicy(cast(Any, parts), None, SHARED)
+    def __init__(self, letters: Topic | None = LETTERS, **keys: Any) -> None:
+        parts = parts_of(letters=letters, limit=100_000, **keys)
+        self.share, self.stats, self.termination = parts.share, parts.stats, parts.termination
+        self.error_policy = ErrorPolicy(parts, None, SHARED)
 
     def failed(self, error: Exception) -> Sequence[RecordLike]:
         """The letters of a record whose work has raised, at the front of its lane."""
@@ -83,7 +61,7 @@ class Bench:
 )
 def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> None:
     """It becomes a dead letter; the flow goes on."""
-    bench = Bench(LETTERS)
+    bench = Bench()
     (letter,) = bench.failed(error)
     assert (letter.value, dict(letter.headers)["__connect.errors.offset"]) == (b"v", b"7")
     assert (bench.termination.error, bench.stats.dead_letters, bench.share.used) == (None, 1, 0)
@@ -114,7 +92,7 @@ def test_error_policy_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureF
         letters = bench.failed(ChunkError(5, 3, "so"))
     assert len(letters) > 1
     assert (bench.stats.dead_letters, bench.stats.failed) == (1, {"chunk": 1})
-    assert (bench.share.used, bench.budget.peak > 0) == (0, True), "its copies are counted while they are made"
+    assert (bench.share.used, bench.share.budget.peak > 0) == (0, True), "its copies are counted while they are made"
     (told,) = caplog.messages
     assert f"offset 7 goes as {len(letters)} chunks to dlq" in told
 
@@ -137,7 +115,7 @@ def test_error_policy_is_counted_by_reason(error: Exception, reason: str) -> Non
 
 def test_error_policy_counts_a_record_once() -> None:
     """A record that is read again after a restart is the same one."""
-    bench = Bench(LETTERS)
+    bench = Bench()
     for _ in range(6):
         bench.failed(ChunkError(5, 3, "so"))
     assert bench.stats.failed == {"chunk": 1}
@@ -148,7 +126,7 @@ def test_error_policy_counts_a_record_once() -> None:
 
 def test_error_policy_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Each chunk has a dead letter of its own, in order; the log has one line for the message."""
-    bench = Bench(LETTERS)
+    bench = Bench()
     chunks = tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5))
     event = Discarded("expired", "u", chunks, "late")
     with caplog.at_level(logging.WARNING):
@@ -167,18 +145,10 @@ def test_error_policy_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> N
     assert bench.stats.failed == {"discarded-chunk": 1}
 
 
-def test_error_policy_on_discarded_chunks_without_letters() -> None:
-    """Where there is no dead-letter topic the flow ends at the first of them."""
-    bench = Bench(None)
-    event = Discarded("expired", "u", (Read(3), Read(5)), "late")
-    failure = bench.error_policy.discarded(event)
-    assert isinstance(failure, RecordError)
-    with pytest.raises(RecordError, match=r"partition 3, offset 3: the chunked message u is discarded"):
-        raise failure
-
-
 def test_error_policy_counts_a_message_once_whose_letters_cannot_be_written() -> None:
-    """Its chunks are counted by the first of them; the failure that ends the flow is that of another chunk."""
+    """Its chunks are counted by the first of them; without a dead-letter topic the flow ends at that one."""
+    first = Bench(None).error_policy.discarded(Discarded("expired", "u", (Read(3), Read(5)), "late"))
+    assert "partition 3, offset 3: the chunked message u is discarded" in str(first)
     bench = Bench(replace(LETTERS, max_message_bytes=50))
     chunks = (Read(3), Read(5))
     cause = bench.error_policy.discarded(Discarded("expired", "u", chunks, "late"))
@@ -194,6 +164,7 @@ def test_error_policy_counts_a_message_once_whose_letters_cannot_be_written() ->
 )
 def test_error_policy_drops_only_by_its_rule(rule: bool, reason: Any, dropped: bool) -> None:  # noqa: FBT001
     """Chunks are dropped only where the configuration says so, and only those that were evicted."""
-    bench = Bench(LETTERS, **{"auto.ack.oldest.chunked.message.on.queue.full": rule})
+    rules: dict[str, Any] = {"auto.ack.oldest.chunked.message.on.queue.full": rule}
+    bench = Bench(**rules)
     event = Discarded(reason, "u", (Read(3), Read(5)), "why")
     assert (bench.error_policy.discarded(event) is None, bench.stats.evicted_messages) == (dropped, int(dropped))

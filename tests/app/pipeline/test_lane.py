@@ -1,28 +1,20 @@
-"""A lane: what is held of one partition."""
+"""A lane: what is held of one partition; the lanes of a flow, opened and discarded by rebalances."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any, cast
+
+from aiokafka import TopicPartition
 
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lane import Lane, Skipped, Working, held_bytes
+from app.pipeline.lanes import Lanes
 from tests.app.pipeline.lanes import lane_of
-from transforms.record import Header, Record
+from tests.app.pipeline.test_termination import Read
+from transforms.record import Record
 
-
-@dataclass(frozen=True)
-class Source:
-    """A record as it was read."""
-
-    offset: int
-    topic: str = "raw"
-    partition: int = 3
-    key: bytes | None = None
-    value: bytes | None = b"v"
-    headers: tuple[Header, ...] = ()
-    timestamp: int = 0
+FIRST, SECOND = TopicPartition("raw", 0), TopicPartition("raw", 1)
 
 
 def lane() -> Lane:
@@ -30,30 +22,22 @@ def lane() -> Lane:
     return lane_of(3, 3)
 
 
-def test_lane_is_tracked_from_its_first_record() -> None:
-    """The first offset begins the tracker; later ones find it."""
-    partition = lane()
-    tracker = partition.tracked(7)
-    assert (tracker.safe(), partition.tracked(9) is tracker) == (7, True)
-
-
 def test_a_gap_before_the_first_record_may_be_committed() -> None:
     """Though that record may end the flow: what is before it was deleted, and is not to be looked for again."""
     partition = lane()
     partition.committed = 0
-    partition.append(Working(Source(13), held=1))
+    partition.append(Working(Read(13), held=1))
     assert partition.to_commit() == (13, "")
     partition.mark_committed(13, "")
     assert partition.to_commit() is None
 
 
 def test_lane_is_busy_until_everything_is_durable() -> None:
-    """A record is held in a slot first, then in a batch; the lane is idle when it is in neither."""
+    """A record is in a slot first, then in a batch, or waits for a transaction; the lane is idle when it is nowhere."""
     partition = lane()
-    assert not partition.busy
     tracker = partition.tracked(0)
-    busy = []
-    partition.items.append(Working(Source(0), held=1))
+    busy = [partition.busy]
+    partition.items.append(Working(Read(0), held=1))
     busy.append(partition.busy)
     partition.items.clear()
     busy.append(partition.busy)
@@ -62,20 +46,23 @@ def test_lane_is_busy_until_everything_is_durable() -> None:
     busy.append(partition.busy)
     span.durable = True
     busy.append(partition.busy)
-    assert busy == [True, False, True, False]
+    partition.waiting = 1
+    busy.append(partition.busy)
+    assert busy == [False, True, False, True, False, True]
 
 
 def test_what_is_read_behind_the_last_record_may_be_committed() -> None:
     """Marks of transactions are: but not past a record that waits, is worked on, or is not durable."""
     partition = lane()
-    partition.committed, partition.read_to = 4, 9
-    tried = []
+    partition.read_to = 9
+    partition.to_commit()
+    assert partition.tracker is None, "it could be below what another worker has committed"
+    partition.committed = 4
     for waiting in (partition.read.batches, partition.items):
-        waiting.append(cast(Any, Working(Source(4), held=1)))
+        waiting.append(cast(Any, Working(Read(4), held=1)))
         partition.to_commit()
-        tried.append(partition.tracker)
+        assert partition.tracker is None
         waiting.clear()
-    assert tried == [None, None]
     partition.waiting = 1
     partition.to_commit()
     assert partition.tracker is None
@@ -91,34 +78,14 @@ def test_what_is_read_behind_the_last_record_may_be_committed() -> None:
     assert tracker.safe() == 12
 
 
-def test_nothing_is_committed_where_nobody_knows_what_was() -> None:
-    """It could be below what another worker has committed."""
-    partition = lane()
-    partition.read_to = 9
-    partition.to_commit()
-    assert partition.tracker is None
-
-
-async def test_lane_that_is_discarded_stops_its_work() -> None:
-    """Work on a partition that was lost is cancelled, and nothing of it is held."""
-    partition = lane()
-    task = asyncio.create_task(asyncio.sleep(60))
-    partition.keep(task)
-    partition.items.append(Working(Source(0), held=1))
-    partition.discard()
-    await asyncio.wait([task], timeout=2)
-    assert (task.cancelled(), list(partition.items)) == (True, [])
-
-
 def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
     """Behind a record that takes its time they wait as one offset: their values are nowhere counted."""
     partition = lane()
-    first = Source(3)
-    partition.items.append(Working(first, held=1))
+    partition.items.append(Working(Read(3), held=1))
     for offset in range(4, 1_000):
-        partition.skip(Source(offset, value=bytes(100)))
-    partition.items.append(Working(Source(1_000), held=1))
-    partition.skip(Source(1_001))
+        partition.skip(Read(offset, value=bytes(100)))
+    partition.items.append(Working(Read(1_000), held=1))
+    partition.skip(Read(1_001))
     assert [(item.source.offset, item.source.value, type(item)) for item in partition.items] == [
         (3, b"v", Working),
         (999, None, Skipped),
@@ -129,11 +96,11 @@ def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
 
 
 def test_item_that_is_finished_holds_its_result() -> None:
-    """What comes free is what the record held beyond its result; a result that is larger takes more."""
+    """What comes free is what the record held beyond its result, which takes more if it is larger; the record goes."""
     partition, share = lane_of(3, 3), Share(Budget(100_000))
     partition._share = share
-    small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
-    item = Working(large, held=5_000)
+    small, large = Record(b"kk", b"v" * 10), Record(None, b"v" * 1_000)
+    item = Working(Read(7, key=b"k", value=b"v" * 1_000), held=5_000)
     partition.append(item)
     used = [share.work]
     for result in ((small, small), (large,), ()):
@@ -141,31 +108,16 @@ def test_item_that_is_finished_holds_its_result() -> None:
         assert (item.held, item.result, share.used) == (share.work, result, share.work)
         used.append(share.work)
     assert (used, partition.work) == ([5_000, 2 * 412, 1_400, 0], 5_000), "the lane goes by what was admitted"
-    partition.pop()
-    assert partition.work == 0
-
-
-def test_item_that_is_finished_lets_go_of_its_record() -> None:
-    """It may wait for hours behind another; what the budget counts no more must not be there any more either."""
-    partition, item = lane(), Working(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
-    partition.append(item)
-    partition.finish(item, (Source(7, value=b"reference"),))
     place = item.source
     assert (place.topic, place.partition, place.offset, place.key, place.value) == ("raw", 3, 7, None, None)
+    partition.pop()
+    assert partition.work == 0
 
 
 def test_held_bytes_count_headers() -> None:
     """Key, value, headers, and what Python needs for the record and for each header."""
     assert held_bytes(Record(None, None)) == 400
     assert held_bytes(Record(b"key", b"value", (("name", b"12345"), ("n", None)))) == 400 + 8 + 160 + 9 + 160 + 1
-
-
-def test_lane_is_busy_while_records_wait_for_a_transaction() -> None:
-    """Whoever waits until a lane holds nothing waits for those that have left for the next transaction too."""
-    partition = lane()
-    assert not partition.busy
-    partition.waiting = 1
-    assert partition.busy
 
 
 async def test_the_tasks_of_a_lane_are_cancelled_in_the_order_in_which_they_began() -> None:
@@ -187,7 +139,65 @@ async def test_the_tasks_of_a_lane_are_cancelled_in_the_order_in_which_they_bega
     await asyncio.wait([ended])
     await asyncio.sleep(0)
     assert list(given_up._tasks) == tasks
+    given_up.items.append(Working(Read(0), held=1))
     given_up.discard()
     await asyncio.wait(tasks)
-    assert cancelled == [*range(100)]
+    assert (cancelled, list(given_up.items)) == ([*range(100)], [])
     assert not given_up._tasks
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------------
+
+
+def opened(share: Share) -> tuple[Lanes, Lane]:
+    """Two lanes, and the first of them."""
+    lanes = Lanes(share, None)
+    lanes.open(FIRST, 0)
+    lanes.open(SECOND, None)
+    return lanes, next(iter(lanes))
+
+
+def test_lanes_discarded_give_back_what_they_hold() -> None:
+    """Only the bytes of the lanes that are discarded come back, and a partition without a lane is no error."""
+    share = Share(Budget(100))
+    lanes, _ = opened(share)
+    for lane, held in zip(lanes, ((30, 20), (7,)), strict=True):
+        for size in held:
+            lane.append(Working(Read(), size))
+    lanes.discard([FIRST, TopicPartition("raw", 9)])
+    assert (share.used, [lane.partition for lane in lanes], lanes.busy) == (7, [SECOND], True)
+    lanes.discard(lane.partition for lane in lanes)
+    assert (share.used, len(lanes), lanes.busy) == (0, 0, False)
+
+
+def test_lanes_do_not_hold_one_that_was_discarded() -> None:
+    """A partition that comes back has another lane; work that was begun for the old one must not end in it."""
+    lanes, old = opened(Share(Budget(100)))
+    had = [lanes.has(old)]
+    lanes.discard([FIRST])
+    had.append(lanes.has(old))
+    lanes.open(FIRST, 0)
+    assert [*had, lanes.has(old)] == [True, False, False]
+
+
+async def test_a_lane_that_begins_again_forgets_what_is_measured() -> None:
+    """The log may have another record there; nor is the store asked any longer for the one that was there."""
+    _, lane = opened(Share(Budget(100)))
+    asking = asyncio.create_task(asyncio.Event().wait())
+    lane.measuring = cast(Any, (5, asking))
+    lane.restart_at(5)
+    assert (lane.measuring, asking.cancelling()) == (None, 1)
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+def test_lanes_may_change_while_they_are_gone_through() -> None:
+    """A rebalance between two lanes does not break who goes through them; one that is not read on is enough."""
+    lanes, first = opened(Share(Budget(100)))
+    stalled = [lanes.stalled]
+    first.stalled = 1
+    stalled.append(lanes.stalled)
+    seen = []
+    for lane in lanes:
+        seen.append(lane.partition)
+        lanes.discard([FIRST, SECOND])
+    assert (seen, stalled) == ([FIRST, SECOND], [False, True])

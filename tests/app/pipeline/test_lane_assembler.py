@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -16,9 +17,10 @@ from app.pipeline.lanes import Lanes
 from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
 from tests.app.pipeline.lanes import lane_of
+from tests.app.pipeline.test_termination import Read
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
-from transforms.record import Header, Record
+from transforms.record import Record
 
 PARTITION = TopicPartition("chunked", 0)
 SETTINGS = ChunkSettings(
@@ -35,23 +37,18 @@ SETTINGS = ChunkSettings(
 )
 
 
-@dataclass(frozen=True)
-class Read:
-    """A record that was read."""
-
-    offset: int
-    key: bytes | None = b"k"
-    value: bytes | None = b"v"
-    headers: tuple[Header, ...] = ()
-    timestamp: int = 1
-    topic: str = "chunked"
-    partition: int = 0
+def assembling(stats: PipelineStats | None = None, settings: ChunkSettings = SETTINGS, **more: Any) -> LaneAssembler:
+    """An assembler, by the clock of the machine if there is no other."""
+    return LaneAssembler(settings, stats or PipelineStats(), **{"clock": monotonic, **more})
 
 
 def chunks(first_offset: int, value: bytes = b"x" * 2_500, uuid: str = "u") -> list[Read]:
     """The chunks of a message, one behind the other."""
     split = Chunking(1_000).split(Record(b"k", value, (("own", b"1"),), 5), uuid)
-    return [Read(first_offset + n, each.key, each.value, tuple(each.headers), 5) for n, each in enumerate(split)]
+    return [
+        Read(first_offset + n, "chunked", 0, each.key, each.value, tuple(each.headers), 5)
+        for n, each in enumerate(split)
+    ]
 
 
 def lane(assembler: LaneAssembler, start: int = 0) -> Lane:
@@ -69,17 +66,9 @@ def commit(lane: Lane) -> tuple[int, str]:
     return found
 
 
-def test_metadata_comes_back() -> None:
-    """What one assembly notes, the next one takes in: records below are not for the chain any more."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
-    one = lane(assembler)
-    one.resume(5, note(5, 9, ()), "p")
-    assert (one.committed, one.delivered) == (5, 9)
-
-
 def test_lane_that_begins_in_another_log() -> None:
     """What was delivered of the former log says nothing of the messages that have its offsets now."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     lanes = Lanes(Share(Budget(1_000)), assembler)
     lanes.open(PARTITION, 0)
     (one,) = lanes
@@ -92,7 +81,7 @@ def test_lane_that_begins_in_another_log() -> None:
 
 def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:
     """A writer that was taken for dead goes on after the reader has begun again: nothing is discarded."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     one = lane(assembler)
     whole = chunks(1)
     tracker = one.tracked(0)
@@ -102,7 +91,7 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
     offset, metadata = commit(one)
     assert (offset, metadata.startswith(f"wideload:delivered={offset};torn=")) == (whole[-1].offset + 1, True)
     stats = PipelineStats()
-    after = LaneAssembler(SETTINGS, stats, clock=monotonic)
+    after = assembling(stats)
     after.resume(PARTITION, metadata, "p")
     assert [after.add(PARTITION, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
     assert stats.duplicate_chunks == len(whole) - 1
@@ -110,7 +99,7 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
 
 def test_metadata_fits_the_brokers() -> None:
     """They may take less than Kafka's default; a longer note would end the flow."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic, metadata_bytes=40)
+    assembler = assembling(metadata_bytes=40)
     one = lane(assembler)
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *chunks(1)]:
@@ -125,7 +114,7 @@ def test_metadata_fits_the_brokers() -> None:
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
 def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and nothing is passed over because of it."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     one = lane(assembler)
     with caplog.at_level(logging.WARNING):
         one.resume(5, metadata, "p")
@@ -135,7 +124,7 @@ def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureF
 
 def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
     """The offset stays at the first chunk until the message is durable; what passed meanwhile is noted beside it."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     one = lane(assembler, 3)
     first, *middle, last = chunks(3)
     tracker = one.tracked(3)
@@ -157,7 +146,7 @@ def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
 
 def test_commit_waits_for_dead_letters() -> None:
     """What was discarded holds the commit at its first chunk until its letters are written and durable."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     one = lane(assembler)
     tracker = one.tracked(0)
     tracker.released = 10
@@ -176,10 +165,13 @@ def test_clock_stands_while_nothing_is_read() -> None:
     """A message expires after time in which its partition was read, not in which the pipeline had to wait."""
     now_s = 100.0
     stats = PipelineStats()
-    assembler = LaneAssembler(SETTINGS, stats, clock=lambda: now_s)
+    assembler = assembling(stats, clock=lambda: now_s)
     one = lane(assembler)
+    now_s += 5  # the time begins when the first chunk is read, not with the turn that read it
     (first, *_) = chunks(0)
     assembler.add(one.partition, first)
+    assembler.tick(reading=True)
+    assert assembler.expire() == []
     now_s += 3_600
     assembler.tick(reading=False)
     assert assembler.expire() == []
@@ -193,28 +185,13 @@ def test_clock_stands_while_nothing_is_read() -> None:
     assert (stats.discarded, assembler.pending, assembler.pending_bytes) == ({"expired": 1}, 0, 0)
 
 
-def test_what_a_long_turn_has_read_is_not_late() -> None:
-    """The time of a message begins when its first chunk is read, not with the turn that read it, or with the start."""
-    now_s = 100.0
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=lambda: now_s)
-    one = lane(assembler)
-    now_s += 5
-    (first, *_) = chunks(0)
-    assembler.add(one.partition, first)
-    assembler.tick(reading=True)
-    assert assembler.expire() == []
-    now_s += 1
-    assembler.tick(reading=True)
-    assert len(assembler.expire()) == 1
-
-
 def test_reserve_is_the_message_with_its_last_chunk() -> None:
     """Chunks that are pending are counted elsewhere; the last one brings the whole, where that is not too large."""
-    assembler = LaneAssembler(SETTINGS, PipelineStats(), clock=monotonic)
+    assembler = assembling()
     *before, last = chunks(0)
     assert [assembler.reserve_bytes(record) for record in before] == [0] * len(before)
     assert assembler.reserve_bytes(last) == 2_500
-    tight = LaneAssembler(replace(SETTINGS, message_bytes=2_499), PipelineStats(), clock=monotonic)
+    tight = assembling(settings=replace(SETTINGS, message_bytes=2_499))
     assert tight.reserve_bytes(last) == 0
     assert assembler.reserve_bytes(Read(0)) == 0
     assert assembler.reserve_bytes(Read(0, headers=(("large-message.chunk.uuid", b"?"),))) == 0
@@ -224,7 +201,7 @@ def test_counts_are_those_of_the_pipeline() -> None:
     """Messages, duplicates, late chunks and reasons are counted beyond the life of one flow."""
     stats = PipelineStats()
     for number in (0, 1):
-        assembler = LaneAssembler(SETTINGS, stats, clock=monotonic)
+        assembler = assembling(stats)
         good, gap = chunks(0, uuid=f"good{number}"), chunks(10, b"y" * 5_000, uuid=f"gap{number}")
         for record in (good[0], replace(good[0], offset=1), *good[1:], gap[0], gap[2], *gap[3:]):
             assembler.add(PARTITION, record)

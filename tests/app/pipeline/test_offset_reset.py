@@ -13,46 +13,70 @@ from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from app.kafka.clients import ClusterError
 from app.kafka.errors import GroupMovedOnError
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.runtime import monotonic
 from app.pipeline.stats import PipelineStats
-from tests.app.pipeline.test_lane_assembler import SETTINGS as ASSEMBLING
+from tests.app.pipeline.test_lane_assembler import assembling
 from transforms.commit_metadata import note
 from transforms.epoch_history import Cut
 
 FIRST, SECOND = TopicPartition("raw", 0), TopicPartition("raw", 1)
 OUT_OF_RANGE = OffsetOutOfRangeError({FIRST: 30})
+TORN = ("a" * 22,)
 
 
-class Consumer:
-    """A member of a group, whose logs were cut.
+class Flow:
+    """An offset reset with two partitions, and the member of a group, whose logs were cut.
 
     Attributes:
-        cuts: by partition.
+        cuts: by partition; `later` those that leaders tell only when they are `waited` for, so often.
         begun: the offsets from which partitions were begun again.
-        committed: the offsets that were committed.
-        notes: their metadata.
+        committed: the offsets that were committed, and `notes` their metadata.
         first: the first offset of each log.
         refuses: whether the group takes no commit.
         meanwhile: called while the brokers are asked.
-        later: the cuts that leaders tell only when they are waited for.
-        waited: how often they were.
         unknown: the partitions of which nothing is committed.
     """
 
-    def __init__(self, **cuts: int) -> None:
-        self.cuts = {TopicPartition("raw", int(name[1:])): Cut(offset, 3, 30) for name, offset in cuts.items()}
+    def __init__(
+        self,
+        *,
+        cut: int | None = None,
+        policy: str | None = "earliest",
+        in_flight: Mapping[TopicPartition, int] | None = None,
+        assembles: bool = False,
+        renewed: Sequence[str] = (),
+    ) -> None:
+        self.cuts = {} if cut is None else {FIRST: Cut(cut, 3, 30)}
+        self.later: dict[TopicPartition, Cut] = {}
         self.begun: dict[TopicPartition, int] = {}
         self.committed: dict[TopicPartition, int] = {}
         self.notes: dict[TopicPartition, str] = {}
-        self.first = 0
+        self.first = self.waited = 0
         self.refuses = False
         self.meanwhile: Callable[[], None] = lambda: None
-        self.later: dict[TopicPartition, Cut] = {}
-        self.waited = 0
         self.unknown: set[TopicPartition] = set()
+        self.stats = PipelineStats()
+        self.lanes = Lanes(Share(Budget(1_000)), assembling(self.stats) if assembles else None)
+        for partition in (FIRST, SECOND):
+            self.lanes.open(partition, 0)
+        self.lane, second = self.lanes
+        for lane, partition in ((self.lane, FIRST), (second, SECOND)):
+            if partition in (in_flight or {}):
+                lane.tracked((in_flight or {})[partition]).released = 30
+        settings = SimpleNamespace(name="p", consumer={"consumer.auto.offset.reset": policy})
+        self.reset = OffsetReset(cast(Any, self), cast(Any, settings), self.lanes, stats=self.stats, renewed=renewed)
+
+    async def find(self, told: str | None = None, *, retriable: bool = True) -> None:
+        """Finds where reading goes on; with an error of this text, that ends the flow."""
+        if told is None:
+            await self.reset.find(OUT_OF_RANGE)
+            return
+        with pytest.raises(ClusterError, match=told) as caught:
+            await self.reset.find(OUT_OF_RANGE)
+        assert caught.value.retriable == retriable
+
+    # --- the consumer ---
 
     def cut(self, partition: TopicPartition) -> Cut | None:
         return self.cuts.get(partition)
@@ -83,177 +107,97 @@ class Consumer:
         self.notes |= {partition: note for partition, (_, note) in offsets.items()}
 
 
-class Flow:
-    """The parts of a flow with two partitions, and its offset reset."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        policy: str | None = "earliest",
-        committed: Mapping[TopicPartition, int] | None = None,
-        *,
-        assembles: bool = False,
-    ) -> None:
-        self.consumer = consumer
-        self.stats = PipelineStats()
-        assembler = LaneAssembler(ASSEMBLING, self.stats, clock=monotonic) if assembles else None
-        self.lanes = Lanes(Share(Budget(1_000)), assembler)
-        for partition in (FIRST, SECOND):
-            self.lanes.open(partition, 0)
-        for partition, offset in (committed or {}).items():
-            lane = self.lanes.get(partition)
-            assert lane is not None
-            lane.tracked(offset).released = 30
-        settings = SimpleNamespace(name="p", consumer={"consumer.auto.offset.reset": policy})
-        self.reset = OffsetReset(cast(Any, consumer), cast(Any, settings), self.lanes, stats=self.stats, renewed=())
-
-
 async def test_topics_that_were_created_again_begin_when_they_are_assigned() -> None:
     """At their first records, which is committed; until then they are not forgotten."""
-    consumer = Consumer()
-    consumer.first = 7
-    flow = Flow(consumer)
-    flow.reset = OffsetReset(
-        cast(Any, consumer),
-        cast(Any, SimpleNamespace(name="p", consumer={"consumer.auto.offset.reset": None})),
-        flow.lanes,
-        stats=flow.stats,
-        renewed=["raw"],
-    )
+    flow = Flow(policy=None, renewed=["raw"])
+    flow.first = 7
     await flow.reset.renew([])
     assert flow.reset.renewing
-    consumer.refuses = True
+    flow.refuses = True
     with pytest.raises(GroupMovedOnError):
         await flow.reset.renew(flow.lanes)
     assert flow.reset.renewing
-    consumer.refuses = False
+    flow.refuses = False
     await flow.reset.renew(flow.lanes)
-    assert (consumer.committed, flow.reset.renewing) == ({FIRST: 7, SECOND: 7}, False)
+    assert (flow.committed, flow.reset.renewing) == ({FIRST: 7, SECOND: 7}, False)
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
 @pytest.mark.parametrize(("first", "begins"), [(0, 10), (12, 12)])
 async def test_cut_below_a_committed_offset(policy: str, first: int, begins: int) -> None:
     """Nothing was read yet: reading begins where the logs part, or at the first record behind; that is committed."""
-    consumer = Consumer(p0=10)
-    consumer.first = first
-    flow = Flow(consumer, policy)
-    await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.begun == consumer.committed == {FIRST: begins}
-    assert flow.stats.truncated_records == 20
-    lane = flow.lanes.get(FIRST)
-    assert lane is not None
-    assert lane.committed == begins
+    flow = Flow(cut=10, policy=policy)
+    flow.first = first
+    await flow.find()
+    assert flow.begun == flow.committed == {FIRST: begins}
+    assert (flow.stats.truncated_records, flow.lane.committed) == (20, begins)
 
 
-async def test_cut_below_what_is_in_flight() -> None:
-    """The flow ends, and commits nothing of the lost log; all partitions that are known to be cut are told."""
-    consumer = Consumer(p0=10, p1=25)
-    flow = Flow(consumer, committed={FIRST: 20, SECOND: 5})
-    with pytest.raises(
-        ClusterError, match=r"topic raw, partition \d: .* up to offset 30, and parts .* at \d+$"
-    ) as caught:
-        await flow.reset.find(OUT_OF_RANGE)
-    assert caught.value.retriable
-    assert consumer.committed == {FIRST: 10}  # of the other one nothing was committed behind the cut
-    assert not len(flow.lanes)
-    assert flow.stats.truncated_records == 25
-
-
-async def test_cut_that_another_leader_has_not_told_yet() -> None:
-    """The flow waits for the leaders of the other partitions, since the next flow is not told what it has lost."""
-    consumer = Consumer(p0=10)
-    consumer.later = {SECOND: Cut(25, 3, 30)}
-    flow = Flow(consumer, committed={FIRST: 20, SECOND: 5})
-    with pytest.raises(ClusterError, match=r"parts from what was read at \d+$"):
-        await flow.reset.find(OUT_OF_RANGE)
-    assert flow.stats.truncated_records == 25
-    assert consumer.waited == 1  # not once more for each log that was cut
+@pytest.mark.parametrize("later", [False, True])
+async def test_cut_below_what_is_in_flight(later: bool) -> None:  # noqa: FBT001
+    """The flow ends, and commits nothing of the lost log; it waits for what leaders tell of other partitions, once."""
+    flow = Flow(cut=10, in_flight={FIRST: 20, SECOND: 5})
+    (flow.later if later else flow.cuts)[SECOND] = Cut(25, 3, 30)
+    await flow.find(r"topic raw, partition \d: .* up to offset 30, and parts from what was read at \d+$")
+    assert flow.committed == {FIRST: 10}  # of the other one nothing was committed behind the cut
+    assert (len(flow.lanes), flow.stats.truncated_records, flow.waited) == (0, 25, 1)
 
 
 async def test_cut_with_none() -> None:
     """The pipeline stops, for good, and says where the logs part; nothing is committed."""
-    consumer = Consumer(p0=10)
-    flow = Flow(consumer, "none", {FIRST: 20})
-    with pytest.raises(
-        ClusterError, match=r"parts from what was read at 10; consumer\.auto\.offset\.reset is none"
-    ) as caught:
-        await flow.reset.find(OUT_OF_RANGE)
-    assert not caught.value.retriable
-    assert consumer.begun == {}
+    flow = Flow(cut=10, policy="none", in_flight={FIRST: 20})
+    await flow.find(r"parts from what was read at 10; consumer\.auto\.offset\.reset is none", retriable=False)
+    assert (flow.begun, flow.committed) == ({}, {})
 
 
-@pytest.mark.parametrize("tracked", [{}, {FIRST: 20}])
-async def test_cut_of_a_partition_that_goes_meanwhile(tracked: dict[TopicPartition, int]) -> None:
+@pytest.mark.parametrize("in_flight", [{}, {FIRST: 20}])
+async def test_cut_of_a_partition_that_goes_meanwhile(in_flight: dict[TopicPartition, int]) -> None:
     """Its new owner finds out by itself: nothing is committed over what that one commits."""
-    consumer = Consumer(p0=10)
-    flow = Flow(consumer, committed=tracked)
-    consumer.meanwhile = lambda: flow.lanes.discard(lane.partition for lane in flow.lanes)
-    await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.begun == {}
+    flow = Flow(cut=10, in_flight=in_flight)
+    flow.meanwhile = lambda: flow.lanes.discard(lane.partition for lane in flow.lanes)
+    await flow.find()
+    assert (flow.begun, flow.committed) == ({}, {})
 
 
 async def test_cut_that_the_group_does_not_take() -> None:
     """A commit that is refused ends the flow all the same, whose records in flight are of the lost log."""
-    consumer = Consumer(p0=10)
-    consumer.refuses = True
-    flow = Flow(consumer, committed={FIRST: 20})
-    with pytest.raises(ClusterError):
-        await flow.reset.find(OUT_OF_RANGE)
+    flow = Flow(cut=10, in_flight={FIRST: 20})
+    flow.refuses = True
+    await flow.find("at 10$")
     assert flow.stats.truncated_records == 0
 
 
 async def test_cut_of_what_was_delivered_behind_the_commit() -> None:
     """With chunks: reading begins at the commit, and what was delivered below the cut still counts as delivered."""
-    consumer = Consumer(p0=20)
-    flow = Flow(consumer)
-    lane = flow.lanes.get(FIRST)
-    assert lane is not None
-    lane.delivered = 30
+    flow = Flow(cut=20)
+    flow.lane.delivered = 30
     await flow.reset.find(OffsetOutOfRangeError({FIRST: 5}))
-    assert consumer.committed == {FIRST: 5}
-    assert consumer.notes == {FIRST: note(5, 20, ())}
+    assert (flow.committed, flow.notes) == ({FIRST: 5}, {FIRST: note(5, 20, ())})
     assert flow.stats.truncated_records == 10
 
 
-async def test_metadata_of_a_lost_log_is_not_kept() -> None:
+@pytest.mark.parametrize(
+    ("noted", "committed"), [(note(5, 30, ()), {FIRST: (5, note(5, 20, ()))}), (note(5, 20, TORN), {})]
+)
+async def test_metadata_of_a_lost_log_is_not_kept(noted: str, committed: Mapping[object, object]) -> None:
     """In flight, with chunks: the next flow takes no new record for a delivered one, and delivers none again.
 
-    The simulation's seed 205 at 11d6f0bd: records came out twice at exactly once.
+    The simulation's seed 205 at 11d6f0bd: records came out twice at exactly once. What says nothing of it stays.
     """
-    consumer = Consumer(p0=20)
-    flow = Flow(consumer, committed={FIRST: 5})
-    lane = flow.lanes.get(FIRST)
-    assert lane is not None
-    lane.noted = note(5, 30, ())
-    with pytest.raises(ClusterError):
-        await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.committed == {FIRST: 5}
-    assert consumer.notes == {FIRST: note(5, 20, ())}
-
-
-async def test_metadata_that_says_nothing_of_a_lost_log_stays() -> None:
-    """What is committed with it is right as it is."""
-    consumer = Consumer(p0=20)
-    flow = Flow(consumer, committed={FIRST: 5})
-    lane = flow.lanes.get(FIRST)
-    assert lane is not None
-    lane.noted = note(5, 20, ("a" * 22,))
-    with pytest.raises(ClusterError):
-        await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.committed == {}
+    flow = Flow(cut=20, in_flight={FIRST: 5})
+    flow.lane.noted = noted
+    await flow.find("at 20$")
+    assert {partition: (offset, flow.notes[partition]) for partition, offset in flow.committed.items()} == committed
 
 
 @pytest.mark.parametrize("policy", ["earliest", None])
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_first_beginning_of_a_group(policy: str | None, refuses: bool) -> None:  # noqa: FBT001
     """It is committed before a record is read: after a kill, the start need not ask again whether it may begin."""
-    consumer = Consumer()
-    consumer.first, consumer.refuses = 7, refuses
-    consumer.unknown = {FIRST}
-    flow = Flow(consumer, policy)
+    flow = Flow(policy=policy)
+    flow.first, flow.refuses, flow.unknown = 7, refuses, {FIRST}
     await flow.reset.find(NoOffsetForPartitionError(FIRST))
-    assert (consumer.begun, consumer.committed) == ({FIRST: 7}, {} if refuses else {FIRST: 7})
+    assert (flow.begun, flow.committed) == ({FIRST: 7}, {} if refuses else {FIRST: 7})
 
 
 @pytest.mark.parametrize(("delivered", "kept"), [(40, True), (50, True), (51, False)])
@@ -262,19 +206,13 @@ async def test_retention_below_a_message_that_is_not_whole(delivered: int, kept:
 
     The simulation's seed 50005 at c6c5f2d3: messages came out twice at exactly once.
     """
-    consumer = Consumer()
-    consumer.first = 35
-    flow = Flow(consumer, assembles=True)
-    lane = flow.lanes.get(FIRST)
-    assert lane is not None
-    torn = ("a" * 22,)
-    lane.resume(30, note(30, delivered, torn), "p")
-    await flow.reset.find(OUT_OF_RANGE)
-    assert consumer.begun == {FIRST: 35}
-    assert lane.delivered == (delivered if kept else 0)
+    flow = Flow(assembles=True)
+    flow.first = 35
+    flow.lane.resume(30, note(30, delivered, TORN), "p")
+    await flow.find()
+    assert (flow.begun, flow.lane.delivered) == ({FIRST: 35}, delivered if kept else 0)
     if kept:
-        assert lane.to_commit() == (35, note(35, delivered, torn))
+        assert flow.lane.to_commit() == (35, note(35, delivered, TORN))
     else:
-        assert consumer.committed == {FIRST: 35}
-        assert (consumer.notes, lane.to_commit()) == ({FIRST: ""}, None)
+        assert (flow.committed, flow.notes, flow.lane.to_commit()) == ({FIRST: 35}, {FIRST: ""}, None)
     assert flow.stats.expired_records == 5

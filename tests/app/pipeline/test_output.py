@@ -80,6 +80,7 @@ async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int
     expected: list[tuple[int, int]] = []  # source and offset
     wanted: list[tuple[bytes, int]] = []
     for way, source, count, codec in steps:
+        offsets[source] += data.draw(st.sampled_from([0, 0, 5]))  # gaps, as in a compacted topic
         first = offsets[source]
         rows = [
             ReadRecord("raw", source, first + n, 5 + n, b"%d-%d" % (source, first + n), b"v" * 20, [])
@@ -121,6 +122,7 @@ async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int
             del batches[at]
         for source, tracker in enumerate(trackers):
             waiting = [offset for _, rest in batches for where, offset in rest if where == source]
+            assert tracker.in_flight == bool(waiting)
             assert tracker.safe() == min(waiting, default=tracker.released)
     assert sent.share.used == 0
     assert sent.output._parts.stats.records_out == len(wanted)
