@@ -46,6 +46,7 @@ class AzureStore(CloudStore):
     START: ClassVar[str] = "azure"
     CONTAINER: ClassVar[str] = "container"
     CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+    CONTAINER_ALLOWED: ClassVar[str] = "3 to 63 lower-case letters, digits and '-', but no two '-' together"
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("azure.container", "string", "The container. It must exist.", default=REQUIRED),
@@ -75,8 +76,8 @@ class AzureStore(CloudStore):
         *client_keys("azure", "abs://container/prefix/topic/id"),
     )
 
-    def connect(self, values: Mapping[str, Value | None]) -> CloudClient:
-        """See `CloudStore.connect`."""
+    def client(self, values: Mapping[str, Value | None]) -> CloudClient:
+        """See `CloudStore.client`."""
         account, container = cast("str", values["azure.account.name"]), cast("str", values["azure.container"])
         if not _ACCOUNT.fullmatch(account):
             raise ConfigurationError(
@@ -129,12 +130,12 @@ class AzureStore(CloudStore):
             raise ConfigurationError(_key_of(credentials), told) from None
         return CloudClient(reader, writer, times, _cloud(container, _key_of(credentials)))
 
-    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
-        """See `CloudStore.found_below`."""
+    def pages_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """See `CloudStore.pages_below`."""
         yield from self._client.pages(prefix.removesuffix("/"), f"{self._container_uri}{prefix}")
 
     def folders_below(self, prefix: str) -> Iterator[str]:
-        """See `CloudStore.folders_below`; all are in memory together."""
+        """See `BucketStore.folders_below`; all are in memory together."""
         for folder in self._client.folders(prefix.removesuffix("/"), f"{self._container_uri}{prefix}"):
             yield f"{folder}/"
 

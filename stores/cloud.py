@@ -1,25 +1,19 @@
-"""What the stores in Google's and Microsoft's cloud have in common. Requests go by obstore (`stores.cloud_client`).
-
-Both clouds promise what `PayloadStore` promises: a put in one request is atomic and durable when it is answered, and
-every later read sees it.
-"""
+"""What the stores in Google's and Microsoft's cloud have in common. Requests go by obstore (`stores.cloud_client`)."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
-from stores.kept import put_beside_kept
+from stores.bucket import PROBE, BucketStore
 from stores.keys import Key, Value
-from stores.root import Root, check_object_id, check_prefix
-from stores.store import PayloadInfo, Removal, Store
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError
+from stores.store import PayloadInfo, Removal
+from transforms.errors import PayloadNotFoundError, PayloadStoreError
 
 if TYPE_CHECKING:
     from stores.cloud_client import CloudClient, Found, Times
@@ -75,46 +69,16 @@ def client_keys(start: str, whole: str) -> Sequence[Key]:
     )
 
 
-class CloudStore(Store):
-    """One client for all threads, with a pool of connections.
+class CloudStore(BucketStore):
+    """One client for all threads, with a pool of connections. No credentials are looked up when it is opened."""
 
-    A subclass defines `SCHEME`, `START` and `CONTAINER`, and makes the client.
-    """
-
-    SCHEME: ClassVar[str]
-    """Of the paths."""
-
-    START: ClassVar[str]
-    """The first word of the keys."""
-
-    CONTAINER: ClassVar[str]
-    """The last word of the key for the bucket."""
-
-    CONTAINER_NAME: ClassVar[re.Pattern[str]]
-    """The names that it may have."""
-
-    _client: CloudClient
-
-    def open(self, values: Mapping[str, Value | None]) -> None:
-        """See `Store.open`. No credentials are looked up here, since that may ask the instance's metadata service."""
-        name = cast("str", values[f"{self.START}.{self.CONTAINER}"])
-        if not self.CONTAINER_NAME.fullmatch(name):
-            raise ConfigurationError(
-                f"{self.START}.{self.CONTAINER}", f"found {name!r}, which cannot be the name of a {self.CONTAINER}"
-            )
-        prefix = check_prefix(f"{self.START}.prefix", cast("str", values[f"{self.START}.prefix"]))
-        self._container_uri = f"{self.SCHEME}://{name}/"
-        self.root = Root(f"{self._container_uri}{prefix}/" if prefix else self._container_uri)
-        self._threads = cast("int", values[f"{self.START}.max.connections"])
-        self._client = self.connect(values)
+    def connect(self, values: Mapping[str, Value | None]) -> None:
+        """See `BucketStore.connect`. A look for credentials may ask the instance's metadata service."""
+        self._client = self.client(values)
 
     @abstractmethod
-    def connect(self, values: Mapping[str, Value | None]) -> CloudClient:
-        """Makes the client.
-
-        Raises:
-            ConfigurationError: the keys contradict each other, or a package is not installed.
-        """
+    def client(self, values: Mapping[str, Value | None]) -> CloudClient:
+        """Makes the client; see `connect`."""
 
     @abstractmethod
     def delete_found(self, found: Found, path: str) -> bool:
@@ -143,8 +107,9 @@ class CloudStore(Store):
         )
         return Times(self.timeout_ms, connect_ms, read_ms, attempts)
 
-    def put(self, topic: str, object_id: str, data: bytes) -> str:
-        return put_beside_kept(self.root, topic, object_id, lambda path: self._client.put(self._key(path), data, path))
+    def put_object(self, path: str, data: bytes) -> None:
+        """See `BucketStore.put_object`."""
+        self._client.put(self._key(path), data, path)
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
@@ -165,9 +130,7 @@ class CloudStore(Store):
         waiting = iter(payloads)
         with ThreadPoolExecutor(self._threads, thread_name_prefix=f"wideload-{self.START}-removal") as executor:
             while some := list(itertools.islice(waiting, _GROUP)):
-                for payload in some:
-                    self.root.split(payload.path)
-                yield from list(executor.map(self._remove, some))
+                yield from list(executor.map(self._remove, [self._checked(payload) for payload in some]))
 
     def _remove(self, payload: PayloadInfo) -> Removal:
         from stores.cloud_client import ChangedError
@@ -184,25 +147,14 @@ class CloudStore(Store):
         except PayloadStoreError as exc:
             return Removal(payload, "failed", str(exc))
 
-    def topics(self) -> Iterator[str]:
-        """See `ListTopics.topics`."""
-        for folder in self.folders_below(self._key(self.root.uri)):
-            if self.root.holds(f"{self._container_uri}{folder}any"):
-                yield folder.removesuffix("/").rpartition("/")[2]
-
-    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure."""
-        start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
-        for page in self.found_below(self._key(start)):
-            yield from (self._info(found) for found in page if self.root.holds(f"{self._container_uri}{found.key}"))
+    def found_below(self, prefix: str) -> Iterator[Iterable[PayloadInfo]]:
+        """See `BucketStore.found_below`."""
+        for page in self.pages_below(prefix):
+            yield map(self._info, page)
 
     @abstractmethod
-    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
-        """Every object whose name begins with `prefix`, page by page; see `List.list` for errors."""
-
-    @abstractmethod
-    def folders_below(self, prefix: str) -> Iterator[str]:
-        """The beginning of names up to the first slash behind `prefix`, each once."""
+    def pages_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """As `found_below`, with all that the service says."""
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets a payload that never exists.
@@ -216,15 +168,12 @@ class CloudStore(Store):
                 self._client.get(self._key(absent), 0, absent)
             return
         path = self.root.probe(topic, f"-{uuid.uuid4().hex}")
-        self._client.put(self._key(path), b"A probe of Wideload. It may be deleted.", path)
+        self._client.put(self._key(path), PROBE, path)
         with contextlib.suppress(PayloadStoreError):
             self.delete_key(self._key(path), path)
 
     def close(self) -> None:
         """See `PayloadStore.close`. obstore closes connections when they have been idle for a time."""
-
-    def _key(self, path: str) -> str:
-        return path[len(self._container_uri) :]
 
     def _info(self, found: Found) -> PayloadInfo:
         return PayloadInfo(f"{self._container_uri}{found.key}", found.size, found.modified)

@@ -50,6 +50,9 @@ class GcsStore(CloudStore):
     START: ClassVar[str] = "gcs"
     CONTAINER: ClassVar[str] = "bucket"
     CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+    CONTAINER_ALLOWED: ClassVar[str] = (
+        "3 to 222 lower-case letters, digits, '.', '_' and '-', a letter or a digit at both ends"
+    )
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("gcs.bucket", "string", "The bucket. It must exist.", default=REQUIRED),
@@ -87,8 +90,8 @@ class GcsStore(CloudStore):
         *client_keys("gcs", "gs://bucket/prefix/topic/id"),
     )
 
-    def connect(self, values: Mapping[str, Value | None]) -> CloudClient:
-        """See `CloudStore.connect`."""
+    def client(self, values: Mapping[str, Value | None]) -> CloudClient:
+        """See `CloudStore.client`."""
         file, text, kms = (
             cast("str | None", values[f"gcs.{name}"]) for name in ("credentials.file", "credentials.json", "kms.key")
         )
@@ -169,8 +172,8 @@ class GcsStore(CloudStore):
                 return
             raise
 
-    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
-        """See `CloudStore.found_below`. obstore would end with an error at names as others may have, such as `a//b`."""
+    def pages_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """See `CloudStore.pages_below`. obstore would end with an error at names as others may have, such as `a//b`."""
         from stores.cloud_client import Found
 
         for page in self._listed(prefix, {"fields": "nextPageToken,items(name,size,updated,generation)"}):
@@ -188,7 +191,7 @@ class GcsStore(CloudStore):
             yield found
 
     def folders_below(self, prefix: str) -> Iterator[str]:
-        """See `CloudStore.folders_below`."""
+        """See `BucketStore.folders_below`."""
         for page in self._listed(prefix, {"delimiter": "/", "fields": "nextPageToken,prefixes"}):
             with self._as_gcs_answers("list", f"{self._container_uri}{prefix}"):
                 folders = [str(folder) for folder in page.get("prefixes", ())]

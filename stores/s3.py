@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from stores.kept import KeptError, put_beside_kept
+from stores.bucket import PROBE, BucketStore, KeptError
 from stores.keys import REQUIRED, Key, Value
-from stores.root import Root, check_object_id, check_prefix
-from stores.store import ExpiryRule, PayloadInfo, Removal, Store
+from stores.root import check_object_id
+from stores.store import ExpiryRule, PayloadInfo, Removal
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -52,8 +52,14 @@ __all__ = ["S3Store"]
 _RECEIVE_BYTES = 1 << 18
 
 
-class S3Store(Store):
+class S3Store(BucketStore):
     """One client for all threads, with a pool of connections."""
+
+    SCHEME: ClassVar[str] = "s3"
+    START: ClassVar[str] = "s3"
+    CONTAINER: ClassVar[str] = "bucket"
+    CONTAINER_NAME: ClassVar[re.Pattern[str]] = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{2,254}")
+    CONTAINER_ALLOWED: ClassVar[str] = "3 to 255 letters, digits, '.', '_' and '-'"
 
     KEYS: ClassVar[Sequence[Key]] = (
         Key("s3.bucket", "string", "The bucket. It must exist.", default=REQUIRED),
@@ -133,31 +139,17 @@ class S3Store(Store):
         ),
     )
 
-    def open(self, values: Mapping[str, Value | None]) -> None:
-        """See `Store.open`. Credentials are looked up here, which may ask the instance's metadata service."""
-        self._bucket = cast("str", values["s3.bucket"])
-        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]{2,254}", self._bucket):
-            raise ConfigurationError(
-                "s3.bucket",
-                f"found {self._bucket!r}, allowed is a bucket's name: 3 to 255 letters, digits, '.', '_' and '-'",
-            )
-        prefix = check_prefix("s3.prefix", cast("str", values["s3.prefix"]))
-        self._bucket_uri = f"s3://{self._bucket}/"
-        self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
+    def connect(self, values: Mapping[str, Value | None]) -> None:
+        """See `BucketStore.connect`. Credentials are looked up here, which may ask the instance's metadata service."""
         _check_time(values, self.timeout_ms)
         self._client = open_client(values, self.timeout_ms / 1000)
         self._bodies = Bodies(self._client, cast("int", values["s3.retry.attempts"]), _attempt_ms(values) / 1000)
-        self._puts = Puts(self._client, self._bucket, _encryption(values), summed=bool(values["s3.payload.signing"]))
-        self._lifecycle = S3Lifecycle(self._client, self._bucket)
-        self._removal = S3Removal(
-            self._client, self._bucket, self._head, self._translated, threads=cast("int", values["s3.max.connections"])
-        )
+        self._puts = Puts(self._client, self._container, _encryption(values), summed=bool(values["s3.payload.signing"]))
+        self._lifecycle = S3Lifecycle(self._client, self._container)
+        self._removal = S3Removal(self._client, self._container, self._head, self._translated, threads=self._threads)
 
-    def put(self, topic: str, object_id: str, data: bytes) -> str:
-        return put_beside_kept(self.root, topic, object_id, lambda path: self._put(path, data))
-
-    def _put(self, path: str, data: bytes) -> str | None:
-        """Stores at any path; returns the version, in a bucket that keeps them."""
+    def put_object(self, path: str, data: bytes) -> str | None:
+        """See `BucketStore.put_object`. Returns the version, in a bucket that keeps them."""
         with self._translated("PutObject", path):
             response = self._puts.put(self._key(path), data, path)
         check_answer(response, "PutObject", path)
@@ -173,7 +165,7 @@ class S3Store(Store):
                 return _receive(stream, full_path, answer.get("ContentLength"), max_bytes)
 
         with self._translated("GetObject", full_path, max_bytes):
-            return self._bodies.get(self._bucket, self._key(full_path), self.timeout_ms / 1000, receive)
+            return self._bodies.get(self._container, self._key(full_path), self.timeout_ms / 1000, receive)
 
     def stat(self, full_path: str) -> PayloadInfo:
         return self._head(full_path)[0]
@@ -183,14 +175,14 @@ class S3Store(Store):
         self.root.check_readable(full_path)
         with self._translated("HeadObject", full_path):
             try:
-                response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))
+                response = self._client.head_object(Bucket=self._container, Key=self._key(full_path))
             except ClientError as exc:
                 # The response to a HEAD has no body: 404 may mean the payload or the bucket, 403 names no permission.
                 if status(exc) == HTTPStatus.NOT_FOUND:
-                    self._client.head_bucket(Bucket=self._bucket)
+                    self._client.head_bucket(Bucket=self._container)
                     raise PayloadNotFoundError(full_path) from exc
                 if status(exc) == HTTPStatus.FORBIDDEN:
-                    self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))["Body"].close()
+                    self._client.get_object(Bucket=self._container, Key=self._key(full_path))["Body"].close()
                 raise
         check_answer(response, "HeadObject", full_path)
         return info("HeadObject", full_path, response, "ContentLength"), response.get("VersionId")
@@ -199,7 +191,7 @@ class S3Store(Store):
         """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
         self.root.split(full_path)
         with contextlib.suppress(PayloadNotFoundError), self._translated("DeleteObject", full_path):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(full_path))
+            self._client.delete_object(Bucket=self._container, Key=self._key(full_path))
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
         """See `DeleteUnchanged.delete_unchanged`: about a third of a second between the looks and the removal.
@@ -209,26 +201,20 @@ class S3Store(Store):
         """
         return self._removal.delete_unchanged((self._checked(payload) for payload in payloads), self._key)
 
-    def topics(self) -> Iterator[str]:
-        """See `ListTopics.topics`; a request for every 1,000 topics."""
+    def folders_below(self, prefix: str) -> Iterator[str]:
+        """See `BucketStore.folders_below`; a request for every 1,000."""
         paginator = self._client.get_paginator("list_objects_v2")
-        for page in self._pages(
-            paginator.paginate(Bucket=self._bucket, Prefix=self._key(self.root.uri), Delimiter="/")
-        ):
-            for folder in page.get("CommonPrefixes", ()):
-                prefix = folder.get("Prefix", "")
-                if self.root.holds(f"{self._bucket_uri}{prefix}any"):
-                    yield prefix.removesuffix("/").rpartition("/")[2]
+        for page in self._pages(paginator.paginate(Bucket=self._container, Prefix=prefix, Delimiter="/")):
+            yield from (folder.get("Prefix", "") for folder in page.get("CommonPrefixes", ()))
 
-    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`; a request for every 1,000 objects."""
-        start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
+    def found_below(self, prefix: str) -> Iterator[Iterable[PayloadInfo]]:
+        """See `BucketStore.found_below`."""
         paginator = self._client.get_paginator("list_objects_v2")
-        for page in self._pages(paginator.paginate(Bucket=self._bucket, Prefix=self._key(start))):
-            for item in page.get("Contents", ()):
-                path = f"{self._bucket_uri}{item.get('Key', '')}"
-                if self.root.holds(path):
-                    yield info("ListObjectsV2", path, item, "Size")
+        for page in self._pages(paginator.paginate(Bucket=self._container, Prefix=prefix)):
+            yield (
+                info("ListObjectsV2", f"{self._container_uri}{item.get('Key', '')}", item, "Size")
+                for item in page.get("Contents", ())
+            )
 
     def check(self, *, writing: bool = True, topic: str | None = None) -> None:
         """See `Check.check`: puts a probe and removes it, or gets one, which mostly does not exist.
@@ -242,15 +228,15 @@ class S3Store(Store):
                 self._check_readable(path)
             return
         with contextlib.suppress(KeptError):  # a probe of before, and no permission is missing
-            version = self._put(path, b"A probe of Wideload. It may be deleted.")
+            version = self.put_object(path, PROBE)
             more = {} if version is None else {"VersionId": version}
             with contextlib.suppress(PayloadStoreError), self._translated("DeleteObject", path):
-                self._client.delete_object(Bucket=self._bucket, Key=self._key(path), **cast("Any", more))
+                self._client.delete_object(Bucket=self._container, Key=self._key(path), **cast("Any", more))
 
     def _check_readable(self, path: str) -> None:
         try:
             with self._translated("GetObject", path):
-                response = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+                response = self._client.get_object(Bucket=self._container, Key=self._key(path))
                 response["Body"].close()
             check_answer(response, "GetObject", path)
         except PayloadStoreAccessError as exc:
@@ -260,7 +246,7 @@ class S3Store(Store):
             # S3 refuses a missing object like one that may not be read, unless the caller may list the bucket.
             with self._translated("HeadBucket", path):
                 try:
-                    self._client.head_bucket(Bucket=self._bucket)
+                    self._client.head_bucket(Bucket=self._container)
                 except ClientError as unlisted:
                     if status(unlisted) == HTTPStatus.FORBIDDEN:
                         return
@@ -286,16 +272,9 @@ class S3Store(Store):
             check_answer(page, "ListObjectsV2", self.root.uri, "IsTruncated")
             yield page
 
-    def _checked(self, payload: PayloadInfo) -> PayloadInfo:
-        self.root.split(payload.path)
-        return payload
-
-    def _key(self, path: str) -> str:
-        return path[len(self._bucket_uri) :]
-
     @contextlib.contextmanager
     def _translated(self, operation: str, path: str, data_bytes: int = 0) -> Iterator[None]:
-        with translated(operation, path, self._bucket), within(self.timeout_ms / 1000, data_bytes):
+        with translated(operation, path, self._container), within(self.timeout_ms / 1000, data_bytes):
             yield
 
 

@@ -11,8 +11,8 @@ import botocore.exceptions as aws
 import urllib3.exceptions
 from botocore.parsers import ResponseParserError
 
+from stores.bucket import KeptError
 from stores.http_time import LateError
-from stores.kept import KeptError
 from stores.s3_credentials import CredentialsError, refused_of_chain
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 from transforms.text import printable

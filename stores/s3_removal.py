@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from stores.kept import KeptError
+from stores.bucket import KeptError
 from stores.s3_answers import check_answer
 from stores.s3_errors import is_kept
 from stores.store import PayloadInfo, Removal

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stores.bucket import KeptError
 from stores.cloud import CloudStore
-from stores.kept import KeptError
 from stores.s3 import S3Store
 from tests.stores.test_s3 import NAME
 

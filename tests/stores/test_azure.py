@@ -217,7 +217,7 @@ def test_rules_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("keys", "name", "words"),
     [
-        ({"azure.container": "Upper"}, "azure.container", "cannot be the name"),
+        ({"azure.container": "Upper"}, "azure.container", "allowed is a container.s name: 3 to 63"),
         ({"azure.account.name": "a.b"}, "azure.account.name", "lower-case letters"),
         ({"azure.account.key": "no key!"}, "azure.account.key", "is no account key"),
         ({"azure.endpoint": "https://user:word@host"}, "azure.endpoint", r"\*\*\*@host"),

@@ -223,7 +223,7 @@ def test_bakdatas_payloads_are_read(gcs: CloudServer) -> None:
     ("keys", "name", "words"),
     [
         ({}, "gcs.bucket", "is missing"),
-        ({"gcs.bucket": "UPPER"}, "gcs.bucket", "cannot be the name"),
+        ({"gcs.bucket": "UPPER"}, "gcs.bucket", "allowed is a bucket.s name: 3 to 222"),
         ({"gcs.prefix": "a//b"}, "gcs.prefix", "none empty"),
         ({"gcs.prefix": "x" * 600}, "gcs.prefix", "too long"),
         ({"gcs.endpoint": "ftp://x"}, "gcs.endpoint", "allowed is http"),
