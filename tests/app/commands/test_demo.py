@@ -229,7 +229,7 @@ def test_demo_in_a_cloud(tmp_path: Path) -> None:
         with closing(open_store(config)) as store:
             assert isinstance(store, AzureStore)
             assert [info.path for info in store.list()] == [kept]
-            assert [found.key for page in store.found_below("demo/") for found in page] == [store._key(kept)]
+            assert [found.key for page in store.pages_below("demo/") for found in page] == [store._key(kept)]
 
 
 @pytest.mark.parametrize(
