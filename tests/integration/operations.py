@@ -42,9 +42,9 @@ class Operations:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
 
-    def create_topic(self, name: str, configs: Mapping[str, object]) -> None:
-        """Makes a topic of one partition, and waits until it is there."""
-        new = NewTopic(name, 1, 1, topic_configs={key: str(value) for key, value in configs.items()})
+    def create_topic(self, name: str, configs: Mapping[str, object], partitions: int = 1) -> None:
+        """Makes a topic, and waits until it is there."""
+        new = NewTopic(name, partitions, 1, topic_configs={key: str(value) for key, value in configs.items()})
 
         async def create(client: AdminClient) -> None:
             answer = await client.create_topics([new])

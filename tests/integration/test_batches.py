@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     IllegalOperation,
     KafkaTimeoutError,
@@ -83,8 +83,7 @@ async def send_all(
 
 async def found_in(broker: str, topic: str) -> list[Found]:
     """Partition 0 of the topic."""
-    found = await asyncio.to_thread(read_all, broker, topic)
-    return found.get(0, [])
+    return (await asyncio.to_thread(read_all, broker, topic)).get(0, [])
 
 
 def as_records(found: Sequence[Found]) -> list[Record]:
@@ -107,27 +106,33 @@ async def check_whole(
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS])
-async def test_batches_too_large_are_split(broker: str, make_topic: MakeTopic, codec: str | None) -> None:
-    """With each codec: batches over the topic's limit arrive whole, in order and once, behind each other's parts."""
-    topic = make_topic(**{"max.message.bytes": 10_000})
+@pytest.mark.parametrize(
+    ("limit", "batch", "count", "sizes", "least"),
+    [(10_000, 100_000, 100, (1, 6_000), 25), (300_000, 2_000_000, 40, (90_000, 90_001), 4)],
+    ids=["small", "on threads"],
+)
+async def test_batches_too_large_are_split(  # a row each
+    broker: str,
+    make_topic: MakeTopic,
+    codec: str | None,
+    limit: int,
+    batch: int,
+    count: int,
+    sizes: tuple[int, int],
+    least: int,
+) -> None:
+    """With each codec: batches over the topic's limit arrive whole, in order and once, behind each other's parts.
+
+    So do those that are compressed and divided on threads, and records that have neither key nor value.
+    """
+    topic = make_topic(**{"max.message.bytes": limit})
     rng = random.Random(1)
-    records = numbered([rng.randbytes(rng.randrange(1, 6_000)) for _ in range(100)])
-    async with batching(broker, 100_000, codec) as producer:
+    records = numbered([rng.randbytes(rng.randrange(*sizes)) + bytes(sizes[0] // 9) for _ in range(count)])
+    records[count // 2] = Record(None, None, [], STAMP)
+    async with batching(broker, batch, codec) as producer:
         futures = await send_all(producer, topic, records)
-        assert producer.numbers.batch_split_total >= 25
+        assert producer.numbers.batch_split_total >= least
         assert producer._buffer.used == 0
-    await check_whole(broker, topic, records, futures)
-
-
-@pytest.mark.parametrize("codec", [None, *CODECS])
-async def test_large_batches_are_split(broker: str, make_topic: MakeTopic, codec: str | None) -> None:
-    """Batches that are compressed and divided on threads likewise."""
-    topic = make_topic(**{"max.message.bytes": 300_000})
-    rng = random.Random(2)
-    records = numbered([compressible(100_000, 0.9, rng) for _ in range(40)])
-    async with batching(broker, 2_000_000, codec) as producer:
-        futures = await send_all(producer, topic, records)
-        assert producer.numbers.batch_split_total > 3
     await check_whole(broker, topic, records, futures)
 
 
@@ -163,20 +168,6 @@ async def test_documents_scenario(broker: str, make_topic: MakeTopic) -> None:
         assert [future.result().offset for future in changed] == list(range(sent, sent + len(records)))
     found = await found_in(broker, first)
     assert [each.key for each in found] == [b"%d" % index for index in [*range(sent), *range(len(records))]]
-
-
-async def test_limit_lowered_on_a_live_topic(broker: str, make_topic: MakeTopic) -> None:
-    """Where `max.message.bytes` sinks while records are on their way, each arrives, in order and once."""
-    topic = make_topic(**{"max.message.bytes": 200_000})
-    rng = random.Random(4)
-    records = numbered([rng.randbytes(4_000) for _ in range(400)])
-    async with batching(broker, 100_000, "gzip") as producer:
-        futures = await send_all(producer, topic, records[:200])
-        assert producer.numbers.batch_split_total == 0
-        await set_limit(broker, topic, 10_000)
-        futures += await send_all(producer, topic, records[200:])
-        assert producer.numbers.batch_split_total > 0
-    await check_whole(broker, topic, records, futures)
 
 
 async def test_limit_lowered_is_asked_for_again(broker: str, make_topic: MakeTopic) -> None:
@@ -224,38 +215,6 @@ async def test_record_refused_alone_fails_alone(broker: str, make_topic: MakeTop
     assert str(error).startswith(f"topic {topic} has refused a record that takes {error.size:,} bytes as a batch of ")
 
 
-async def test_records_of_nulls_pass(broker: str, make_topic: MakeTopic) -> None:
-    """A record whose key and value are both null goes like any other, through a split too."""
-    topic = make_topic(**{"max.message.bytes": 500})
-    records = [Record(None, None, [], STAMP + index) for index in range(100)]
-    async with batching(broker, 10_000) as producer:
-        futures = await send_all(producer, topic, records)
-        assert producer.numbers.batch_split_total > 0
-    await check_whole(broker, topic, records, futures)
-
-
-async def test_partitions_do_not_disturb_each_other(broker: str, make_topic: MakeTopic) -> None:
-    """Splits in one partition leave the order of all others as it is, sent to at the same time."""
-    topic = make_topic(6, **{"max.message.bytes": 3_000})
-    rng = random.Random(6)
-    sent: dict[int, list[Record]] = {number: [] for number in range(6)}
-    async with batching(broker, 20_000, "snappy") as producer:
-        futures = []
-        for index in range(1_200):
-            number = rng.randrange(6)
-            record = Record(b"%d" % index, rng.randbytes(rng.randrange(10, 2_000)), [], STAMP + index)
-            sent[number].append(record)
-            futures.append(await producer.send(topic, record, partition=number))
-            if index % 97 == 0:
-                await asyncio.sleep(0.005)
-        await producer.flush()
-        for future in futures:
-            future.result()
-        assert producer.numbers.batch_split_total > 10
-    found = await asyncio.to_thread(read_all, broker, topic)
-    assert {number: as_records(each) for number, each in found.items()} == sent
-
-
 async def test_transaction_with_a_split(broker: str, make_topic: MakeTopic) -> None:
     """What is split within a transaction is committed with it, once and in order; what is aborted is not seen."""
     topic = make_topic(**{"max.message.bytes": 5_000})
@@ -268,43 +227,24 @@ async def test_transaction_with_a_split(broker: str, make_topic: MakeTopic) -> N
         for part in (records[:50], records[50:]):
             await in_transaction(producer, topic, part)
             with pytest.raises(ZeroDivisionError):
-                await broken_off(producer, topic, part)
+                await in_transaction(producer, topic, part, ZeroDivisionError())
         refused = [Record(b"k", rng.randbytes(9_000)), Record(b"k", b"small")]
         with pytest.raises(IllegalOperation, match="1 records of the transaction were refused"):
             await in_transaction(producer, topic, refused)
         assert producer.numbers.batch_split_total > 20
-    assert as_records(await committed_in(broker, topic, len(records))) == records
+    found = await asyncio.to_thread(read_all, broker, topic, "read_committed")
+    assert as_records(found[0]) == records
 
 
-async def in_transaction(producer: BatchingProducer, topic: str, records: Sequence[Record]) -> None:
-    """Sends the records in a transaction of their own."""
+async def in_transaction(
+    producer: BatchingProducer, topic: str, records: Sequence[Record], error: Exception | None = None
+) -> None:
+    """Sends the records in a transaction of their own, which may end with an error."""
     async with producer.transaction():
         for record in records:
             _ = await producer.send(topic, record, partition=0)
-
-
-async def broken_off(producer: BatchingProducer, topic: str, records: Sequence[Record]) -> None:
-    """Sends the records in a transaction that ends with an error."""
-    async with producer.transaction():
-        for record in records:
-            _ = await producer.send(topic, record, partition=0)
-        raise ZeroDivisionError
-
-
-async def committed_in(broker: str, topic: str, count: int) -> list[Found]:
-    """What a consumer with `read_committed` finds in partition 0, up to its end."""
-    found: list[Found] = []
-    async with AIOKafkaConsumer(bootstrap_servers=broker, isolation_level="read_committed") as consumer:
-        partition = TopicPartition(topic, 0)
-        consumer.assign([partition])
-        await consumer.seek_to_beginning(partition)
-        end = (await consumer.end_offsets([partition]))[partition]
-        async with asyncio.timeout(20):
-            while await consumer.position(partition) < end:
-                for records in (await consumer.getmany(timeout_ms=200)).values():
-                    found += [Found(0, r.offset, r.key, r.value, tuple(r.headers), r.timestamp) for r in records]
-    assert len(found) == count
-    return found
+        if error is not None:
+            raise error
 
 
 async def test_linger_fills_batches(broker: str, make_topic: MakeTopic) -> None:
@@ -332,9 +272,7 @@ async def test_linger_ends_by_itself(broker: str, make_topic: MakeTopic) -> None
     topic = make_topic()
     async with batching(broker, linger_s=0.2) as producer:
         began = asyncio.get_running_loop().time()
-        future = await producer.send(topic, Record(b"k", b"v"), partition=0)
-        async with asyncio.timeout(10):
-            await future
+        await asyncio.wait_for(await producer.send(topic, Record(b"k", b"v"), partition=0), 10)
         assert asyncio.get_running_loop().time() - began >= 0.2
 
 
@@ -379,21 +317,6 @@ async def test_delivery_timeout_ends_all_sending(broker: str, make_topic: MakeTo
         inner._message_accumulator._waiter_future.cancel()
 
 
-async def test_a_rewind_finds_what_else_was_sent(broker: str, make_topic: MakeTopic) -> None:
-    """Sequence numbers are not given back over what somebody else has sent to the partition."""
-    topic = make_topic(**{"max.message.bytes": 1_000})
-    async with plain(broker) as inner:
-        producer = BatchingProducer(inner, BatchSettings(batch_bytes=10_000))
-        place = TopicPartition(topic, 0)
-        futures = [await producer.send(topic, Record(b"k", bytes(600)), partition=0) for _ in range(3)]
-        async with asyncio.timeout(10):
-            while inner._txn_manager.sequence_number(place) != len(futures):  # noqa: ASYNC110  # it tells nobody
-                await asyncio.sleep(0)
-        inner._txn_manager.increment_sequence_number(place, 1)
-        await asyncio.wait(futures)
-        assert all(isinstance(future.exception(), AssertionError) for future in futures)
-
-
 async def test_sequence_numbers_begin_again_at_the_largest(broker: str, make_topic: MakeTopic) -> None:
     """After 2,147,483,647 records of a producer in a partition comes number 0, within a batch and a split too."""
     topic = make_topic(**{"max.message.bytes": 1_000})
@@ -430,14 +353,6 @@ async def test_from_a_configuration_without_the_right_to_ask(broker: str, caplog
         limits.append(await producer._limit("no-such-topic"))
     assert limits == [None] * 3
     assert caplog.text.count("topic no-such-topic does not say what it takes") == 1
-
-
-async def test_weaker_acknowledgements(broker: str, make_topic: MakeTopic) -> None:
-    """`acks` is the application's choice: the producer is not made idempotent against it."""
-    topic = make_topic()
-    async with ConfiguredBatchingProducer({"bootstrap.servers": broker, "acks": "1"}) as producer:
-        await (await producer.send(topic, Record(b"k", b"plain")))
-    assert [record.value for record in (await asyncio.to_thread(read_all, broker, topic))[0]] == [b"plain"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -12,31 +11,24 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
-from app.config.settings import ClientSettings, Settings
-from app.kafka.clients import admin
+from app.config.settings import Settings
 from app.kafka.topic_log import TopicLog
-from app.local.broker import EmbeddedBroker
 from app.pipeline.control_topic import ControlTopic
 from app.pipeline.steering import GroupSteering
 from tests.integration.limits import alter
-from tests.integration.names import Names, properties
 from tests.integration.operations import Operations
 from tests.integration.rest import Answer, ask
 from tests.integration.topics import end_offsets, read_all, send
-from tests.integration.way import MakeTopic, Way
+from tests.integration.way import MakeTopic, MakeWay, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.control_record import Restart
 from transforms.errors import ConfigurationError
 
 TOKEN = "token-of-who-may-steer-1"
 STAMP = 1_700_000_000_000
-USER, PASSWORD = "ann", "of-a-test"
 
 
 class Group:
@@ -47,11 +39,10 @@ class Group:
         self.topic = topic
         self._stack = stack
 
-    def worker(self, **constants: object) -> WorkerProcess:
+    def worker(self) -> WorkerProcess:
         """A worker that has started; it is not waited for."""
         control = {"web.control.enable": True, "web.control.token": TOKEN, "control.topic": self.topic}
         worker = WorkerProcess(self.way.folder, {**self.way.settings(), **control}, self.way.offload())
-        worker.constants = constants
         return self._stack.enter_context(worker)
 
     def write(self, key: bytes | None, value: bytes | None) -> None:
@@ -73,11 +64,10 @@ class Group:
 
 
 @pytest.fixture
-def group(broker: str, make_topic: MakeTopic, tmp_path: Any) -> Iterator[Group]:
+def group(make_way: MakeWay, make_topic: MakeTopic) -> Iterator[Group]:
     """The group of a test, whose topic is there."""
-    way = Way(broker, make_topic, tmp_path, partitions=2, large=2_000_000, session_ms=6_000)
     with ExitStack() as stack:
-        yield Group(way, make_topic(1, **{"cleanup.policy": "compact"}), stack)
+        yield Group(make_way(2), make_topic(1, **{"cleanup.policy": "compact"}), stack)
 
 
 def change(worker: WorkerProcess, method: str, path: str) -> Answer:
@@ -141,6 +131,7 @@ def test_all_workers_obey_and_remember(group: Group) -> None:
 @pytest.mark.parametrize(
     ("partitions", "policy", "told"),
     [
+        (0, "", ""),  # it is made
         (1, "delete", "has cleanup.policy=delete, allowed is compact"),
         (1, "compact,delete", "has cleanup.policy=compact,delete, allowed is compact"),
         (2, "compact", "has 2 partitions, allowed is 1"),
@@ -149,11 +140,23 @@ def test_all_workers_obey_and_remember(group: Group) -> None:
 def test_a_topic_that_would_forget_is_refused(
     partitions: int, policy: str, told: str, group: Group, make_topic: MakeTopic
 ) -> None:
-    """Records that are deleted by age would end a pause; those of several partitions have no order."""
-    group.topic = make_topic(partitions, **{"cleanup.policy": policy})
-    with pytest.raises(ConfigurationError, match=told) as refused:
+    """Records that are deleted by age would end a pause; those of several partitions have no order.
+
+    Where the topic is missing it gets one partition, and is compacted.
+    """
+    if partitions:
+        group.topic = make_topic(partitions, **{"cleanup.policy": policy})
+        with pytest.raises(ConfigurationError, match=told) as refused:
+            asyncio.run(check_control_topic(settings_of(group)))
+        assert refused.value.key == "control.topic"
+        return
+    operations = Operations(group.way.broker)
+    operations.remove_topic(group.topic)
+    for _ in range(2):
         asyncio.run(check_control_topic(settings_of(group)))
-    assert refused.value.key == "control.topic"
+    made = operations.topic(group.topic)
+    assert made is not None
+    assert (made.partitions, made.cleanup_policy) == (1, "compact")
 
 
 def test_records_of_others_and_broken_ones(group: Group) -> None:
@@ -197,60 +200,6 @@ def test_a_request_that_kafka_does_not_take(group: Group) -> None:
     until_state("PAUSED", worker)
 
 
-@pytest.fixture
-def guarded() -> Iterator[EmbeddedBroker]:
-    """A broker that lets a user do what it was told."""
-    with EmbeddedBroker(properties({USER: PASSWORD}), protocols=["SASL_PLAINTEXT"]) as broker:
-        broker.start()
-        yield broker
-
-
-async def test_rights_are_asked_for_at_the_start(guarded: EmbeddedBroker) -> None:
-    """Read for each worker, Write for those that take requests: the error says which is missing."""
-    topic = "control"
-    settings = parse(
-        {
-            "bootstrap.servers": guarded.address("SASL_PLAINTEXT"),
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.username": USER,
-            "sasl.password": PASSWORD,
-            "control.topic": topic,
-            "pipeline": {"p": {"topics": ["raw"], "output.topic": "out", "transforms": ["wrap"]}},
-        },
-        {},
-    )
-    steering = dataclasses.replace(settings, web_control=True)
-    own = ClientSettings(guarded.bootstrap_servers)
-    async with admin(own) as connection:
-        names = Names(guarded.bootstrap_servers, connection)
-        await check_control_topic(dataclasses.replace(settings, client=own))  # it makes the topic, and may do all
-        for operation in (8, 10):  # Describe, DescribeConfigs
-            await names.acl(f"User:{USER}", "*", topic, operation=operation)
-
-        async def told(who: Settings) -> str:
-            try:
-                await check_control_topic(who)
-            except ConfigurationError as exc:
-                return str(exc)
-            return ""
-
-        async def until_told(who: Settings, words: str) -> None:
-            async with asyncio.timeout(30):  # brokers learn of a right a moment later
-                while words not in (found := await told(who)) or bool(found) != bool(words):
-                    pass
-
-        await until_told(settings, f"control.topic: this user may not Read topic {topic}, and each worker reads it")
-        await names.acl(f"User:{USER}", "*", topic, operation=3)
-        await until_told(settings, "")
-        await until_told(steering, f"may not Write topic {topic}, and a worker with web.control.enable writes to it")
-        await names.acl(f"User:{USER}", "*", topic, operation=4)
-        await until_told(steering, "")
-        await names.close()
-
-
-# --- the topic is made again, or cut ---------------------------------------------------------------------------------
-
-
 class Steered:
     """A pipeline that notes what is asked of it."""
 
@@ -286,23 +235,10 @@ async def steered(group: Group) -> AsyncIterator[tuple[Steered, GroupSteering, C
 
 
 async def make_again(group: Group) -> None:
-    """Deletes the topic, if it is there, and makes it."""
-    client = AdminClient({"bootstrap.servers": group.way.broker})
-    await asyncio.to_thread(Operations(group.way.broker).remove_topic, group.topic)
-    new = NewTopic(group.topic, 1, 1, config={"cleanup.policy": "compact"})
-
-    async def made() -> bool:
-        try:
-            await asyncio.to_thread(client.create_topics([new])[group.topic].result, 30)
-        except KafkaException as exc:
-            if exc.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:  # it is still being deleted
-                return False
-            raise
-        return True
-
-    async with asyncio.timeout(30):
-        while not await made():
-            pass
+    """Deletes the topic, and makes it."""
+    operations = Operations(group.way.broker)
+    await asyncio.to_thread(operations.remove_topic, group.topic)
+    await asyncio.to_thread(operations.create_topic, group.topic, {"cleanup.policy": "compact"})
 
 
 async def test_requests_after_the_topic_was_made_again(group: Group, caplog: pytest.LogCaptureFixture) -> None:
@@ -369,9 +305,6 @@ async def test_a_topic_that_was_cut(group: Group) -> None:
         await topic.write(Restart(pipeline.settings.group_id))
         assert await anew() == ["STARTED", "RESTART"]
         assert await anew() == ["STARTED"]
-
-
-# --- the log ---------------------------------------------------------------------------------------------------------
 
 
 async def test_records_that_would_fill_the_memory(group: Group) -> None:

@@ -7,31 +7,33 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.cluster.control_topic import check_control_topic
 from app.cluster.preflight import check
 from app.cluster.startup import _may_pass
 from app.config.parsing import parse
 from tests.forks import run
 from tests.integration.cluster import KEY_PASSWORD, Cluster
-from tests.integration.cut_log import CUT, SAME, CutLog
 from tests.integration.limits import alter
 from tests.integration.operations import Operations
-from tests.integration.topics import Counted, Sent, committed, read_all, send
+from tests.integration.rest import ask
+from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import ConfigurationError, WideloadError
 
-USER, PASSWORD = "wideload", "of-a-test"
+USER, SCRAM_USER, PASSWORD = "wideload", "withdrawn", "of-a-test"
+TOKEN = "token-of-who-may-steer-1"
+STEERED = {"web.control.enable": True, "web.control.token": TOKEN}
 READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
 GROUP, TRANSACTIONAL_ID = 3, 5
-LITERAL, PREFIXED = 3, 4
+PREFIXED = 4
 ONCE = {"processing.guarantee": "exactly_once"}
 
 
@@ -47,7 +49,9 @@ PROPERTIES = {
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers, for the tests of this file."""
     try:
-        made = Cluster(tmp_path_factory.mktemp("cluster"), {USER: PASSWORD}, properties=PROPERTIES).__enter__()
+        made = Cluster(
+            tmp_path_factory.mktemp("cluster"), {USER: PASSWORD, SCRAM_USER: PASSWORD}, properties=PROPERTIES
+        ).__enter__()
     except WideloadError as exc:
         pytest.fail(f"no cluster: {exc}", pytrace=False)
     with contextlib.closing(made):
@@ -113,24 +117,20 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
 def test_deleted_topics_stay_deleted(cluster: Cluster, make_way: Callable[[], Way]) -> None:
     """Brokers may create a topic that a client asks for by name. A pipeline whose topic was deleted never asks so."""
     operations = Operations(cluster.bootstrap_servers)
-    deleted = (("at_least_once", "raw"), ("at_least_once", "orders"), ("exactly_once", "raw"))
-    ways = {each: make_way() for each in deleted}
-    pipelines = {
-        f"{how}-{which}": way.offload(**{"processing.guarantee": how, "errors.retry.delay.max.ms": 500})["offload"]
-        for (how, which), way in ways.items()
-    }
-    way = ways["at_least_once", "orders"]
+    way, other = make_way(), make_way()
+    keys = {"errors.retry.delay.max.ms": 500}
+    pipelines = {"source": way.offload(**keys, **ONCE)["offload"], "sink": other.offload(**keys)["offload"]}
     worker = WorkerProcess(way.folder, way.settings(), pipelines)
     worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 1.0}
     with worker:
         worker.wait_ready()
-        for each in ways.values():
+        for each in (way, other):
             send(each.broker, each.raw, mixed(3, seed=1, partitions=3))
         until(lambda: all(page["records_out"] == 3 for page in worker.get("/pipelines")[1]), "all have written")
-        gone = [getattr(each, which) for (_, which), each in ways.items()]
+        gone = [way.raw, other.orders]
         for name in gone:
             operations.delete_topic(name)
-        send(way.broker, way.raw, mixed(3, seed=2, partitions=3))  # the producer looks for the topic
+        send(way.broker, other.raw, mixed(3, seed=2, partitions=3))  # the producer looks for the topic
         until(lambda: all(page["restarts"] > 1 for page in worker.get("/pipelines")[1]), "each has looked again")
         reasons = worker.get("/health")[1]["reasons"]
         for name, reason in zip(gone, reasons.values(), strict=True):
@@ -138,6 +138,35 @@ def test_deleted_topics_stay_deleted(cluster: Cluster, make_way: Callable[[], Wa
             assert "did you mean" not in reason
         assert [operations.topic(name) for name in gone] == [None] * len(gone)
         assert worker.terminate() == 0
+
+
+def test_password_withdrawn(cluster: Cluster, way: Way) -> None:
+    """A password that is withdrawn lets a pipeline wait and say so, until it is back; no record is lost.
+
+    Brokers ask for it when a connection begins: those that there are go on.
+    """
+    operations = Operations(cluster.bootstrap_servers)
+    grant(cluster, way, SCRAM_USER)
+    head = {**way.settings(), **secured(cluster, "SASL_PLAINTEXT"), **STEERED, "sasl.username": SCRAM_USER}
+    head["sasl.mechanism"] = "SCRAM-SHA-256"
+    traffic = Traffic({"offload": way})
+    with WorkerProcess(way.folder, head, way.offload(**{"errors.retry.delay.max.ms": 500})) as worker:
+        worker.wait_ready()
+        operations.set_password(SCRAM_USER, None)
+        traffic.send()
+        until(partial(traffic.flows, traffic.ways), "those who are in stay in")
+        steer(worker, "offload", "POST", "restart")
+        traffic.send()
+        until(lambda: is_told(worker, "offload", NOT_ACCEPTED), "it is told what is refused")
+        status, health = worker.get("/health")
+        assert (status, health["status"], health["live"]) == (503, "restarting", True)
+        assert "(since " in health["reasons"]["offload"]
+        operations.set_password(SCRAM_USER, PASSWORD)
+        until(partial(traffic.flows, traffic.ways), "all have come")
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
+        assert worker.terminate() == 0
+        assert PASSWORD not in worker.log.read_text()
+    arrived_in_order(way, traffic.sent, once=False)
 
 
 def secured(cluster: Cluster, protocol: str) -> dict[str, object]:
@@ -166,32 +195,19 @@ def grant(cluster: Cluster, way: Way, user: str = USER) -> None:
     cluster.allow(user, way.group("offload"), READ, kind=GROUP)
 
 
-@dataclasses.dataclass(frozen=True)
-class Right:
-    """What is taken away, and what /health says then; the resource is a topic or the group of a pipeline."""
-
-    resource: str
-    operations: tuple[int, ...]
-    told: str
-    kind: int = 2
-
-
 NOT_THIS_TOPIC = "the user may not use this topic; grant Read on sources, Write on sinks"
+NOT_THIS_ID = (
+    "the user may not use this transactional.id; grant Write and Describe on all transactional ids that begin as it "
+    "does, up to the colon"
+)
+# what is taken away, of a topic, a group, or the ids of transactions, and what /health says then
 RIGHTS = [
-    Right("raw", (READ,), NOT_THIS_TOPIC),
-    Right("orders", (WRITE,), NOT_THIS_TOPIC),
-    Right("raw", (DESCRIBE, READ), "grant Describe on it"),  # Read and Write imply Describe
-    Right("offload", (READ,), "the user may not use this group; grant Read on it", GROUP),
-]
-TRANSACTION_RIGHTS = [
-    Right(
-        "offload:",
-        (WRITE,),
-        "the user may not use this transactional.id; grant Write and Describe on all transactional ids that begin as "
-        "it does, up to the colon",
-        TRANSACTIONAL_ID,
-    ),
-    Right("offload:", (DESCRIBE, WRITE), "the brokers refuse transactional.id offload:", TRANSACTIONAL_ID),
+    ("raw", (READ,), NOT_THIS_TOPIC),
+    ("orders", (WRITE,), NOT_THIS_TOPIC),
+    ("raw", (DESCRIBE, READ), "grant Describe on it"),  # Read and Write imply Describe
+    ("group", (READ,), "the user may not use this group; grant Read on it"),
+    ("ids", (WRITE,), NOT_THIS_ID),
+    ("ids", (DESCRIBE, WRITE), "the brokers refuse transactional.id offload:"),
 ]
 
 
@@ -250,24 +266,7 @@ class Traffic:
 
     def committed(self) -> bool:
         """Whether all are committed, on all ways."""
-        return all(committed(way.broker, way.group("offload"), way.raw)[0] == self.sent for way in self.ways.values())
-
-    @contextlib.contextmanager
-    def flowing(self) -> Iterator[None]:
-        """Sends without end while the block runs, and leaves most of the machine to those who are to take it."""
-        ended = threading.Event()
-
-        def send_on() -> None:
-            while not ended.wait(0.2):
-                self.send()
-
-        with ThreadPoolExecutor(1) as pool:
-            sending = pool.submit(send_on)
-            try:
-                yield
-            finally:
-                ended.set()
-            sending.result()
+        return all(way.all_read("offload") for way in self.ways.values())
 
 
 def test_worker_rights_come_and_go(cluster: Cluster, make_way: Callable[[], Way]) -> None:
@@ -287,18 +286,17 @@ def test_worker_rights_come_and_go(cluster: Cluster, make_way: Callable[[], Way]
         worker.wait_ready()
         traffic.send()
         until(partial(traffic.flows, ways), "records flow")
-        for right in [*RIGHTS, *TRANSACTION_RIGHTS]:
-            which = {"kind": right.kind, "pattern": PREFIXED if right in TRANSACTION_RIGHTS else LITERAL}
-            waiting = {"offload": once} if right in TRANSACTION_RIGHTS else ways
-            resources = [resource_of(way, right) for way in waiting.values()]
-            for resource in resources:
-                cluster.forbid(USER, resource, *right.operations, **which)
+        for what, operations, told in RIGHTS:
+            waiting = {"offload": once} if what == "ids" else ways
+            resources = [RESOURCES[what](way) for way in waiting.values()]
+            for resource, which in resources:
+                cluster.forbid(USER, resource, *operations, **which)
             traffic.send()
             for name in waiting:
-                until(partial(is_told, worker, name, right.told), f"it is told of {name}: {right.told}")
+                until(partial(is_told, worker, name, told), f"it is told of {name}: {told}")
             until(partial(traffic.flows, ways.keys() - waiting.keys()), "the other flows")
-            for resource in resources:
-                cluster.allow(USER, resource, *right.operations, **which)
+            for resource, which in resources:
+                cluster.allow(USER, resource, *operations, **which)
             until(partial(traffic.flows, ways), "records flow again")
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
         until(traffic.committed, "all is committed")
@@ -308,18 +306,18 @@ def test_worker_rights_come_and_go(cluster: Cluster, make_way: Callable[[], Way]
         arrived_in_order(way, traffic.sent, once=name == "offload")
 
 
+RESOURCES: Mapping[str, Callable[[Way], tuple[str, dict[str, int]]]] = {
+    "raw": lambda way: (way.raw, {}),
+    "orders": lambda way: (way.orders, {}),
+    "group": lambda way: (way.group("offload"), {"kind": GROUP}),
+    "ids": lambda _: ("offload:", {"kind": TRANSACTIONAL_ID, "pattern": PREFIXED}),
+}
+
+
 def arrived_in_order(way: Way, count: int, *, once: bool) -> None:
     """Each record has arrived, in order; some more than once, unless that is excluded."""
     found = [record.key for record in read_all(way.broker, way.orders, "read_committed")[0]]
     assert (found if once else list(dict.fromkeys(found))) == [b"%d" % number for number in range(count)]
-
-
-def resource_of(way: Way, right: Right) -> str:
-    """The name of the topic or group of one way, or how transactional ids begin."""
-    if right.kind == TRANSACTIONAL_ID:
-        return right.resource
-    name: str = way.group(right.resource) if right.kind == GROUP else getattr(way, right.resource)
-    return name
 
 
 def test_worker_transactional_id_refused(cluster: Cluster, way: Way) -> None:
@@ -374,29 +372,24 @@ def test_replay_transactional_id_refused(cluster: Cluster, way: Way) -> None:
     assert [record.key for record in read_all(way.broker, way.raw)[0]] == [b"first", b"second"]
 
 
-@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_worker_refused_at_start(cluster: Cluster, way: Way, protocol: str) -> None:
+def test_worker_refused_at_start(cluster: Cluster, way: Way) -> None:
     """A wrong password, no right to the topics, brokers of another authority: one sentence each, and no secret.
 
     None is waited for with `startup.wait.ms`.
     """
-    head = {**way.settings(), **secured(cluster, protocol)}
-    told = {}
-    mistakes: dict[str, dict[str, object]] = {
-        "login": {"sasl.password": "wrong-one"},
-        "rights": {},
-        "authority": {"ssl.ca.location": None},
+    head = {**way.settings(), **secured(cluster, "SASL_SSL")}
+    mistakes: dict[str, tuple[dict[str, object], str]] = {
+        "login": ({"sasl.password": "wrong-one"}, NOT_ACCEPTED),
+        "rights": ({}, f"topic {way.raw} does not exist"),
+        "authority": ({"ssl.ca.location": None}, "CERTIFICATE_VERIFY_FAILED"),
     }
-    for name, more in mistakes.items():
+    for more, told in mistakes.values():
         document = {key: value for key, value in {**head, **more}.items() if value is not None}
         with pytest.raises(ConfigurationError) as refused:
             checked({**document, "pipeline": way.offload()})
-        told[name] = str(refused.value)
+        assert told in str(refused.value)
+        assert "wrong-one" not in str(refused.value)
         assert not any(map(_may_pass, refused.value.each))
-    assert "the brokers do not accept sasl.username and sasl.password" in told["login"]
-    assert "wrong-one" not in told["login"]
-    assert f"topic {way.raw} does not exist" in told["rights"]
-    assert ("CERTIFICATE_VERIFY_FAILED" in told["authority"]) == (protocol == "SASL_SSL")
 
 
 # how to log in: protocol, keys, the user that brokers then see, a key that is wrong, what is said then
@@ -417,16 +410,15 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     if login == "certificate":
         cluster.allow(user, "__consumer_offsets", DESCRIBE)
     head = {**way.settings(), **secured(cluster, protocol), **more}
-    pipelines = way.offload(**{"processing.guarantee": "exactly_once"})
+    pipelines = way.offload(**ONCE)
+    traffic = Traffic({"offload": way})
     with WorkerProcess(way.folder, head, pipelines) as worker:
         worker.wait_ready()
-        send(way.broker, way.raw, [(0, b"%d" % number, b"v", [], 1) for number in range(10)])
-        until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == 10, "all is committed")
+        traffic.send()
+        until(traffic.committed, "all is committed")
         assert worker.terminate() == 0
         log = worker.log.read_text()
-    assert [each.key for each in read_all(way.broker, way.orders, "read_committed")[0]] == [
-        b"%d" % n for n in range(10)
-    ]
+    arrived_in_order(way, traffic.sent, once=True)
     assert log.count("grant Describe on topic __consumer_offsets") == (login != "certificate")
     assert "left in time" not in log  # of the group
     assert PASSWORD not in log
@@ -444,47 +436,141 @@ def test_worker_without_its_certificate(cluster: Cluster, way: Way) -> None:
         checked({**document, "pipeline": way.offload()})
 
 
+def test_rights_to_the_control_topic(cluster: Cluster, way: Way) -> None:
+    """Read for each worker, Write for those that take requests: the error at the start says which is missing."""
+    topic = f"{way.raw}-control"
+    document = {**way.settings(), "control.topic": topic, "pipeline": way.offload()}
+    asyncio.run(check_control_topic(parse(document, {})))  # it makes the topic, and may do all
+    settings = parse({**document, **secured(cluster, "SASL_PLAINTEXT")}, {})
+    steering = dataclasses.replace(settings, web_control=True)
+    cluster.allow(USER, topic, DESCRIBE, DESCRIBE_CONFIGS)
+    may_not = "control.topic: this user may not Read topic .*, and each worker reads it"
+    with pytest.raises(ConfigurationError, match=may_not):
+        asyncio.run(check_control_topic(settings))
+    cluster.allow(USER, topic, READ)
+    asyncio.run(check_control_topic(settings))
+    with pytest.raises(
+        ConfigurationError, match=r"may not Write topic .*, and a worker with web\.control\.enable writes"
+    ):
+        asyncio.run(check_control_topic(steering))
+    cluster.allow(USER, topic, WRITE)
+    asyncio.run(check_control_topic(steering))
+
+
+SAME, CUT = 10, 30  # so many records are in both logs, and so many were in the one that was lost
+GROWN = {0: 50, 1: CUT, 2: 15}  # where the new log ends, by partition: further, at the same place, before it
+
+
 @pytest.mark.chaos
 def test_worker_log_cut_and_grown_again(cluster: Cluster, way: Way) -> None:
     """After an unclean election the worker begins again where the logs part, however long the new one is.
 
-    So it is for a pipeline that was paused, for one that waited at the end, for one that was not running, and with
-    both guarantees; with `none` it stops. What is gone is told, in the log and on /metrics.
+    So it is for a pipeline that was paused, for one that waited at the end, and with both guarantees; with `none` it
+    stops. What is gone is told, in the log and on /metrics.
     """
-    log = CutLog(cluster, way, "paused", "waiting", "once", "away", "stops")
-    late = log.pipelines("waiting", **{"offset.flush.interval.ms": 60_000})  # nothing is committed of what is lost
-    runs = {**log.pipelines("paused"), **late, **log.pipelines("once", **ONCE)}
-    rests = log.pipelines("away", **ONCE)
-    none = log.pipelines("stops", **{"consumer.auto.offset.reset": "none"})
-    with contextlib.ExitStack() as restarted, log.worker(runs) as worker:
+    topic, names = f"{way.raw}-cut", ("paused", "waiting", "once", "stops")
+    sinks = {name: f"{topic}-{name}" for name in names}
+    forever = {"retention.ms": "-1"}
+    unclean = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    cluster.make_topics(topic, partitions=len(GROWN), replicas=(1, 2), configs=forever | unclean)
+    cluster.make_topics(*sinks.values(), partitions=len(GROWN), configs=forever)
+    late: dict[str, object] = {"offset.flush.interval.ms": 60_000}  # nothing is committed of what is lost
+    more: dict[str, dict[str, object]] = {
+        "waiting": late,
+        "once": {**ONCE},
+        "stops": {"consumer.auto.offset.reset": "none"},
+    }
+    pipelines = {
+        name: {
+            **way.offload(**more.get(name, {}))["offload"],
+            "topics": [topic],
+            "output.topic": sink,
+            "group.id": sink,
+        }
+        for name, sink in sinks.items()
+    }
+    for sink in sinks.values():  # with `none` a group that has committed nothing does not begin
+        commit(way.broker, sink, topic)
+
+    with (
+        contextlib.ExitStack() as restarted,
+        WorkerProcess(way.folder, {**way.settings(), **STEERED}, pipelines) as worker,
+    ):
         worker.wait_ready()
-        with log.worker({**rests, **log.pipelines("stops")}) as away:
-            away.wait_ready()
-            log.write("same", SAME)
-            for node in cluster.nodes[:2]:
-                restarted.callback(node.start)
-            log.leave_one()
-            log.write("gone", CUT)
-            until(lambda: all(map(log.done, ("paused", "once", "away", "stops"))), "all is committed")
-            until(lambda: log.delivered("waiting"), "all is delivered")
-            assert away.terminate() == 0
-        log.steer(worker, "pause", "paused", "once")
+        write(way, topic, "same", dict.fromkeys(GROWN, SAME))
+        first, second = cluster.nodes[:2]
+        for node in (first, second):
+            restarted.callback(node.start)
+        until(lambda: cluster.in_sync(topic, 2), "both have all records")
+        second.kill()
+        until(lambda: cluster.in_sync(topic, 1), "one is left")
+        cut = dict.fromkeys(GROWN, CUT)
+        write(way, topic, "gone", cut)
+        until(lambda: end_offsets(way.broker, sinks["waiting"]) == cut, "all is delivered")
+        for name in ("paused", "once", "stops"):
+            until(lambda group=sinks[name]: committed(way.broker, group, topic) == cut, "all is committed")  # type: ignore[misc]
+        for name in ("paused", "once"):
+            steer(worker, name, "PUT", "pause")
         until(lambda: list(states(worker).values()).count("PAUSED") == 2, "two are paused")
-        log.lose()
-        log.write("new")
-        log.steer(worker, "resume", "paused", "once")
-        with log.worker({**rests, **none}) as back:
-            for name in ("paused", "waiting", "once", "away"):
-                until(
-                    partial(log.read_anew, name, once=name in ("once", "away")), f"all that is there has come: {name}"
+        first.kill()
+        second.start()
+        until(lambda: cluster.leaders(topic) == dict.fromkeys(GROWN, 2), "the other leads")
+        write(way, topic, "new", GROWN)
+        for name in ("paused", "once"):
+            steer(worker, name, "PUT", "resume")
+        for name in ("paused", "waiting", "once"):
+            until(
+                partial(read_anew, way, topic, sinks[name], once=name == "once"), f"all that is there has come: {name}"
+            )
+        until(lambda: states(worker)["stops"] == "FAILED", "it has stopped")
+        assert "consumer.auto.offset.reset is none" in str(worker.get("/health")[1]["reasons"]["stops"])
+        for name in ("paused", "waiting", "once"):
+            total = f'wideload_truncated_records_total{{pipeline="{name}"}} {len(GROWN) * (CUT - SAME)}'
+            assert total in worker.text("/metrics")
+            for at in GROWN:
+                told = (
+                    f"pipeline {name}: topic {topic}, partition {at}: the cluster has lost the end of the log, as by "
+                    f"an unclean election: it was read up to offset {CUT}, and parts from what was read at {SAME}; "
+                    f"it is read again from there; {CUT - SAME} records are gone, or have others in their place"
                 )
-            until(lambda: states(back)["stops"] == "FAILED", "it has stopped")
-            assert "consumer.auto.offset.reset is none" in str(back.get("/health")[1]["reasons"]["stops"])
-            for each, names in ((worker, runs), (back, rests)):
-                for name in names:
-                    log.assert_told(each, name)
-            assert back.terminate() == 1
-        assert worker.terminate() == 0
+                assert worker.log.read_text().count(told) == 1
+        assert worker.terminate() == 1
+
+
+def write(way: Way, topic: str, word: str, ends: Mapping[int, int]) -> None:
+    """Fills each partition of a topic up to an offset."""
+    begins = end_offsets(way.broker, topic)
+    numbers = [(at, number) for at, end in ends.items() for number in range(begins[at], end)]
+    send(way.broker, topic, [(at, f"{word}-{number}".encode(), b"v", [], 1) for at, number in numbers])
+
+
+def read_anew(way: Way, topic: str, sink: str, *, once: bool) -> bool:
+    """Whether all that was lost, and all that is there, has come, in order; each once, or at least once."""
+    there, found = (
+        {at: [record.key for record in records] for at, records in read_all(way.broker, name, "read_committed").items()}
+        for name in (topic, sink)
+    )
+    assert {at: len(keys) for at, keys in there.items()} == GROWN
+    gone = [f"gone-{number}".encode() for number in range(SAME, CUT)]
+    expected = {at: [*keys[:SAME], *gone, *keys[SAME:]] for at, keys in there.items()}
+    return expected == (found if once else {at: list(dict.fromkeys(keys)) for at, keys in found.items()})
+
+
+def commit(broker: str, group: str, topic: str) -> None:
+    """Commits the beginning of a topic, as a pipeline does that has begun."""
+
+    async def run() -> None:
+        async with AIOKafkaConsumer(bootstrap_servers=broker, group_id=group, enable_auto_commit=False) as consumer:
+            places = [TopicPartition(topic, number) for number in GROWN]
+            consumer.assign(places)
+            await consumer.commit(dict.fromkeys(places, 0))
+
+    asyncio.run(run())
+
+
+def steer(worker: WorkerProcess, pipeline: str, method: str, what: str) -> None:
+    """Pauses, resumes or restarts a pipeline."""
+    ask(worker.port, method, f"/connectors/{pipeline}/{what}", headers={"Authorization": f"Bearer {TOKEN}"})
 
 
 def states(worker: WorkerProcess) -> dict[str, str]:

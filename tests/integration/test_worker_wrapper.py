@@ -18,7 +18,7 @@ from app.serializers import kafka_python as for_kafka_python
 from app.serializers.confluent import consumer_config, producer_config
 from tests.integration.limits import set_configs
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
-from tests.integration.way import THRESHOLD, Way
+from tests.integration.way import THRESHOLD, MakeWay, Way, reason_of
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.record import Record
 from transforms.wrapper import HeaderTable, Wrap
@@ -37,7 +37,7 @@ RECORDS = [
 
 
 @pytest.fixture
-def way(make_way: Callable[..., Way]) -> Way:
+def way(make_way: MakeWay) -> Way:
     """Topics of one partition, and a store."""
     return make_way(partitions=1)
 
@@ -53,15 +53,15 @@ def whole(found: list[Found]) -> list[Record]:
 
 
 @contextmanager
-def running(way: Way, status: int = 0, **pipelines: dict[str, object]) -> Iterator[WorkerProcess]:
-    """A worker with these pipelines, given by their keys; it ends well, or with another status."""
+def running(way: Way, **pipelines: dict[str, object]) -> Iterator[WorkerProcess]:
+    """A worker with these pipelines, given by their keys, which ends well."""
     tables = {
         name: {"group.id": way.group(name), "offset.flush.interval.ms": 200, **NAMED, **keys}
         for name, keys in pipelines.items()
     }
     with WorkerProcess(way.folder, way.settings(), tables) as worker:
         yield worker
-        assert worker.terminate() == status
+        assert worker.terminate() == 0
 
 
 def piped(source: str, sink: str, *transforms: str, **more: object) -> dict[str, object]:
@@ -98,51 +98,40 @@ def test_wrapped_records_are_offloaded_and_wrapped_again(way: Way) -> None:
     assert len(between) == len(RECORDS) == len(small) + 2
     assert (pages["one"]["unwrapped_records"], pages["one"]["offloaded_records"]) == (len(RECORDS), 2)
     assert (pages["two"]["wrapped_records"], pages["two"]["inflated_records"]) == (len(RECORDS), 2)
-    assert f'wideload_unwrapped_records_total{{pipeline="one"}} {len(RECORDS)}.0' in metrics
-    assert f'wideload_wrapped_records_total{{pipeline="two"}} {len(RECORDS)}.0' in metrics
+    for name, pipeline in (("unwrapped", "one"), ("wrapped", "two")):
+        assert f'wideload_{name}_records_total{{pipeline="{pipeline}"}} {len(RECORDS)}.0' in metrics
 
 
-def test_a_wrapper_carries_references_through_a_topic_without_headers(way: Way) -> None:
-    """`offload, wrap` and `unwrap, inflate`: nothing between them has a header, and all records come back."""
+@pytest.mark.parametrize("large", ["offload", "chunk"])
+def test_wrappers_carry_what_is_large(way: Way, large: str) -> None:
+    """`offload, wrap`, or `wrap, chunk`, and back: all records come back; references need no header between."""
     send(way.broker, way.raw, map(sent, RECORDS))
-    with running(
-        way,
-        one=piped(way.raw, way.orders, "offload", "wrap", **stored(way)),
-        two=piped(way.orders, way.inflated, "unwrap", "inflate", **stored(way)),
-    ):
+    first = ["offload", "wrap"] if large == "offload" else ["wrap", "chunk"]
+    last = ["unwrap", "inflate"] if large == "offload" else ["assemble", "unwrap"]
+    keys = stored(way) if large == "offload" else {"chunk.max.bytes": 10_000}
+    one = piped(way.raw, way.orders, *first, **keys)
+    two = piped(way.orders, way.inflated, *last, **(stored(way) if large == "offload" else {}))
+    with running(way, one=one, two=two):
         until(lambda: way.arrived(len(RECORDS)), "all records have arrived")
     assert whole(read_all(way.broker, way.inflated)[0]) == RECORDS
     between = read_all(way.broker, way.orders)[0]
-    assert {found.headers for found in between} == {()}
-    assert max(len(found.value or b"") for found in between) < THRESHOLD + 100
-
-
-def test_large_wrappers_go_as_chunks(way: Way) -> None:
-    """`wrap, chunk` and `assemble, unwrap`: a wrapper that no record can hold is split, and comes back whole."""
-    send(way.broker, way.raw, map(sent, RECORDS))
-    with running(
-        way,
-        one=piped(way.raw, way.orders, "wrap", "chunk", **{"chunk.max.bytes": 10_000}),
-        two=piped(way.orders, way.inflated, "assemble", "unwrap"),
-    ):
-        until(lambda: way.arrived(len(RECORDS)), "all records have arrived")
-    assert whole(read_all(way.broker, way.inflated)[0]) == RECORDS
-    assert end_offsets(way.broker, way.orders)[0] > len(RECORDS) + 30
+    if large == "offload":
+        assert {found.headers for found in between} == {()}
+        assert max(len(found.value or b"") for found in between) < THRESHOLD + 100
+    else:
+        assert len(between) > len(RECORDS) + 30
 
 
 def test_wrapped_and_plain_values_mixed(way: Way) -> None:
     """Where plain values may pass, all arrive in order; where not, those that are no wrapper are dead letters."""
     plain = [Record(b"k", value, HEADERS, TIME) for value in (b"plain", b"", b"\0\0\0\0\0\0\0\0", None)]
-    mixed = [
-        each for pair in zip(RECORDS, itertools.cycle(plain), strict=False) for each in (WRAP.wrap(pair[0]), pair[1])
-    ]
     expected = [each for pair in zip(RECORDS, itertools.cycle(plain), strict=False) for each in pair]
+    mixed = [each if each in plain else WRAP.wrap(each) for each in expected]
     send(way.broker, way.raw, map(sent, mixed))
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
     with running(
         way,
         passing=piped(way.raw, way.inflated, "unwrap", **{"unwrap.on.plain.value": "pass"}),
-        failing=piped(way.raw, way.orders, "unwrap", **tolerant),
+        failing=piped(way.raw, way.orders, "unwrap", **way.tolerant),
     ) as worker:
         until(lambda: way.arrived(len(mixed)), "all records have arrived")
         bad = sum(record in plain[:3] for record in mixed)
@@ -151,12 +140,7 @@ def test_wrapped_and_plain_values_mixed(way: Way) -> None:
         assert counts(worker)["passing"]["unwrapped_records"] == len(RECORDS)
     assert whole(read_all(way.broker, way.inflated)[0]) == expected
     assert whole(read_all(way.broker, way.orders)[0]) == [record for record in expected if record not in plain[:3]]
-    for found in read_all(way.broker, way.dead)[0]:
-        reason = dict(found.headers)["__connect.errors.exception.message"] or b""
-        assert reason.startswith(b"malformed wrapper: ")
-
-
-# --- tombstones ------------------------------------------------------------------------------------------------------
+    assert all(reason_of(found).startswith("malformed wrapper: ") for found in read_all(way.broker, way.dead)[0])
 
 
 def test_a_topic_that_is_compacted_later_is_refused_then(way: Way) -> None:
@@ -199,15 +183,8 @@ def test_a_topic_that_is_compacted_later_is_refused_then(way: Way) -> None:
         assert worker.terminate() == 0
         log = worker.log.read_text()
     assert f"cleanup.policy of topic {way.orders} is compact, and was delete" in log
-    assert sorted(record.key or b"" for record in whole(read_all(way.broker, way.inflated)[0])) == [
-        b"0",
-        b"0",
-        b"1",
-        b"1",
-    ]
+    assert sorted(found.key or b"" for found in read_all(way.broker, way.inflated)[0]) == [b"0"] * 2 + [b"1"] * 2
 
-
-# --- clients ---------------------------------------------------------------------------------------------------------
 
 WRAPPERS: list[MessageWrapper | None] = [
     MessageWrapper({3_000_001: b"t", 77: b""}, b"v"),
