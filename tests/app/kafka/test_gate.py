@@ -63,32 +63,28 @@ async def test_interceptors_act_in_the_order_of_their_places() -> None:
     assert seen == [("first", "b1:9"), ("last", "b1:9"), ("last", topics), ("first", topics)]
     assert request.prepare(VERSIONS).topics == ["t"]
 
-
-async def test_a_request_past_the_interceptors() -> None:
-    """What an interceptor asks is nobody else's."""
-
-    async def handle(call: Call, _: Send) -> Any:
+    async def past(call: Call, _: Send) -> Any:
         return await call.ask(MetadataRequest(["other"]))
 
-    client = wired(Wire(prepared))
-    Gate.of(client).set(Place.EPOCHS, {object: handle})
-    assert (await client.send(1, MetadataRequest(["t"]))).topics == ["other"]
+    gate.set(Place.EPOCHS, {object: past})  # what an interceptor asks is nobody else's
+    assert (await client.send(1, request)).topics == ["other"]
 
 
 async def test_a_connection_is_opened_once() -> None:
-    """Several requests may wait for it; one that is open is not opened again, and each has the same gate."""
-    client, opened, told = wired(), asyncio.Event(), list[object]()
+    """Several requests may wait for it; each has the same gate. One that comes behind the close is closed."""
+    client, opened, told = wired(), asyncio.Event(), list[Any]()
     client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
-    wire = Wire(prepared)
+    wires = [Wire(prepared), Wire(prepared)]
 
-    async def connect(node_id: int, *, group: int = 0) -> Wire:
+    async def connect(node_id: int, **_: object) -> Wire:
         await opened.wait()
-        client._conns[node_id, group] = wire
-        return wire
+        if node_id == 1:
+            client._conns[node_id, 0] = wires[0]
+        return wires[node_id - 1]
 
     async def connecting(call: Call, send: Send) -> Any:
         told.append((call.address, await send()))
-        return told[-1][1]  # type: ignore[index]
+        return told[-1][1]
 
     client._get_conn = connect
     Gate.of(client).set(Place.HEALTH, {Connect: connecting})
@@ -97,35 +93,20 @@ async def test_a_connection_is_opened_once() -> None:
     opened.set()
     await asyncio.gather(*waiting)
     await client.send(1, MetadataRequest([]))
-    assert told == [("b1:9", wire)] * 2
-    assert len(wire.asked) == 3
-
-
-async def test_connection_that_comes_too_late_is_closed() -> None:
-    """A client that is closed while it connects leaves no open connection behind."""
-    client, wire = wired(), Wire(prepared)
-    began, opened = asyncio.Event(), asyncio.Event()
-
-    async def connect(_: int) -> Wire:
-        began.set()
-        await opened.wait()
-        return wire
-
-    client._get_conn = connect
-    Gate.of(client)
-    opening = asyncio.create_task(client._get_conn(1))
-    await began.wait()
+    assert told == [("b1:9", wires[0])] * 2
+    assert len(wires[0].asked) == 3
+    opened.clear()
+    opening = asyncio.create_task(client._get_conn(2))
+    await asyncio.sleep(0)
+    client._conns.clear()
     await client.close()
     opened.set()
     assert await opening is None
-    assert not wire.open
+    assert not wires[1].open
 
 
 async def test_a_closed_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for its next metadata, which never comes, goes on, and what asks it for a connection gets none.
-
-    A batch that has failed waits for the next look at the cluster: its task would stay.
-    """
+    """What waits for its next metadata, which never comes, goes on, and what asks it for a connection gets none."""
     tried: list[str] = []
     monkeypatch.setattr("aiokafka.client.create_conn", lambda host, *_, **__: tried.append(host))
     client = AIOKafkaClient()
@@ -142,7 +123,7 @@ async def test_a_closed_client_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_request_times_out_though_its_connection_is_forgotten() -> None:
-    """aiokafka would raise KeyError; a KeyError of another is raised, and the connection is closed."""
+    """aiokafka would raise KeyError; the connection is closed."""
 
     async def hang(_: Call) -> None:
         client._conns.clear()
@@ -156,7 +137,8 @@ async def test_a_request_times_out_though_its_connection_is_forgotten() -> None:
     assert not wire.open
 
 
-async def test_addresses_share_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("addresses", "parts"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+async def test_addresses_share_the_start(addresses: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that never answers leaves time to the others; after the start a request has its whole time."""
     shares: list[int] = []
 
@@ -165,11 +147,11 @@ async def test_addresses_share_the_start(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionRefusedError
 
     monkeypatch.setattr("aiokafka.client.create_conn", connect)
-    client = AIOKafkaClient(bootstrap_servers=["b1:1", "b2:2", "b3:3", "b4:4"], request_timeout_ms=9_000)
+    client = AIOKafkaClient(bootstrap_servers=["b:1"] * addresses, request_timeout_ms=9_000)
     Gate.of(client)
     with pytest.raises(KafkaError):
         await client.bootstrap()
-    assert shares == [3_000] * 4
+    assert shares == [9_000 // parts] * addresses
     assert client._request_timeout_ms == 9_000
 
 

@@ -1,31 +1,46 @@
-"""Responses as they come from a socket, in pieces of any length; the connection is a stand-in that notes them."""
+"""Responses as they come from a socket, in pieces of any length, and what is a view of them and no copy."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v4
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kafka.receiver import receive_at_once
+from app.kafka.receiver import handed_over, receive_at_once, viewed
 
 SMALL = 65_536
 sizes = st.sampled_from([0, 1, 4, SMALL - 5, SMALL - 4, SMALL - 3, SMALL, SMALL + 1, 3 * SMALL]) | st.integers(0, 200)
 
 
 class Connection:
-    """What the receiver uses of a connection: a writer, requests that wait, a handler; and what it was told."""
+    """What the receiver uses of a connection, with a transport that gives its protocol what the test says."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._writer: Any = type("Writer", (), {"transport": transport})
+    def __init__(self, own: Any = None) -> None:
+        self.protocol: Any = own or asyncio.Protocol()
+        self._writer: Any = type("Writer", (), {"transport": self})
         self._requests: list[object] = []
         self.handled: list[bytes] = []
         self.closed: list[BaseException | None] = []
+
+    async def open(self, times: int = 1) -> Connection:
+        """As a client opens it, for so many tasks that wait for it."""
+        client: Any = AIOKafkaClient()
+
+        async def connect(node_id: int) -> Connection:
+            await asyncio.sleep(0)
+            return self
+
+        client._get_conn = connect
+        receive_at_once(client)
+        await asyncio.gather(*(client._get_conn(1) for _ in range(times)))
+        return self
 
     async def send(self, request: object) -> None:
         """Nothing is sent here."""
@@ -39,22 +54,15 @@ class Connection:
         self._writer = None
         self.closed.append(exc)
 
-
-class Transport:
-    """A transport that gives its protocol what the test says."""
-
-    def __init__(self) -> None:
-        self.protocol: Any = asyncio.Protocol()
-
     def get_protocol(self) -> Any:
-        """The one that was set."""
+        """Of the transport."""
         return self.protocol
 
     def set_protocol(self, protocol: Any) -> None:
-        """Takes the place of the former one."""
+        """Of the transport."""
         self.protocol = protocol
 
-    def give(self, data: bytes, lengths: Sequence[int]) -> None:
+    def give(self, data: bytes, *lengths: int) -> None:
         """As a socket that has so many bytes at a time."""
         at, turn = 0, 0
         while at < len(data):
@@ -66,21 +74,7 @@ class Transport:
             at, turn = at + len(piece), turn + 1
 
 
-async def taken_over() -> Connection:
-    """A connection that a client has opened."""
-    client: Any = AIOKafkaClient()
-    connection = Connection(Transport())
-
-    async def connect(node_id: int, **options: object) -> Connection:
-        return connection
-
-    client._get_conn = connect
-    receive_at_once(client)
-    await client._get_conn(1)
-    return connection
-
-
-def sent(responses: Sequence[bytes]) -> bytes:
+def sent(*responses: bytes) -> bytes:
     """As brokers send them: each behind its length."""
     return b"".join(struct.pack(">i", len(each)) + each for each in responses)
 
@@ -92,60 +86,38 @@ def test_responses_are_received_whole(lengths: list[int], pieces: list[int]) -> 
     responses = [bytes([number + 1]) * length for number, length in enumerate(lengths)]
     if sum(lengths) > 2_000:
         pieces = [*pieces, SMALL]  # else it takes long
-
-    async def receive() -> list[bytes]:
-        connection = await taken_over()
-        connection._writer.transport.give(sent(responses), pieces)
-        return connection.handled
-
-    assert asyncio.run(receive()) == responses
+    connection = asyncio.run(Connection().open())
+    connection.give(sent(*responses), *pieces)
+    assert connection.handled == responses
 
 
 async def test_a_length_takes_no_memory_before_its_bytes_come() -> None:
     """A broker that says 2 GB gets 64 MiB; more comes with the bytes."""
-    connection = await taken_over()
-    transport = connection._writer.transport
-    transport.give(struct.pack(">i", 2**31 - 1) + b"x", [5])
-    assert len(transport.protocol.get_buffer(-1)) < 64 * 2**20
+    connection = await Connection().open()
+    connection.give(struct.pack(">i", 2**31 - 1) + b"x", 5)
+    assert len(connection.protocol.get_buffer(-1)) < 64 * 2**20
     assert not connection.closed
     response = bytes(1_000) * 150_000
-    connection = await taken_over()
-    connection._writer.transport.give(sent([response, b"behind"]), [8 * 2**20])
+    connection = await Connection().open()
+    connection.give(sent(response, b"behind"), 8 * 2**20)
     assert connection.handled == [response, b"behind"]
 
 
 async def test_what_is_no_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """A length below 0, or a response that cannot be handled; what comes behind it is not looked at."""
-    connection = await taken_over()
-    transport = connection._writer.transport
-    transport.give(struct.pack(">i", -2) + sent([b"behind"]), [100])
+    connection = await Connection().open()
+    connection.give(struct.pack(">i", -2) + sent(b"behind"), 100)
     assert [str(each) for each in connection.closed] == ["a response of -2 bytes"]
     assert connection.handled == []
-    connection = await taken_over()
+    connection = await Connection().open()
     connection.handled = None  # type: ignore[assignment]
-    connection._writer.transport.give(sent([b"one", b"two"]), [100])
+    connection.give(sent(b"one", b"two"), 100)
     assert [type(each) for each in connection.closed] == [AttributeError]
     assert "a response of a broker cannot be read" in caplog.text
 
 
-async def test_it_is_taken_over_once() -> None:
-    """Several tasks may have waited for one connection, and each sees a new one."""
-    client: Any = AIOKafkaClient()
-    connection = Connection(Transport())
-
-    async def connect(node_id: int, **options: object) -> Connection:
-        await asyncio.sleep(0)
-        return connection
-
-    client._get_conn = connect
-    receive_at_once(client)
-    await asyncio.gather(*(client._get_conn(1) for _ in range(3)))
-    receiver = connection._writer.transport.protocol
-    assert type(receiver._own) is asyncio.Protocol
-
-
 async def test_the_connection_hears_of_all_else() -> None:
-    """Its own protocol is told that the connection ends, and when to write."""
+    """Its own protocol is told that the connection ends, and when to write, however many tasks have waited for it."""
     heard: list[object] = []
 
     class Own(asyncio.Protocol):
@@ -162,19 +134,11 @@ async def test_the_connection_hears_of_all_else() -> None:
         def resume_writing(self) -> None:
             heard.append("resume")
 
-    transport = Transport()
-    transport.protocol = Own()
-    client: Any = AIOKafkaClient()
-    connection, error = Connection(transport), ConnectionResetError("gone")
-
-    async def connect(node_id: int, **options: object) -> Connection:
-        return connection
-
-    client._get_conn = connect
-    receive_at_once(client)
-    await client._get_conn(1)
-    transport.give(sent([bytes(100_000)])[:70_000], [70_000])
-    protocol = transport.protocol
+    own, error = Own(), ConnectionResetError("gone")
+    connection = await Connection(own).open(times=3)
+    protocol = connection.protocol
+    assert protocol._own is own
+    connection.give(sent(bytes(100_000))[:70_000], 70_000)
     protocol.pause_writing()
     protocol.resume_writing()
     assert protocol.eof_received() is True
@@ -184,16 +148,53 @@ async def test_the_connection_hears_of_all_else() -> None:
 
 async def test_a_connection_that_waits_for_an_answer_is_left_alone() -> None:
     """What is on its way would be lost between the two."""
-    transport = Transport()
-    own = transport.protocol
-    client: Any = AIOKafkaClient()
-    connection = Connection(transport)
+    connection = Connection()
+    own = connection.protocol
     connection._requests.append(object())
+    assert (await connection.open()).protocol is own
 
-    async def connect(node_id: int, **options: object) -> Connection:
-        return connection
 
-    client._get_conn = connect
-    receive_at_once(client)
-    await client._get_conn(1)
-    assert transport.protocol is own
+# --- views -----------------------------------------------------------------------------------------------------------
+
+LONG = 100_000
+FETCH = FetchRequest(500, 1, 1_000_000, 0, [("raw", [(0, 0, 0, 1_000_000)])], [])
+
+
+def response(*parts: bytes | None) -> bytes:
+    """The bytes of a response with these records, one partition each."""
+    partitions = [(number, 0, 7, 7, None, records) for number, records in enumerate(parts)]
+    encoded: bytes = FetchResponse_v4(0, [("raw", partitions)]).encode()
+    return encoded
+
+
+@pytest.mark.parametrize("handed", [True, False])
+@pytest.mark.parametrize(
+    ("parts", "views"),
+    [
+        ([b"x" * LONG], [True]),
+        ([b"x" * LONG, b"", None, b"y" * 1_000], [True, False, False, False]),
+        ([b"x" * LONG, b"y" * LONG], [False, False]),  # each would hold the other
+        ([b"x" * 65_000], [False]),
+    ],
+)
+def test_long_records_are_views(parts: list[bytes], views: list[bool], handed: bool) -> None:  # noqa: FBT001
+    """Records that are most of a response are a view of it, all others are bytes of their own."""
+    struct_ = viewed(FETCH.prepare({1: (4, 4)}), {})
+    whole = response(*parts)
+    data = io.BytesIO(handed_over(struct_, memoryview(whole)) if handed else whole)
+    assert (len(data.getvalue()) < len(whole)) == (handed and len(whole) > 4_096)
+    ((topic, partitions),) = struct_.RESPONSE_TYPE.decode(data).topics
+    assert topic == "raw"
+    assert [tuple(each) for each in partitions] == [
+        (number, 0, 7, 7, partitions[number][4], part) for number, part in enumerate(parts)
+    ]
+    assert [isinstance(each[-1], memoryview) for each in partitions] == views
+    assert all(bytes(each[-1].obj) == whole for each, view in zip(partitions, views, strict=True) if view)
+
+
+def test_other_requests_are_handed_over_whole() -> None:
+    """As is a login, which has no request. Fewer bytes than a length says are an error, as in aiokafka."""
+    for request in (None, FETCH.prepare({1: (4, 4)})):
+        assert handed_over(request, memoryview(b"x" * 10_000)) == b"x" * 10_000
+    with pytest.raises(ValueError, match="underrun"):
+        viewed(FETCH.prepare({1: (4, 4)}), {}).RESPONSE_TYPE.decode(io.BytesIO(response(b"x" * LONG)[:-1]))

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,20 +23,13 @@ _SERVERS = "b-1.orders.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+def oidc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     """An OIDC provider."""
     with provider(tmp_path_factory.mktemp("oidc")) as made:
         yield made
 
 
-@pytest.fixture
-def oidc(running: Provider) -> Iterator[Provider]:
-    """The same; it works again behind a test."""
-    yield running
-    running.status, running.body, running.seconds = 200, None, 3600
-
-
-def login(url: str, **more: object) -> dict[str, Any]:
+def login(url: str, scope: str | None = None, **more: object) -> dict[str, Any]:
     """The values of a client's keys."""
     credentials = "sasl.oauthbearer.client.credentials."
     return {
@@ -45,7 +37,7 @@ def login(url: str, **more: object) -> dict[str, Any]:
         "sasl.oauthbearer.token.endpoint.url": url,
         f"{credentials}client.id": CLIENT,
         f"{credentials}client.secret": SECRET,
-        "sasl.oauthbearer.scope": None,
+        "sasl.oauthbearer.scope": scope,
         "sasl.aws.region": None,
         **more,
     }
@@ -54,44 +46,44 @@ def login(url: str, **more: object) -> dict[str, Any]:
 async def test_one_token_for_all(oidc: Provider) -> None:
     """All clients of a login share a token, and ask for it once, however many begin at the same time."""
     oidc.forms.clear()
-    found = token_provider(login(oidc.url, **{"sasl.oauthbearer.scope": "one"}), "a:1")
-    assert found is token_provider(login(oidc.url, **{"sasl.oauthbearer.scope": "one"}), "b:1")
+    found = token_provider(login(oidc.url, "one"), "a:1")
+    assert found is token_provider(login(oidc.url, "one"), "b:1")
+    assert found is not token_provider(login(oidc.url, "other"), "a:1")
     given = await asyncio.gather(*(found.token() for _ in range(20)))
     assert set(given) == {oidc.tokens[-1]}
     assert len(oidc.forms) == 1
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: found.now(), range(4))) == set(given)
-    assert token_provider(login(oidc.url, **{"sasl.oauthbearer.scope": "other"}), "a:1") is not found
+
+
+def jwt(until: int) -> dict[str, object]:
+    """An answer with a JSON Web Token that ends in so many seconds."""
+    claims = json.dumps({"exp": int(time.time()) + until}).encode()
+    return {"access_token": f"head.{base64.urlsafe_b64encode(claims).rstrip(b'=').decode()}.signature"}
 
 
 @pytest.mark.parametrize(
     ("answer", "seconds"),
     [
-        ({"expires_in": 100}, 100.0),
-        ({"expires_in": 1e30}, 86_400.0),
-        ({"expires_in": -1}, 60.0),
-        ({"expires_in": "100"}, 60.0),
-        ({"expires_in": True}, 60.0),
-        ({}, 60.0),
+        ({"expires_in": 100}, 100),
+        ({"expires_in": 1e30}, 86_400),
+        ({"expires_in": -1}, 60),
+        ({"expires_in": "100"}, 60),
+        ({"expires_in": True}, 60),
+        ({}, 60),
+        (500, 500),
+        (10**400, 86_400),
+        (-5, 0),
+        (-(10**400), 0),
     ],
+    ids=lambda each: str(each)[:30],
 )
-def test_how_long_a_token_is_good(answer: dict[str, object], seconds: float) -> None:
-    """As the answer says; else as the token itself says; else a minute."""
-    body = json.dumps({"access_token": "opaque", **answer}).encode()
-    assert tokens._token_of(body, "-") == Token("opaque", seconds)
-
-
-@pytest.mark.parametrize(
-    ("until", "seconds"),
-    [(500, 500), (10**400, 86_400), (-5, 0), (-(10**400), 0)],
-    ids=["left", "far", "over", "long over"],
-)
-def test_time_of_a_json_web_token(until: int, seconds: int) -> None:
-    """Its claim `exp` is a time."""
-    claims = json.dumps({"exp": int(time.time()) + until}).encode()
-    token = f"head.{base64.urlsafe_b64encode(claims).rstrip(b'=').decode()}.signature"
-    found = tokens._token_of(json.dumps({"access_token": token}).encode(), "-")
-    assert seconds - 2 <= found.seconds <= seconds
+def test_how_long_a_token_is_good(answer: Any, seconds: int) -> None:
+    """As the answer says; else as the token itself says, by its claim `exp`; else a minute."""
+    body = jwt(answer) if isinstance(answer, int) else {"access_token": "opaque", **answer}
+    found = tokens._token_of(json.dumps(body).encode(), "-")
+    assert found.text == body["access_token"]
+    assert (seconds - 2 if isinstance(answer, int) else seconds) <= found.seconds <= seconds
 
 
 def test_a_token_is_renewed_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +92,11 @@ def test_a_token_is_renewed_before_its_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("app.kafka.tokens.time.monotonic", lambda: now[0])
     made = iter(range(10))
     source = TokenProvider(lambda: Token(f"t{next(made)}", 100.0))
-    assert [source.now(), source.now()] == ["t0", "t0"]
-    now[0] += 79
-    assert source.now() == "t0"
-    now[0] += 2
-    assert source.now() == "t1"
+    seen = []
+    for passes_s in (0, 0, 79, 2):
+        now[0] += passes_s
+        seen.append(source.now())
+    assert seen == ["t0", "t0", "t0", "t1"]
 
 
 @pytest.mark.parametrize(
@@ -120,41 +112,55 @@ def test_a_token_is_renewed_before_its_end(monkeypatch: pytest.MonkeyPatch) -> N
         b'{"access_token": "a"}' + b" " * 70_000,
         b"[" * 60_000,
     ],
+    ids=range(9),
 )
-def test_answers_without_a_token(oidc: Provider, body: bytes) -> None:
+def test_answers_without_a_token(body: bytes) -> None:
     """Whatever comes in its place is refused, and nothing of it is told."""
-    oidc.body = body or b" "
-    with pytest.raises(TokenError, match=r"gives no access_token$") as refused:
-        token_provider(login(oidc.url, **{"sasl.oauthbearer.scope": repr(body[:99])}), "a:1").now()
+    with pytest.raises(TokenError, match=r"^TokenError: here gives no access_token$") as refused:
+        tokens._token_of(body, "here")
     assert refused.value.retriable
 
 
 def test_a_refusal_tells_no_secret(oidc: Provider) -> None:
-    """What the provider says is cut, and the secret in it hidden."""
-    oidc.status = 400
-    oidc.body = json.dumps({"error": f"no {SECRET}\n", "error_description": "x" * 9_000}).encode()
-    with pytest.raises(TokenError) as refused:
-        token_provider(login(oidc.url, **{"sasl.oauthbearer.scope": "refused"}), "a:1").now()
-    assert not refused.value.retriable
+    """What the provider says is cut, and the secret in it hidden; its answer is cut, too."""
+    told = json.dumps({"error": f"no {SECRET}\n", "error_description": "x" * 9_000}).encode()
+    for status, body in ((200, b'{"access_token": "a"}' + b" " * 70_000), (400, told)):
+        oidc.status, oidc.body = status, body
+        with pytest.raises(TokenError) as refused:
+            token_provider(login(oidc.url, f"refused {status}"), "a:1").now()
+        assert refused.value.retriable == (status == 200)
     assert str(refused.value).startswith(f"TokenError: the token endpoint {oidc.url} answers 400: 'no ***\\n: xxx")
     assert len(str(refused.value)) < 350
 
 
 def test_an_answer_that_comes_byte_by_byte_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider that says a byte of an answer or an error now and then holds no login for longer than its time."""
+    """A provider that says a byte of an answer or an error now and then holds no login; nor does one that is away."""
     monkeypatch.setattr(tokens, "_WHOLE_S", 0.2)
     for start in (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 400 Bad\r\nContent-Length: 9000\r\n\r\n"):
         with scripted_server(dribbling(start)) as server, pytest.raises(TokenError, match="has not answered") as late:
             token_provider(login(server.endpoint), "a:1").now()
         assert late.value.retriable
+    with pytest.raises(TokenError, match="does not answer: "):
+        token_provider(login("http://127.0.0.1:1/token"), "a:1").now()
 
 
-def test_what_is_missing() -> None:
-    """A login that cannot be is refused before a client is made."""
-    with pytest.raises(ConfigurationError, match=r"^sasl.oauthbearer.client.credentials.client.id: is missing"):
-        token_provider(login("http://-", **{"sasl.oauthbearer.client.credentials.client.id": None}), "a:1")
-    with pytest.raises(ConfigurationError, match=r"^sasl.aws.region: is missing"):
-        token_provider(login("", **{"sasl.mechanism": "AWS_MSK_IAM"}), "localhost:9098")
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"sasl.oauthbearer.client.credentials.client.id": None},
+            r"^sasl.oauthbearer.client.credentials.client.id: is missing",
+        ),
+        ({"sasl.mechanism": "AWS_MSK_IAM"}, r"^sasl.aws.region: is missing"),
+        ({"sasl.mechanism": "AWS_MSK_IAM", "signer": "none"}, r"^sasl.mechanism: .* pip install wideload\[msk\]$"),
+    ],
+)
+def test_what_is_missing(keys: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login that cannot be is refused before a client is made; of a package it is said what to install."""
+    if keys.pop("signer", None):
+        monkeypatch.setattr(tokens, "_SIGNER", "no_such_package")
+    with pytest.raises(ConfigurationError, match=told):
+        token_provider(login("http://-", **keys), "localhost:9098")
 
 
 @pytest.mark.parametrize(("given", "region"), [(None, "eu-central-1"), ("us-east-2", "us-east-2")])
@@ -168,16 +174,3 @@ def test_tokens_for_amazon(monkeypatch: pytest.MonkeyPatch, given: str | None, r
     assert signed.hostname == f"kafka.{region}.amazonaws.com"
     assert parse_qs(signed.query)["Action"] == ["kafka-cluster:Connect"]
     assert "of-a-test" not in signed.query
-
-
-def test_amazon_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what to install."""
-    monkeypatch.setattr(tokens, "_SIGNER", "no_such_package")
-    with pytest.raises(ConfigurationError, match=r"^sasl.mechanism: .* pip install wideload\[msk\]$"):
-        token_provider(login("", **{"sasl.mechanism": "AWS_MSK_IAM"}), _SERVERS)
-
-
-def test_where_tokens_cannot_be_asked_for(tmp_path: Path) -> None:
-    """A server that does not speak HTTP, or none."""
-    with pytest.raises(TokenError, match="does not answer: "):
-        token_provider(login("http://127.0.0.1:1/token"), "a:1").now()

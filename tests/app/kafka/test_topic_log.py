@@ -15,15 +15,16 @@ from app.kafka.clients import ClusterError
 from app.kafka.topic_log import TopicLog, UnacknowledgedError
 from app.pipeline import steering
 
+LOG = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
+
 
 class UnansweredProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's own, with a leader that takes requests and never answers; `requests` are those on their way."""
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.requests: list[asyncio.Future[Any]] = []
+    requests: list[asyncio.Future[Any]]
 
     async def start(self) -> None:
+        self.requests = []
         self._closes = self.client.close
         self.client.send = self._send
         self.client.close = self._close
@@ -49,18 +50,17 @@ class UnansweredProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka ha
 
 async def test_a_record_that_nobody_waits_for_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gives up gets away: aiokafka would try until a broker takes the record, however late."""
-    made: list[UnansweredProducer] = []
+    made: list[Any] = []
 
-    def make(**arguments: Any) -> UnansweredProducer:
+    def make(**arguments: Any) -> Any:
         made.append(UnansweredProducer(**arguments))
         return made[-1]
 
     monkeypatch.setattr(clients, "AIOKafkaProducer", make)
     monkeypatch.setattr(producer, "_STOP_SENDER_S", 0.05)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
-    writing = asyncio.create_task(log.append(b"k", b"v"))
+    writing = asyncio.create_task(LOG.append(b"k", b"v"))
     async with asyncio.timeout(20):
-        while not (made and made[0].requests):  # nobody tells
+        while not (made and getattr(made[0], "requests", [])):  # nobody tells
             assert not writing.done()
             await asyncio.sleep(0)
         writing.cancel()
@@ -68,26 +68,6 @@ async def test_a_record_that_nobody_waits_for_is_not_sent_again(monkeypatch: pyt
             await writing
     assert len(made[0].requests) == 1
     assert made[0]._sender.sender_task.done()
-
-
-async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine that is gone ends no connection: with aiokafka's 40 s each request was answered as not known."""
-    given: dict[str, Any] = {}
-
-    class Refused(Exception):  # noqa: N818
-        pass
-
-    def make(**arguments: Any) -> Any:
-        given.update(arguments)
-        raise Refused
-
-    monkeypatch.setattr(topic_reader, "AIOKafkaConsumer", make)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
-    with pytest.raises(Refused):
-        await log.read(1)
-    assert given.get("request_timeout_ms", 40_000) / 1000 < steering._ANSWER_S
 
 
 @pytest.mark.parametrize(
@@ -105,7 +85,22 @@ async def test_a_record_may_be_written_though_its_last_request_was_refused(
             raise error
 
     monkeypatch.setattr(clients, "AIOKafkaProducer", Refused)
-    log = TopicLog(ClientSettings("localhost:1"), "control", lambda *_: None, lambda _: None)
     with pytest.raises(ClusterError, match="topic control") as failed:
-        await log.append(b"k", b"v")
+        await LOG.append(b"k", b"v")
     assert isinstance(failed.value, UnacknowledgedError) == unknown
+
+
+async def test_a_reader_gives_up_a_broker_that_is_silent_before_requests_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that is gone ends no connection: with aiokafka's 40 s each request was answered as not known."""
+    given: dict[str, Any] = {}
+
+    def make(**arguments: Any) -> Any:
+        given.update(arguments)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(topic_reader, "AIOKafkaConsumer", make)
+    with pytest.raises(ZeroDivisionError):
+        await LOG.read(1)
+    assert given["request_timeout_ms"] / 1000 < steering._ANSWER_S

@@ -1,4 +1,4 @@
-"""A client of aiokafka at a connection whose broker answers as a test says."""
+"""A client of aiokafka at a connection whose broker answers as a test says, and a clock that it moves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Wire", "wired"]
+__all__ = ["Clock", "Wire", "wired"]
+
+
+class Clock:
+    """The time, to be set."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Wire:
@@ -29,15 +38,13 @@ class Wire:
         self._request_timeout = 40.0
 
     def connected(self) -> bool:
-        """As aiokafka's."""
+        """As aiokafka's, like all of these."""
         return self.open
 
     def close(self, reason: object = None, exc: BaseException | None = None) -> None:
-        """As aiokafka's."""
         self.open = False
 
     async def send(self, call: Any, expect_response: bool = True) -> Any:  # noqa: FBT001, FBT002  # as aiokafka's
-        """As aiokafka's."""
         self.asked.append(call.request)
         return await self.answer(call)
 
