@@ -16,8 +16,8 @@ from tests.integration.chunk_records import interleaved, pieces, plain, value_of
 from tests.integration.client_config import LARGE, REFERENCES, Config
 from tests.integration.client_readers import Assembling, Client, Getmany, Getone, Reader
 from tests.integration.client_stores import Gate, run_example
-from tests.integration.topics import send
 from tests.s3_server import S3Server
+from transforms.commit_metadata import Noted, noted
 
 _LONG_S = 30.0
 
@@ -119,22 +119,6 @@ async def test_a_rebalance_during_a_download(wide: Source, gate: Gate) -> None:
 # --- several tasks ----------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_that_share_a_partition(source: Source, gate: Gate) -> None:
-    """Two tasks that read one consumer get each record once: while one downloads, and when a batch comes for both."""
-    await source.produce([LARGE, b"2"])
-    async with Getone(source, REFERENCES) as reader:
-        gate.open.clear()
-        reading = [asyncio.create_task(one(reader.consumer)) for _ in range(2)]
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        gate.open.set()
-        assert {record.value for record in await asyncio.gather(*reading)} == {LARGE, b"2"}
-        reading = [asyncio.create_task(one(reader.consumer)) for _ in range(2)]
-        await loop_turns()
-        await asyncio.to_thread(send, source.broker, source.topic, [(0, b"k", value, [], 0) for value in (b"3", b"4")])
-        assert sorted(record.value for record in await asyncio.gather(*reading)) == [b"3", b"4"]
-    assert gate.begun == 1
-
-
 @pytest.mark.parametrize("moved", ["seek", "assign"])
 async def test_a_move_counts_for_every_task(source: Source, gate: Gate, moved: str) -> None:
     """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
@@ -165,23 +149,19 @@ async def test_a_move_counts_for_every_task(source: Source, gate: Gate, moved: s
 # --- positions and messages -------------------------------------------------------------------------------------------
 
 
-async def test_iteration(source: Source) -> None:
-    """`async for` gives what `getone` gives, and commits end behind it; `stop` ends a call that waits."""
-    values = [b"1", LARGE, b"3", None, LARGE * 2]
-    await source.produce(values)
-    found = []
-    async with Getmany(source, REFERENCES) as reader:
-        async for record in reader.consumer:
-            found.append(record.value)
-            if len(found) == len(values):
-                break
-        await reader.commit()
-        call = asyncio.create_task(reader.consumer.getone())
-        await asyncio.sleep(0)
-    with pytest.raises(ConsumerStoppedError):
-        await asyncio.wait_for(call, _LONG_S)
-    assert found == values
-    assert await reader.committed() == {0: 5}
+async def test_seek_to_committed(source: Source) -> None:
+    """Going back to the commit repeats nothing that was delivered before it; an ordinary `seek` does."""
+    slow = pieces("slow", 3_000, 1)
+    await source.write([slow[0], plain(b"a"), *slow[1:], plain(b"b")])
+    async with Assembling(source) as reader:
+        assert await reader.values() == [b"a"]
+        await reader.commit(2)
+        offset, metadata = (await reader.marks())[0]
+        assert (offset, noted(metadata)) == (0, Noted(2))
+        assert await reader.consumer.seek_to_committed(place(reader)) == {place(reader): 0}
+        assert await reader.values(2) == [value_of(3_000, 1), b"b"]
+        await reader.seek(0)
+        assert await reader.values() == [b"a"]
 
 
 @pytest.mark.matrix

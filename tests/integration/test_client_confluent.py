@@ -104,36 +104,6 @@ async def test_batches(source: Source) -> None:
             await reader.poll(0.0, 1_000_001)
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-async def test_a_batch_ends_before_a_failure(source: Source, error: type[BaseException]) -> None:
-    """What is before it is given, or after an interrupt given by the next call; each is deserialized once."""
-    errors, seen = [error("now")], list[bytes]()
-    await source.write([plain(b"%d" % n) for n in range(4)])
-
-    def failing(data: bytes) -> bytes:
-        if data == b"2" and errors:
-            raise errors.pop()
-        seen.append(data)
-        return data + b"!"
-
-    async with ConfluentBatches(source, {"value.deserializers": [failing]}) as reader:
-        if error is KeyboardInterrupt:
-            with pytest.raises(KeyboardInterrupt):
-                await reader.poll(_LONG_S, 4)
-            assert await reader.position() == 0
-            expected = [b"0!", b"1!", b"2!", b"3!"]
-        else:
-            assert [each.value for each in await reader.poll(_LONG_S, 4)] == [b"0!", b"1!"]
-            assert await reader.position() == 2
-            with pytest.raises(RecordDeserializationError, match="offset 2"):
-                await reader.poll(_LONG_S, 4)
-            expected = [b"3!"]
-        assert [each.value for each in await reader.poll(_LONG_S, len(expected))] == expected
-        assert sorted(set(seen)) == seen
-        await reader.commit()
-        assert await reader.committed() == {0: 4}
-
-
 async def test_an_interrupt_that_comes_with_messages(wide: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """librdkafka drops them and is behind them: the next call reads them again, and no commit passes them."""
     interrupts: list[BaseException] = []
@@ -179,8 +149,11 @@ async def test_ends_of_partitions(source: Source) -> None:
 async def test_rebalance_while_messages_wait(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call hears of it though it has a message to give: what waited goes to the other member."""
     monkeypatch.setattr(confluent_reads, "_LOOK_S", 0.1)
-    gone = list[int]()
+    come, gone = list[int](), list[int]()
     await source.write([plain(b"%d" % n) for n in range(200)])
+
+    def note(found: list[int]) -> Any:
+        return lambda consumer, places: found.extend(each.partition for each in places if consumer is reader.consumer)
 
     def failing(data: bytes) -> bytes:
         if data == b"1":
@@ -188,9 +161,7 @@ async def test_rebalance_while_messages_wait(source: Source, monkeypatch: pytest
         return data
 
     async with Confluent(source, {"value.deserializers": [failing]}) as reader:
-        reader.consumer.subscribe(
-            [source.topic], on_revoke=lambda _, lost: gone.extend(each.partition for each in lost)
-        )
+        reader.consumer.subscribe([source.topic], note(come), note(gone))
         assert len(await reader.call(reader.consumer.consume, 150, _LONG_S)) == 1
         with pytest.raises(RecordDeserializationError):
             await reader.poll(0.0)
@@ -201,7 +172,7 @@ async def test_rebalance_while_messages_wait(source: Source, monkeypatch: pytest
                 await asyncio.sleep(0.1)
                 if gone:
                     break
-            assert gone == [0]
+            assert (come[:1], gone) == ([0], [0])
             await joining
 
 

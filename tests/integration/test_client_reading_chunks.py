@@ -127,19 +127,6 @@ async def test_commit_of_what_is_done(source: Source, client: Client) -> None:
 
 
 @one_each
-async def test_a_position_within_a_message(source: Source, client: Client) -> None:
-    """Whichever of its offsets is sought, a message comes whole, and has the offset of its last chunk."""
-    found = list[Discarded]()
-    await source.write([record for n in range(3) for record in pieces(f"u{n}", 2_000, n)])
-    async with client(source, {}, found.append) as reader:
-        assert [each.offset for each in await reader.read(3)] == [2, 5, 8]
-        for offset in (3, 4, 5):
-            await reader.seek(offset)
-            assert await reader.values(2) == [value_of(2_000, 1), value_of(2_000, 2)]
-    assert found == []
-
-
-@one_each
 async def test_a_note_of_another_log(source: Source, client: Client) -> None:
     """Where reading begins before the commit, its note says nothing: every record is given."""
     await source.write([plain(b"%d" % n) for n in range(3)])
@@ -209,37 +196,6 @@ async def test_discarded_messages_are_logged(source: Source, client: Client, cap
         assert await reader.values() == [b"next"]
         assert await reader.pending() == 0
     assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
-
-
-@one_each
-async def test_messages_that_are_dropped_for_others(source: Source, client: Client) -> None:
-    """With `auto.ack.oldest…` a message goes for others, and is only counted; without, no message goes."""
-    await source.write([*(pieces(f"u{n}", 2_000)[0] for n in range(3)), plain(b"end")])
-    for quiet in (True, False):
-        found: list[Discarded] = []
-        keys = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": quiet}
-        async with client(source, keys, found.append) as reader:
-            assert await reader.values() == [b"end"]
-            assert reader.consumer.counts.discarded == ({"evicted": 1} if quiet else {})
-            assert await reader.pending() == (2 if quiet else 3)
-        assert found == []
-
-
-@one_each
-async def test_a_callback_that_seeks(source: Source, client: Client) -> None:
-    """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
-    seen = list[str]()
-    chunks = pieces("u", 3_000)
-    await source.write([chunks[0], chunks[2], plain(b"end")])
-
-    def discarded(message: Discarded) -> None:
-        seen.append(message.reason)
-        if len(seen) == 1:
-            reader.seek_now(0)
-
-    async with client(source, {}, discarded) as reader:
-        assert await reader.values() == [b"end"]
-    assert seen == ["out-of-order"] * 2
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

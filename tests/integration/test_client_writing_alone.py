@@ -97,20 +97,6 @@ async def test_concurrent_sends_when_one_is_refused(make_log: MakeLog) -> None:
         assert sent == [value(sender, turn) for turn in range(end)]
 
 
-async def test_small_records_in_a_refused_batch(make_log: MakeLog) -> None:
-    """A batch of small records that is refused goes in parts: none of them fails, and all are in their order."""
-    log = make_log()
-    async with ChunkingProducer({"bootstrap.servers": log.broker, "linger.ms": "50"}) as producer:
-        await producer.send_and_wait(log.topic, b"begin", b"k")  # a broker takes any number from who has sent nothing
-        await log.lower_limit(5_000)
-        with pytest.raises(MessageSizeTooLargeError):
-            await producer.send_and_wait(log.topic, value_of(9_000), b"k")
-        await asyncio.gather(*[await producer.send(log.topic, value_of(3_000, turn), b"k") for turn in range(4)])
-        await producer.send_and_wait(log.topic, value_of(50_000, 7), b"k")
-    values = [b"begin", *(value_of(3_000, turn) for turn in range(4)), value_of(50_000, 7)]
-    assert [each.value for each in await log.written()] == values
-
-
 async def test_a_transaction_after_a_refused_batch(make_log: MakeLog) -> None:
     """The transaction in which a chunk was refused is to be aborted; the producer's next one is as any other."""
     log = make_log()
@@ -126,6 +112,14 @@ async def test_a_transaction_after_a_refused_batch(make_log: MakeLog) -> None:
             await producer.send_and_wait(log.topic, value_of(50_000, 3), b"k")
     found = [each.value for each in await log.written("read_committed")]
     assert found == [value_of(50_000, 1), value_of(50_000, 3)]
+
+
+async def test_many_senders_wait_for_their_turn(make_log: MakeLog) -> None:
+    """A send waits for others as long as `request.timeout.ms` says, however many chunks go before it."""
+    log, values = make_log(**{"max.message.bytes": 5_000}), [value_of(1_000_000, turn) for turn in range(8)]
+    async with ChunkingProducer({"bootstrap.servers": log.broker, "request.timeout.ms": "20000"}) as producer:
+        await asyncio.gather(*(producer.send_and_wait(log.topic, value, b"k") for value in values))
+    assert sorted(each.value or b"" for each in await log.written()) == sorted(values)
 
 
 # --- confluent-kafka --------------------------------------------------------------------------------------------------

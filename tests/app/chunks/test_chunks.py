@@ -25,9 +25,17 @@ def test_note_is_read_back() -> None:
 def test_keys_apart() -> None:
     """Our keys are read, strings as what they mean, the client's are left, and what nobody knows is refused."""
     client = Arguments({"client_id": "x"})
-    given = {"client.id": "me", "max.pending.chunked.message": "7", "chunk.max.message.bytes": 9}
+    given: dict[str, object] = {
+        "client.id": "me",
+        "max.pending.chunked.message": "7",
+        "max.pending.chunked.bytes": "10",
+        "chunk.max.message.bytes": 9,
+        "expire.time.of.incomplete.chunked.message.ms": 8,
+        "auto.ack.oldest.chunked.message.on.queue.full": "true",
+    }
     values, rest = apart(CONSUMER_KEYS, client, given)
-    assert (limits(values), rest) == (Limits(messages=7, message_bytes=9), {"client.id": "me"})
+    assert (limits(values), rest) == (Limits(7, 10, 9, 8, drops_oldest=True), {"client.id": "me"})
+    assert limits(apart(CONSUMER_KEYS, client, {})[0]) == Limits()
     with pytest.raises(ConfigurationError, match=r"did you mean max\.pending\.chunked\.bytes\?"):
         apart(CONSUMER_KEYS, client, {"max.pending.chunk.bytes": 1})
     with pytest.raises(ConfigurationError, match="allowed is 1 or more"):

@@ -102,15 +102,6 @@ def test_the_seeds_producer_is_taken_apart() -> None:
     found.close()
 
 
-def test_a_consumer_is_taken_apart(config_of: Config) -> None:
-    """The four keys of a consumer are read likewise."""
-    given = config_of(**{"value.deserializers": [DESERIALIZER, json.loads], "key.deserializer": bytes.decode, "x": 1})
-    found = config.consumer(given, ["x"])
-    assert found.client == {"x": 1}
-    assert found.parts["value"].deserialize("orders", [], b"[1]") == [1]
-    assert found.parts["key"].deserialize("orders", [], b"k") == "k"
-
-
 def test_a_key_that_is_none_is_not_set() -> None:
     """A configuration that is made by a program may say None for what is not set."""
     unset = {"s3.endpoint": None, "large.message.threshold.bytes": None, "acks": None}

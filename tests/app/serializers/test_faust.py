@@ -305,10 +305,12 @@ async def test_waiting_for_a_store_can_be_cancelled(app: faust.App, gate: type[G
         ({**ON_GATE, **CHUNK, "chunk.max.mesage.bytes": 5}, "chunk.max.mesage.bytes: .*mean chunk.max.message.bytes"),
     ],
 )
-def test_a_wrong_configuration(app: faust.App, given: dict[str, Any], found: str) -> None:
-    """It is reported where the topic is made, a misspelt key before what is missing."""
+async def test_a_wrong_configuration(app: faust.App, given: dict[str, Any], found: str) -> None:
+    """It is reported where the topic is made, else at the first use; a misspelt key before what is missing."""
     with pytest.raises(ConfigurationError, match=f"^{found}"):
         app.topic("orders", schema=LargeMessageSchema(given))
+    with pytest.raises(ConfigurationError, match=f"^{found}"):
+        await LargeMessageSchema(given).decode(app, message(b"x", []), propagate=True)
 
 
 def test_a_store_of_the_users_has_keys_of_its_own(app: faust.App) -> None:

@@ -10,9 +10,11 @@ import pytest
 kafka = pytest.importorskip("kafka")
 from kafka import KafkaConsumer, TopicPartition  # noqa: E402
 from kafka.consumer.fetcher import ConsumerRecord  # noqa: E402
+from kafka.structs import OffsetAndMetadata  # noqa: E402
 
 from app.serializers.kafka_python import DeserializingConsumer  # noqa: E402
 from transforms.chunk import Chunk  # noqa: E402
+from transforms.commit_metadata import note  # noqa: E402
 from transforms.record import Header  # noqa: E402
 
 P0 = TopicPartition("t", 0)
@@ -142,6 +144,7 @@ def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch
     def interrupted() -> dict[TopicPartition, list[ConsumerRecord]]:
         monkeypatch.setattr(client, "poll", poll)
         poll()
+        client.consumer.commit()  # as a signal handler may
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "poll", interrupted)
@@ -149,6 +152,27 @@ def test_interrupt_within_a_poll(client: Client, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         client.consumer.poll(0)
     assert client.positions == {P0: 2}
+    assert [each[P0].offset for each in client.commits] == [2]
+
+
+def test_partition_that_was_elsewhere(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes from before the position begins at the commit, and what its note says was given does not come."""
+    client.given = polled([5, 6])
+    assert client.consumer.poll(0) == {P0: polled([5, 6])}
+    commit = OffsetAndMetadata(1, note(1, 3, ()), -1)
+    monkeypatch.setattr(KafkaConsumer, "committed", lambda *_, **__: commit)
+    client.given = polled([1, 2, 3])
+    assert client.consumer.poll(0) == {P0: polled([3])}
+
+
+def test_poll_for_the_group(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While records wait, what such a poll brings of their partition is put back, and read when they are given."""
+    monkeypatch.setattr("app.serializers.kafka_python_reads._LOOK_S", -1.0)
+    client.given = polled(range(3))
+    assert client.consumer.poll(0, 1) == {P0: polled([0])}
+    client.given = polled([3, 4])
+    assert client.consumer.poll(0, 2) == {P0: polled([1, 2])}
+    assert (client.given, client.positions) == ([], {P0: 3})
 
 
 def test_poll_gives_what_the_client_gave(client: Client) -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.strategy import strategy_of
 from stores.memory import MemoryStore
-from tests import strategies
 from tests.app.serializers.conftest import Config
 from transforms.batch_size import value_room_bytes
 from transforms.chunk import Chunking
@@ -126,25 +125,6 @@ def test_headers_count_as_they_are_sent(own: list[Any], over: bool) -> None:  # 
     sent_headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in own]
     room = value_room_bytes(Record(None, None, sent_headers), 2_000)  # without what is left for a key
     assert LargeMessageSerializer(given).wants(b"x" * (room + over), own) is over
-
-
-@given(data=strategies.optional_bytes(), own=strategies.headers(), codec=strategies.codecs())
-def test_any_record_comes_back(data: bytes | None, own: list[Any], codec: str | None) -> None:
-    """Serialize and deserialize restore any value and any headers, also such as look like a reference's."""
-    given = {
-        STORE: "memory",
-        "memory.name": "any-record",
-        "large.message.threshold.bytes": 64,
-        "large.message.compression.type": codec or "none",
-    }
-    headers = list(own)
-    value = LargeMessageSerializer(given).serialize("orders", headers, data)
-    if headers != own:  # else it is small, and own headers that claim a reference are the application's own matter
-        assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == data
-        assert headers == own
-    else:
-        assert value == data
-    MemoryStore.clear()
 
 
 @pytest.mark.parametrize(
