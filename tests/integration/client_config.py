@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from tests.faults.proxy import FaultProxy
 from tests.integration.client_stores import GatedStore
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3Server
@@ -50,6 +52,11 @@ def on_s3(server: S3Server) -> Config:
         "s3.read.timeout.ms": 10_000,
         **server.config("clients"),
     }
+
+
+def through(proxy: FaultProxy, server: S3Server) -> Config:
+    """The same behind a proxy, which may have the server down."""
+    return on_s3(replace(server, endpoint=proxy.endpoint))
 
 
 def producing(broker: str, store: Config, **more: Any) -> Config:

@@ -9,10 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from tests.forks import run
 from tests.integration.topics import read_all
@@ -99,17 +97,6 @@ class CuttableAddress:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         self._open.discard(source)
-
-
-class CuttableWay(CuttableAddress):
-    """An address that leads to an S3 server, until `cut`, and again from `mend`."""
-
-    def __init__(self, server: S3Server) -> None:
-        target = urlsplit(server.endpoint)
-        assert target.hostname is not None
-        assert target.port is not None
-        super().__init__(target.hostname, target.port)
-        self.server = replace(server, endpoint=f"http://127.0.0.1:{self.port}")
 
 
 def delete_payload(server: S3Server, reference: bytes | None) -> None:

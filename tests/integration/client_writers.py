@@ -45,19 +45,12 @@ class Outcome(NamedTuple):
 
 
 class Writer:
-    """A producer, by a configuration with Kafka's names.
+    """A producer, by a configuration with Kafka's names."""
 
-    Attributes:
-        limit: the key of the most bytes of a record that the client takes.
-        null_headers: whether the value of a header may be null.
-        closed: what `start` raises after `close`; of a Faust app, nothing is promised.
-        outside: what `start` raises outside of a transaction, if the producer is transactional.
-    """
-
-    limit: ClassVar[str] = "max.request.size"
-    null_headers: ClassVar[bool] = True
-    closed: ClassVar[type[Exception]]
-    outside: ClassVar[type[Exception]]
+    limit: ClassVar[str] = "max.request.size"  # the key of the most bytes of a record that the client takes
+    null_headers: ClassVar[bool] = True  # whether the value of a header may be null
+    closed: ClassVar[type[Exception]]  # what `start` raises after `close`; of a Faust app, nothing is promised
+    outside: ClassVar[type[Exception]]  # what `start` raises outside of a transaction, if there are any
     own: Any
 
     def __init__(self, config: Config) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.proxy import FaultProxy
 from tests.integration.aiokafka_records import MakeSource, Source
 from tests.integration.client_config import SMALL_TOPIC
-from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.client_stores import GatedStore
 from tests.integration.client_writers import Log, MakeLog
 from tests.integration.line import Line, MakeLine
 from tests.integration.topics import end_offsets
@@ -28,14 +28,6 @@ def make_line(broker: str, make_topic: MakeTopic, tmp_path: Path) -> MakeLine:
         return Line(broker, tmp_path, source, sink, transform, keys)
 
     return make
-
-
-@pytest.fixture
-def cuttable(versitygw: S3Server) -> Iterator[CuttableWay]:
-    """The same server, behind an address that can be closed and opened."""
-    way = CuttableWay(versitygw)
-    yield way
-    way.cut()
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from faust.types.tuples import Message
 from app.chunks import ChunkMessageId
 from app.chunks.producer import ChunkedRecordMetadata
 from app.serializers.faust import LargeMessageSchema
+from tests.faults.proxy import Down, FaultProxy, Ok
 from tests.forks import fork
 from tests.integration.chunk_records import pieces, plain, value_of
-from tests.integration.client_config import LARGE, THRESHOLD, on_s3
-from tests.integration.client_stores import CuttableWay, delete_payloads, example_environ
+from tests.integration.client_config import LARGE, THRESHOLD, on_s3, through
+from tests.integration.client_stores import delete_payloads, example_environ
 from tests.integration.client_writers import Faust, MakeLog
 from tests.integration.faust_process import NO_STORE, STARTS_S, FaustProcess, arrived, digest, produce, write
 from tests.integration.topics import committed, read_all
@@ -102,15 +103,17 @@ def test_what_stops_the_worker(broker: str, make_topic: MakeTopic, versitygw: S3
     assert committed(broker, f"{topic}-faust", topic)[0] <= 1
 
 
-def test_a_store_that_is_down(broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path) -> None:
+def test_a_store_that_is_down(
+    broker: str, make_topic: MakeTopic, proxy: FaultProxy, versitygw: S3Server, tmp_path: Path
+) -> None:
     """Nothing is passed over, fails or expires: the record and what is behind it wait; `on_failure` is not asked."""
     topic, chunks = make_topic(), pieces("slow", 3_000, 1)
     times = {"large.message.store.timeout.ms": 1_200, "s3.connection.timeout.ms": 100, "s3.read.timeout.ms": 100}
-    down = {**on_s3(cuttable.server), **times, "expire.time.of.incomplete.chunked.message.ms": 700}
+    down = {**through(proxy, versitygw), **times, "expire.time.of.incomplete.chunked.message.ms": 700}
     write(broker, topic, [plain(b"1"), chunks[0]])
-    produce(broker, on_s3(cuttable.server), topic, [LARGE, b"3"])
+    produce(broker, through(proxy, versitygw), topic, [LARGE, b"3"])
     write(broker, topic, chunks[1:])
-    cuttable.cut()
+    proxy.switch(Down())
     with FaustProcess(tmp_path / "ends", broker, topic, down) as worker:
         worker.says("it is tried again until it succeeds")
         worker.process.send_signal(signal.SIGTERM)
@@ -121,7 +124,7 @@ def test_a_store_that_is_down(broker: str, make_topic: MakeTopic, cuttable: Cutt
         time.sleep(2.0)  # more than the interval, and than the time of expiry
         assert [event["offset"] for event in worker.lines()] in ([], [0])
         assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 1
-        cuttable.mend()
+        proxy.switch(Ok())
         until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 8}, "all is committed", STARTS_S)
     found = [event["value"] for event in worker.lines()]
     assert found[-3:] == [digest(LARGE), digest(b"3"), digest(value_of(3_000, 1))]
