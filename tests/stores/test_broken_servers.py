@@ -202,7 +202,7 @@ def test_a_server_that_hangs_is_cut(kind: Kind) -> None:
             with pytest.raises(PayloadStoreError) as caught:
                 calls(store)[name]()
             assert caught.value.retriable
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10  # far less than nine attempts with their pauses
 
 
 def test_attempts_count_the_first(kind: Kind) -> None:
