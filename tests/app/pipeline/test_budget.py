@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import pytest
@@ -11,54 +10,74 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.pipeline.budget import Budget, Share
+from tests.app.pipeline.hurried import hurried
 
-LONG_S = 30.0  # no test waits so long
+# What two shares of a budget do, and what they answer. `lets` and `stops` is work that asks in a turn of its own, and
+# with `still` in the same turn; `held` by its partition, while so much is `stuck`.
+PLAYS = """
+10: the limit itself may be reached
+a take 4; a admits 6; a refuses 7
+
+10: a record larger than all passes alone
+a admits 1000; a take 1000; a refuses 0; a give 1000; a admits 1000
+
+10: the peak is the most that was held at once
+a take 3; a take 5; a give 5; a take 1; all used 4; all peak 8
+
+100: a result larger than what was reserved takes the difference
+a take 10; a give -15; all used 25; a used 25
+
+80: an eighth is kept from work, in whatever pipeline, and one record fits in any case
+a lets 70; a take_work 70; a stops 1; a admits 10; a take 10; a refuses 1; a give 10; a admits 30
+b take 5; b admits 5; b refuses 6
+
+80: what passes may have all until work finds no room
+a take_work 10; a admits 30; a take 30; a admits 40; a take 40; a refuses 1; a stops 60
+a give 10; a refuses 10; a give 40; a refuses 10; a give 10; a lets 60
+
+80: no work overtakes a large record, unless only what is stuck goes
+a take_work 40; a stops 60; a stops 10 still; a stops 60 stuck 5; a stops 10 still; a stops 60 stuck 40; a lets 10 still
+
+80: a partition stops at half of the bytes for work
+a take_work 30; a lets 5 held 30; a stops 10 held 30 still; a lets 10 still
+
+80: a pipeline that is stuck stops at four fifths; alone one may have all
+a lets 5; a take_work 50; a lets 5; a take_work 5; a stops 5; b lets 5; b take_work 5; b lets 5; b take_work 5
+b stops 5; a close; b lets 50
+
+80: work larger than its part passes when no other has work, beside what passes
+a take 10; a lets 1000; a take_work 1000; a stops 0; a pass_on 1000; all used 1010; all work 0; a stops 0
+a give 1000; a lets 60
+
+10: a pipeline that keeps the budget full starves no other
+a take 10; b admits 1000; b take 1000; b refuses 1; a refuses 1
+
+100: a result that comes after the end changes no count
+a take 30; a fetched 70; b take 20; a close; all used 20; all ahead 0
+a give 30; a take 5; a fetched -70; a fetched 5; a close; all used 20; a used 0; b used 20; all ahead 0
+"""
 
 
-def nothing() -> int:
-    """Of the work nothing is stuck."""
-    return 0
-
-
-def admits_work(share: Share, size: int, held: int = 0, stuck: int = 0) -> bool:
-    """Whether a turn that begins now admits the work."""
-    share.begin_turn()
-    return share.admits_work(size, held, lambda: stuck)
-
-
-async def woken(share: Share) -> bool:
-    """Whether a wait for bytes that come free ends before its time."""
-    began_s = time.monotonic()
-    await share.freed(0.2)
-    return time.monotonic() - began_s < 0.15
-
-
-def test_share_admits_up_to_the_limit() -> None:
-    """The limit itself may be reached, one byte more may not."""
-    share = Share(Budget(10))
-    share.take(4)
-    assert (share.admits(6), share.admits(7)) == (True, False)
-
-
-def test_share_admits_one_record_over_the_limit() -> None:
-    """A record larger than the whole budget passes when it is alone, and nothing passes in addition."""
-    share = Share(Budget(10))
-    assert share.admits(1_000)
-    share.take(1_000)
-    assert not share.admits(0)
-    share.give(1_000)
-    assert share.admits(1_000)
-
-
-def test_budget_remembers_its_peak() -> None:
-    """The peak is the most that was held at once."""
-    budget = Budget(10)
-    share = Share(budget)
-    for size in (3, 5):
-        share.take(size)
-    share.give(5)
-    share.take(1)
-    assert (budget.used, budget.peak) == (4, 8)
+@pytest.mark.parametrize("play", PLAYS.strip().split("\n\n"), ids=lambda play: play.splitlines()[0])
+def test_shares(play: str) -> None:
+    """Each step has the answer that stands beside it."""
+    head, *lines = play.splitlines()
+    budget, steps = Budget(int(head.partition(":")[0])), "; ".join(lines).split("; ")
+    shares = {who: Share(budget) for who in "ab" if any(step.startswith(f"{who} ") for step in steps)}
+    for step in steps:
+        who, verb, *rest = step.split()
+        numbers = [int(each) for each in rest if each.lstrip("-").isdigit()]
+        if verb in ("used", "work", "ahead", "peak"):
+            assert [getattr(shares.get(who, budget), verb)] == numbers, step
+        elif verb in ("admits", "refuses"):
+            assert shares[who].admits(*numbers) is (verb == "admits"), step
+        elif verb in ("lets", "stops"):
+            held, stuck = (numbers[-1] if name in rest else 0 for name in ("held", "stuck"))
+            if "still" not in rest:
+                shares[who].begin_turn()
+            assert shares[who].admits_work(numbers[0], held, stuck.__int__) is (verb == "lets"), step
+        else:
+            getattr(shares[who], verb)(*numbers)
 
 
 actions = st.lists(
@@ -81,12 +100,13 @@ def test_shares_never_exceed_the_limit_by_more_than_one_record(  # noqa: C901  #
     closed = [False, False]
     for action, which, size in actions:
         share = shares[which]
+        share.begin_turn()
         if action == "take":
             if share.admits(size):
                 share.take(size)
                 passing[which] += [] if closed[which] else [size]
         elif action == "take work":
-            if admits_work(share, size):
+            if share.admits_work(size, 0, lambda: 0):
                 share.take_work(size)
                 work[which] += [] if closed[which] else [size]
         elif action == "give":
@@ -109,144 +129,45 @@ def test_shares_never_exceed_the_limit_by_more_than_one_record(  # noqa: C901  #
     assert (budget.used, budget.work, [share.used for share in shares]) == (0, 0, [0, 0])
 
 
-def test_work_leaves_room_for_what_passes() -> None:
-    """However much work waits, an eighth is there for records that pass, in whatever pipeline; one fits in any case."""
-    budget = Budget(80)
-    stuck, other = Share(budget), Share(budget)
-    assert admits_work(stuck, 70)
-    stuck.take_work(70)
-    assert not admits_work(stuck, 1)
-    assert stuck.admits(10)
-    stuck.take(10)
-    assert not stuck.admits(1)
-    stuck.give(10)
-    assert stuck.admits(30), "one that is larger than what is kept passes alone"
-    other.take(5)
-    assert (other.admits(5), other.admits(6)) == (True, False)
+# --- who waits -------------------------------------------------------------------------------------------------------
 
 
-def test_what_passes_leaves_room_for_work() -> None:
-    """Records that pass may have the whole budget until one with work finds no room; then they make it some."""
-    share = Share(Budget(80))
-    share.take_work(10)
-    for _ in range(7):
-        assert share.admits(10)
-        share.take(10)
-    assert not admits_work(share, 60)
-    for _ in range(6):
-        share.give(10)
-        assert not share.admits(10) or share.used == 20
-    assert admits_work(share, 60)
-
-
-def test_no_work_overtakes_work_that_will_find_room() -> None:
-    """A large record waits first in line, or smaller ones would always be before it; unless only what is stuck goes."""
-    share = Share(Budget(80))
-    share.take_work(40)
-    assert not admits_work(share, 60)
-    assert not share.admits_work(10, 0, nothing)
-    assert not admits_work(share, 60, stuck=5)
-    assert not share.admits_work(10, 0, nothing), "it fits once the other 35 bytes are done"
-    assert not admits_work(share, 60, stuck=40)
-    assert share.admits_work(10, 0, nothing), "it does not, and nobody knows until when"
-
-
-def test_a_partition_leaves_room_for_others() -> None:
-    """All that a partition holds may be stuck: it stops at half of the bytes for work, and waits alone."""
-    share = Share(Budget(80))
-    share.take_work(30)
-    assert admits_work(share, 5, held=30)
-    assert not share.admits_work(10, 30, nothing)
-    assert share.admits_work(10, 0, nothing)
-
-
-def test_work_that_is_stuck_leaves_room_for_that_of_others() -> None:
-    """A pipeline that holds what it has for hours stops at four fifths, and another one has several records at work."""
-    budget = Budget(80)
-    stuck, other = Share(budget), Share(budget)
-    for share, records in ((stuck, 11), (other, 2)):
-        for _ in range(records):
-            assert admits_work(share, 5)
-            share.take_work(5)
-        assert not admits_work(share, 5)
-    stuck.close()
-    assert admits_work(other, 50), "alone it may have all"
-
-
-def test_work_larger_than_its_part_passes_alone() -> None:
-    """A record with work that would never fit passes when no other of its pipeline has work, beside what passes."""
-    budget = Budget(80)
-    share = Share(budget)
-    share.take(10)
-    assert admits_work(share, 1_000)
-    share.take_work(1_000)
-    assert not admits_work(share, 0)
-    share.pass_on(1_000)
-    assert (budget.used, budget.work) == (1_010, 0)
-    assert not admits_work(share, 0)
-    share.give(1_000)
-    assert admits_work(share, 60)
-
-
-def test_share_that_holds_nothing_is_always_admitted() -> None:
-    """A pipeline that keeps the budget full cannot starve another one: that may have one record, whatever its size."""
-    budget = Budget(10)
-    busy, other = Share(budget), Share(budget)
-    busy.take(10)
-    assert other.admits(1_000)
-    other.take(1_000)
-    assert not other.admits(1)
-    assert not busy.admits(1)
-
-
-def test_share_that_is_closed_gives_nothing_back_twice() -> None:
-    """A result that comes in late, from a thread that could not be stopped, changes no count."""
-    budget = Budget(100)
-    ended, other = Share(budget), Share(budget)
-    ended.take(30)
-    ended.fetched(70)
-    other.take(20)
-    ended.close()
-    assert (budget.used, budget.ahead) == (20, 0)
-    ended.give(30)
-    ended.take(5)
-    ended.fetched(-70)
-    ended.fetched(5)
-    ended.close()
-    assert (budget.used, ended.used, other.used, budget.ahead) == (20, 0, 20, 0)
-
-
-def test_share_is_corrected_by_a_negative_gift() -> None:
-    """A result larger than what was reserved takes the difference."""
-    budget = Budget(100)
-    share = Share(budget)
-    share.take(10)
-    share.give(10 - 25)
-    assert (budget.used, share.used) == (25, 25)
-
-
-async def test_every_waiter_wakes() -> None:
-    """Two pipelines that wait are both woken by one gift, and by a pipeline that ends."""
-    budget = Budget(10)
-    shares = [Share(budget) for _ in range(3)]
-    shares[0].take(10)
-    ends: list[Callable[[], None]] = [lambda: shares[0].give(1), shares[0].close]
-    for end in ends:
-        waiters = [asyncio.create_task(share.freed(LONG_S)) for share in shares[1:]]
-        for share in shares[1:]:
-            share.begin_turn()
-        await asyncio.sleep(0)
-        end()
-        await asyncio.wait_for(asyncio.gather(*waiters), 2.0)
-
-
-@pytest.mark.parametrize("turns", [0, 1, 2, 5])
-async def test_share_misses_no_byte_between_its_turn_and_its_wait(turns: int) -> None:
-    """Bytes that come free after a refusal, but before the wait begins, end the wait."""
+def crowded() -> tuple[Share, Share]:
+    """Two shares that fill a budget, of which the first one has just been refused some bytes."""
     budget = Budget(11)
     share, other = Share(budget), Share(budget)
     share.take(1)
     other.take(10)
+    return share, other
+
+
+async def woken(share: Share) -> bool:
+    """Whether a wait for bytes that come free ends before its time."""
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    await share.freed(30.0)
+    return clock() - began_s < 30.0
+
+
+@pytest.mark.parametrize("end", ["give", "close"])
+@hurried
+async def test_every_waiter_wakes(end: str) -> None:
+    """Two pipelines that wait are both woken by one gift, and by a pipeline that ends."""
+    share, other = crowded()
+    shares = [other, Share(other.budget)]
+    waiters = [asyncio.create_task(woken(each)) for each in shares]
+    for each in shares:
+        each.begin_turn()
+    await asyncio.sleep(0)
+    share.give(1) if end == "give" else share.close()
+    assert await asyncio.gather(*waiters) == [True, True]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+@hurried
+async def test_share_misses_no_byte_between_its_turn_and_its_wait(turns: int) -> None:
+    """Bytes that come free after a refusal, but before the wait begins, end the wait."""
+    share, other = crowded()
     share.begin_turn()
     assert not share.admits(5)
     for _ in range(turns):
@@ -258,26 +179,27 @@ async def test_share_misses_no_byte_between_its_turn_and_its_wait(turns: int) ->
     assert share.admits(5)
 
 
+@hurried
 async def test_share_is_not_woken_by_bytes_that_were_refused() -> None:
     """What came free before a turn was not enough, so it does not end the wait: a pipeline must not spin."""
-    budget = Budget(11)
-    share, other = Share(budget), Share(budget)
-    share.take(1)
-    other.take(10)
+    share, other = crowded()
     other.give(1)
     share.begin_turn()
     assert not share.admits(5)
     assert not await woken(share)
 
 
+@hurried
 async def test_fetch_waits_for_room() -> None:
-    """What is fetched counts beside what is held: while they are the budget, the next fetch waits for what passes."""
+    """What is fetched counts beside what is held, but for work, which may be stuck for hours."""
     budget = Budget(100)
-    share, other = Share(budget), Share(budget)
-    await share.may_fetch()
+    share, other, stuck = Share(budget), Share(budget), Share(Budget(100))
+    stuck.take_work(80)
+    stuck.fetched(40)
     share.take(30)
     share.fetched(30)
-    await share.may_fetch()
+    for each in (Share(budget), share, stuck):
+        await asyncio.wait_for(each.may_fetch(), 2.0)
     other.fetched(40)
     assert (budget.ahead, budget.used) == (70, 30)
     await asyncio.wait_for(Share(budget).may_fetch(), 2.0)  # an empty share
@@ -285,39 +207,32 @@ async def test_fetch_waits_for_room() -> None:
     await asyncio.sleep(0)
     share.take(30)
     share.fetched(-30)  # admitted: as many bytes as before
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await asyncio.sleep(1)
     assert not waiting.done()
     other.fetched(-1)
     await asyncio.wait_for(waiting, 2.0)
 
 
-async def test_fetch_does_not_wait_for_work() -> None:
-    """Work may be stuck for hours. Records of other partitions are fetched all the same."""
-    budget = Budget(100)
-    share = Share(budget)
-    share.take_work(80)
-    share.fetched(40)
-    assert budget.used + budget.ahead > budget.limit
-    await asyncio.wait_for(share.may_fetch(), 2.0)
-
-
-@pytest.mark.parametrize("let", ["give", "poll", "close", "close the other"])
-async def test_whatever_makes_room_lets_the_fetch_go(let: str) -> None:
+@pytest.mark.parametrize(
+    "let",
+    [
+        lambda share, _: share.give(10),
+        lambda share, _: share.fetched(-40),
+        lambda share, _: share.close(),
+        lambda _, other: other.close(),
+    ],
+    ids=["give", "poll", "close", "close the other"],
+)
+@hurried
+async def test_whatever_makes_room_lets_the_fetch_go(let: Callable[[Share, Share], None]) -> None:
     """Bytes that become durable, are admitted and gone, or belonged to a flow that has ended."""
     budget = Budget(100)
     share, other = Share(budget), Share(budget)
-    share.take(10)
-    share.fetched(40)
-    other.take(30)
-    other.fetched(20)
+    for each, held, ahead in ((share, 10, 40), (other, 30, 20)):
+        each.take(held)
+        each.fetched(ahead)
     waiting = asyncio.create_task(share.may_fetch())
     await asyncio.sleep(0)
     assert not waiting.done()
-    {
-        "give": lambda: share.give(10),
-        "poll": lambda: share.fetched(-40),
-        "close": share.close,
-        "close the other": other.close,
-    }[let]()
+    let(share, other)
     await asyncio.wait_for(waiting, 2.0)

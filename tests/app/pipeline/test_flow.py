@@ -86,16 +86,23 @@ async def test_a_limit_that_a_refusal_taught_is_not_raised_by_the_next_look(flow
     """The watcher goes by what the cluster said: else the flow would begin anew every few seconds, for ever."""
     assert flow.topic_watcher._topics["orders"].max_message_bytes == 1_000_000
     assert flow._poll_loop._admission._limit_bytes == 3_999
+    assert await flow._retries._state.is_up(), "it asks its store: only so a record is known that fails alone"
     flow.stop()
     await asyncio.wait_for(flow.run(), 20)  # closes its clients
 
 
-async def test_a_stop_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A poll waits until the slowest member has joined again, for minutes; who asks for the end gets it sooner."""
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_end_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """A poll waits until the slowest member has joined again, for minutes; a stop or a failure ends it sooner."""
     waiting = Waiting()
     monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", waiting)
     running = asyncio.create_task(flow.run())
     await asyncio.wait_for(waiting.begun.wait(), 20)
+    if fails:
+        flow._termination.fail(ClusterError("a write has failed", retriable=True))
+        with pytest.raises(ClusterError, match="a write has failed"):
+            await asyncio.wait_for(running, 20)
+        return
     flow.stop()
     await asyncio.sleep(0)  # the poll is on its way out
     flow.stop()
@@ -113,24 +120,6 @@ async def test_a_restart_waits_for_no_store_that_fails(flow: Flow, monkeypatch: 
     flow.stop()
     monkeypatch.setattr(Lanes, "busy", False)
     await asyncio.wait_for(flow.run(), 20)
-
-
-async def test_a_flow_asks_its_store_whether_it_is_up(flow: Flow) -> None:
-    """Only so can a record be told for which the store fails alone."""
-    assert await flow._retries._state.is_up()
-    flow.stop()
-    await asyncio.wait_for(flow.run(), 20)
-
-
-async def test_a_failure_waits_for_no_rebalance(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the next flow begins at once, or the pipeline says why it has failed."""
-    waiting = Waiting()
-    monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", waiting)
-    running = asyncio.create_task(flow.run())
-    await asyncio.wait_for(waiting.begun.wait(), 20)
-    flow._termination.fail(ClusterError("a write has failed", retriable=True))
-    with pytest.raises(ClusterError, match="a write has failed"):
-        await asyncio.wait_for(running, 20)
 
 
 @pytest.mark.parametrize(("topic", "gives_up"), [(0, True), (1, False)], ids=["source", "sink"])
@@ -151,17 +140,6 @@ async def test_a_source_that_has_changed_lets_a_static_member_leave(
     assert bool(written) is same_log
 
 
-class Ends:
-    """A task that has ended, though it goes on as long as the flow."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    async def __call__(self, *_: object) -> None:
-        if self._error is not None:
-            raise self._error
-
-
 @pytest.mark.parametrize(
     ("owner", "task"),
     [
@@ -176,8 +154,13 @@ async def test_a_task_that_ends_by_itself_ends_the_flow(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, owner: type[object], task: str, error: Exception | None
 ) -> None:
     """In silence nobody would see any more what it looks for: partitions, brokers, another member, commits."""
+
+    async def ends(*_: object) -> None:
+        if error is not None:
+            raise error
+
     monkeypatch.setattr(cast(Any, flow._source).consumer, "getmany", Waiting())
-    monkeypatch.setattr(owner, task, Ends(error))
+    monkeypatch.setattr(owner, task, ends)
     with pytest.raises(WideloadError, match=f"unexpected IndexError: {error}" if error else None) as caught:
         await asyncio.wait_for(flow.run(), 20)
     if error is None and task in ("watch", "_commit_regularly"):
@@ -205,24 +188,12 @@ async def test_a_producer_that_cannot_be_stopped_keeps_no_consumer(flow: Flow, m
     assert stopped == ["consumer"]
 
 
+@pytest.mark.parametrize("silence", [False, True], ids=["stop", "silence"])
 @pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
-async def test_a_stop_waits_for_no_client_that_starts(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
+async def test_a_client_that_starts_holds_up_no_end(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object], *, silence: bool
 ) -> None:
-    """A producer asks for its id, and a consumer for its group, for as long as no broker answers."""
-    waiting = Waiting()
-    monkeypatch.setattr(client, "start", waiting)
-    running = asyncio.create_task(flow.run())
-    await asyncio.wait_for(waiting.begun.wait(), 20)
-    flow.stop()
-    await asyncio.wait_for(running, 20)
-
-
-@pytest.mark.parametrize("client", [AtLeastOnce, GroupConsumer])
-async def test_brokers_that_fall_silent_at_the_start_end_the_flow(
-    flow: Flow, monkeypatch: pytest.MonkeyPatch, client: type[object]
-) -> None:
-    """They may be at other addresses by now: a client that starts asks those that it knows, the next flow all."""
+    """It waits as long as no broker answers: they may be at other addresses by now, and the next flow asks all."""
 
     async def silent(*_: object) -> str:
         await waiting.begun.wait()
@@ -230,6 +201,12 @@ async def test_brokers_that_fall_silent_at_the_start_end_the_flow(
 
     waiting = Waiting()
     monkeypatch.setattr(client, "start", waiting)
-    monkeypatch.setattr(BrokerHealth, "silent", silent)
-    with pytest.raises(ClusterError, match=r"no broker answers; bootstrap\.servers is asked again"):
-        await asyncio.wait_for(flow.run(), 20)
+    if silence:
+        monkeypatch.setattr(BrokerHealth, "silent", silent)
+        with pytest.raises(ClusterError, match=r"no broker answers; bootstrap\.servers is asked again"):
+            await asyncio.wait_for(flow.run(), 20)
+        return
+    running = asyncio.create_task(flow.run())
+    await asyncio.wait_for(waiting.begun.wait(), 20)
+    flow.stop()
+    await asyncio.wait_for(running, 20)

@@ -19,37 +19,30 @@ def limits_of(plan: Plan) -> tuple[int, int]:
     return plan.sink.max_message_bytes, plan.dead_letters.max_message_bytes
 
 
-def test_limit_that_was_lowered_is_the_new_one() -> None:
-    """Where the configuration explains the refusal, it alone counts."""
-    learned_limits = LearnedLimits()
-    learned_limits.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
-    assert limits_of(learned_limits.applied(plan_of(3_000))) == (3_000, 9_000)
+def limit_error(topic: str, size: int) -> LimitError:
+    """The refusal of a record of that size."""
+    return LimitError(RecordRefusedError(topic, 0, size))
 
 
 def test_limit_that_does_not_explain_the_refusal_is_the_refused_size() -> None:
     """Else the record that was refused would be let through again, for ever; also where it was not lowered enough."""
     learned_limits = LearnedLimits()
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)
-    learned_limits.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
+    learned_limits.learn(plan_of(5_000), limit_error("sink", 4_000))
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (3_999, 9_000)
-    learned_limits.learn(plan_of(4_500), LimitError(RecordRefusedError("sink", 0, 4_400)))
+    learned_limits.learn(plan_of(4_500), limit_error("sink", 4_400))
     assert limits_of(learned_limits.applied(plan_of(4_500))) == (4_399, 9_000)
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)
-    learned_limits.learn(plan_of(1, 9_000), LimitError(RecordRefusedError("dead", 0, 8_000)))
+    learned_limits.learn(plan_of(1, 9_000), limit_error("dead", 8_000))
     assert limits_of(learned_limits.applied(plan_of(1))) == (1, 7_999)
 
 
-def test_limit_that_was_lowered_and_raised_again_holds() -> None:
-    """A refusal that a lower limit has explained says nothing of the limit from before, once that is back."""
+def test_limit_that_was_lowered_is_the_new_one() -> None:
+    """Where the configuration explains the refusal, it alone counts; once the limit from before is back, that does."""
     learned_limits = LearnedLimits()
-    learned_limits.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
-    assert limits_of(learned_limits.applied(plan_of(3_000))) == (3_000, 9_000)
-    assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)
-
-
-def test_sizes_are_forgotten() -> None:
-    """A limit that was lowered, and raised again before anyone has read it, leaves nothing behind."""
-    learned_limits = LearnedLimits()
-    learned_limits.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
+    learned_limits.learn(plan_of(5_000), limit_error("sink", 4_000))
+    for limit in (3_000, 5_000):
+        assert limits_of(learned_limits.applied(plan_of(limit))) == (limit, 9_000)
+    learned_limits.learn(plan_of(5_000), limit_error("sink", 4_000))
     learned_limits.sizes.clear()
     assert limits_of(learned_limits.applied(plan_of(5_000))) == (5_000, 9_000)

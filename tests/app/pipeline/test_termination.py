@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 import pytest
@@ -29,25 +28,18 @@ class Read:
 
 
 def test_termination_keeps_the_first_error() -> None:
-    """Later failures, which mostly follow from the first, do not hide it."""
-    woken: list[None] = []
-    termination = Termination("p", lambda: woken.append(None))
-    termination.raise_error()
-    first = ValueError("first")
-    termination.fail(first)
-    termination.fail(ValueError("second"))
-    with pytest.raises(ValueError, match="first"):
-        termination.raise_error()
-    assert (termination.error, len(woken)) == (first, 1)
-
-
-def test_termination_that_is_asked_for_is_no_error() -> None:
-    """A flow that is asked to stop is woken for it, and has not failed."""
+    """Later failures, which mostly follow from the first, do not hide it; to be asked to end is no failure."""
     woken: list[None] = []
     termination = Termination("p", lambda: woken.append(None))
     termination.ask()
     termination.raise_error()
     assert (termination.asked, termination.error, len(woken)) == (True, None, 1)
+    first = ValueError("first")
+    for error in (first, ValueError("second")):
+        termination.fail(error)
+    with pytest.raises(ValueError, match="first"):
+        termination.raise_error()
+    assert (termination.error, len(woken)) == (first, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +62,31 @@ async def test_task_that_ends_the_flow_is_no_defect(
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(
+    ("error", "record", "kind", "told"),
+    [
+        (KeyError("defect"), Read(), RecordError, "topic raw, partition 3, offset 7: 'defect'"),
+        (KeyError("defect"), None, DefectError, "unexpected KeyError: 'defect'"),
+        (TaskEndedError("has ended"), None, TaskEndedError, "has ended"),
+    ],
+)
+def test_termination_by_a_defect(
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    record: Read | None,
+    kind: type[WideloadError],
+    told: str,
+) -> None:
+    """It ends the flow with the place of the record, or an error of ours, and the log has its traceback."""
+    termination = Termination("orders", lambda: None)
+    termination.fail_by_defect(error, record)
+    with pytest.raises(kind) as caught:
+        termination.raise_error()
+    assert str(caught.value) == told
+    (logged,) = caplog.records
+    assert (logged.getMessage(), (logged.exc_info or [None])[0]) == ("pipeline orders: unexpected error", type(error))
+
+
 async def test_task_with_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An error that nobody foresaw ends the flow, and the log has its traceback."""
     termination = Termination("orders", lambda: None)
@@ -78,35 +95,5 @@ async def test_task_with_a_defect_is_logged(caplog: pytest.LogCaptureFixture) ->
         raise KeyError("defect")
 
     await asyncio.wait([termination.begin(work())])
-    assert termination.error is not None
-    assert "pipeline orders: unexpected error" in caplog.text
+    assert isinstance(termination.error, DefectError)
     assert "KeyError: 'defect'" in caplog.text
-
-
-def test_termination_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:
-    """A defect ends the flow with the place of the record, and the log has the traceback."""
-    termination = Termination("orders", lambda: None)
-    with caplog.at_level(logging.ERROR):
-        try:
-            dict[str, int]()["defect"]
-        except KeyError as exc:
-            termination.fail_by_defect(exc, Read())
-    with pytest.raises(RecordError, match="topic raw, partition 3, offset 7: 'defect'") as caught:
-        termination.raise_error()
-    assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("raw", 3, 7)
-    assert "pipeline orders: unexpected error" in caplog.text
-    assert "Traceback" in caplog.text
-
-
-def test_termination_by_a_defect_without_a_record() -> None:
-    """Where no record was in hand, the flow ends with an error of ours: the pipeline logs no second traceback."""
-    with pytest.raises(DefectError, match=r"^unexpected KeyError: 'defect'$"):
-        _failed(KeyError("defect")).raise_error()
-    with pytest.raises(WideloadError, match=r"^has ended$"):
-        _failed(TaskEndedError("has ended")).raise_error()
-
-
-def _failed(error: BaseException) -> Termination:
-    termination = Termination("p", lambda: None)
-    termination.fail_by_defect(error)
-    return termination
