@@ -64,9 +64,7 @@ async def is_cancelled() -> None:
     ],
 )
 async def test_an_end_that_nobody_asked_for_is_told(
-    work: Callable[[], Coroutine[None, None, None]],
-    lasting: bool,  # noqa: FBT001
-    told: str | None,
+    *, work: Callable[[], Coroutine[None, None, None]], lasting: bool, told: str | None
 ) -> None:
     """An error always; a return if the task goes on by what it is."""
     errors: list[BaseException] = []

@@ -55,7 +55,7 @@ async def test_offsets_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("defect", [False, True])
-async def test_offsets_that_cannot_be_taken_end_the_flow(defect: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+async def test_offsets_that_cannot_be_taken_end_the_flow(*, defect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the group; a defect is as loud, as the flow would wait for ever."""
     bench = Bench()
 

@@ -237,9 +237,7 @@ async def test_nothing_is_committed_behind_a_record_that_was_not_written(monkeyp
     ("failure", "aborts"), [(None, True), (KafkaError("it broke"), True), (ProducerFenced(), False)]
 )
 async def test_a_fenced_producer_aborts_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    failure: KafkaError | None,
-    aborts: bool,  # noqa: FBT001
+    *, monkeypatch: pytest.MonkeyPatch, failure: KafkaError | None, aborts: bool
 ) -> None:
     """Its transaction is over; and the brokers of a producer that stops are not watched any more."""
     aborted: list[bool] = []

@@ -162,7 +162,7 @@ def test_error_policy_counts_a_message_once_whose_letters_cannot_be_written() ->
 @pytest.mark.parametrize(
     ("rule", "reason", "dropped"), [(True, "evicted", True), (False, "evicted", False), (True, "expired", False)]
 )
-def test_error_policy_drops_only_by_its_rule(rule: bool, reason: Any, dropped: bool) -> None:  # noqa: FBT001
+def test_error_policy_drops_only_by_its_rule(*, rule: bool, reason: Any, dropped: bool) -> None:
     """Chunks are dropped only where the configuration says so, and only those that were evicted."""
     rules: dict[str, Any] = {"auto.ack.oldest.chunked.message.on.queue.full": rule}
     bench = Bench(**rules)

@@ -143,7 +143,7 @@ def test_fallback_is_none_for_what_is_final() -> None:
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_fallback_takes_what_readers_would_refuse_as_a_payload(down: bool) -> None:  # noqa: FBT001
+def test_fallback_takes_what_readers_would_refuse_as_a_payload(*, down: bool) -> None:
     """A value over `large.message.max.bytes` goes as chunks, whether the store is up or down."""
     bench = Bench(max_bytes=5_000)
     bench.store.down = down

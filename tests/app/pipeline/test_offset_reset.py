@@ -134,7 +134,7 @@ async def test_cut_below_a_committed_offset(policy: str, first: int, begins: int
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_cut_below_what_is_in_flight(later: bool) -> None:  # noqa: FBT001
+async def test_cut_below_what_is_in_flight(*, later: bool) -> None:
     """The flow ends, and commits nothing of the lost log; it waits for what leaders tell of other partitions, once."""
     flow = Flow(cut=10, in_flight={FIRST: 20, SECOND: 5})
     (flow.later if later else flow.cuts)[SECOND] = Cut(25, 3, 30)
@@ -192,7 +192,7 @@ async def test_metadata_of_a_lost_log_is_not_kept(noted: str, committed: Mapping
 
 @pytest.mark.parametrize("policy", ["earliest", None])
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_first_beginning_of_a_group(policy: str | None, refuses: bool) -> None:  # noqa: FBT001
+async def test_first_beginning_of_a_group(*, policy: str | None, refuses: bool) -> None:
     """It is committed before a record is read: after a kill, the start need not ask again whether it may begin."""
     flow = Flow(policy=policy)
     flow.first, flow.refuses, flow.unknown = 7, refuses, {FIRST}
@@ -201,7 +201,7 @@ async def test_first_beginning_of_a_group(policy: str | None, refuses: bool) -> 
 
 
 @pytest.mark.parametrize(("delivered", "kept"), [(40, True), (50, True), (51, False)])
-async def test_retention_below_a_message_that_is_not_whole(delivered: int, kept: bool) -> None:  # noqa: FBT001
+async def test_retention_below_a_message_that_is_not_whole(*, delivered: int, kept: bool) -> None:
     """What was delivered above the commit is not delivered again, unless the log cannot be the one it was read from.
 
     The simulation's seed 50005 at c6c5f2d3: messages came out twice at exactly once.

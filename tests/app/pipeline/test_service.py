@@ -296,8 +296,7 @@ async def test_a_restart_has_threads_though_calls_of_the_store_hang() -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_store_that_cannot_be_opened_again_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-    hangs: bool,  # noqa: FBT001
+    *, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """Whatever its class raises then, it has worked before; if it hangs, it holds up neither the loop nor its own."""
     over = threading.Event()
@@ -344,9 +343,7 @@ async def test_a_record_that_was_refused_is_sent_again_when_the_pipeline_is_rest
 
 @pytest.mark.parametrize(("renewed", "again"), [("raw", True), ("more", False)])
 async def test_a_record_that_was_refused_is_not_that_of_a_topic_that_was_created_anew(
-    monkeypatch: pytest.MonkeyPatch,
-    renewed: str,
-    again: bool,  # noqa: FBT001
+    *, monkeypatch: pytest.MonkeyPatch, renewed: str, again: bool
 ) -> None:
     """There another record has its offset; what was refused of other topics is still known."""
 

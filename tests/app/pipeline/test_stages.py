@@ -27,7 +27,7 @@ NOISE = hashlib.sha256(b"").digest()
     ("codec", "value", "packed"),
     [(None, b"value " * 500, False), ("zstd", NOISE, False), *((codec, b"value " * 500, True) for codec in CODECS)],
 )
-def test_digest_names_the_stored_bytes(codec: Codec | None, value: bytes, packed: bool) -> None:  # noqa: FBT001
+def test_digest_names_the_stored_bytes(*, codec: Codec | None, value: bytes, packed: bool) -> None:
     """So that a replay rewrites the object; a value that does not shrink is stored as it is."""
     store = memory()
     stage = offload_stage(store, 0, compression=codec or "none")

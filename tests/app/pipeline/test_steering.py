@@ -77,7 +77,7 @@ def steered(topic: Topic) -> tuple[GroupSteering, Any, list[str]]:
     ],
 )
 @hurried
-async def test_a_request_that_kafka_does_not_take(error: Exception | None, retriable: bool, told: str) -> None:  # noqa: FBT001
+async def test_a_request_that_kafka_does_not_take(*, error: Exception | None, retriable: bool, told: str) -> None:
     """It is told, and no pipeline has obeyed; a request that was written but not read back counts as not known."""
     control, pipeline, asked = steered(Topic(error))
     with pytest.raises(SteeringError, match=told) as refused:
