@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError, RequestTimedOutEr
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from tests.integration.topics import Sent, send
+from tests.integration.way import MakeTopic
 from transforms.errors import ConfigurationError
 
-MakeTopic = Callable[..., str]
 RESET = "consumer.auto.offset.reset"
 
 
@@ -90,8 +90,8 @@ def test_beginning_that_is_not_known(cluster: Cluster, monkeypatch: pytest.Monke
     async def moving(*_: object) -> str:
         raise GroupCoordinatorNotAvailableError
 
-    monkeypatch.setattr("app.cluster.beginning._PATIENCE_S", 0.1)
-    monkeypatch.setattr("app.cluster.beginning._LEAST_PATIENCE_S", 0.1)
+    for name in ("_PATIENCE_S", "_LEAST_PATIENCE_S"):
+        monkeypatch.setattr(f"app.cluster.beginning.{name}", 0.1)
     monkeypatch.setattr("app.kafka.admin.AdminClient.find_coordinator", moving)
     (beginning,) = cluster.check(new={})
     assert beginning.startswith("where group new begins is not known: ")

@@ -86,97 +86,68 @@ def place(broker: str, make_topic: MakeTopic, tmp_path: Path, versitygw: S3Serve
         found.client.close()
 
 
-def test_command_for_each_cleanup_policy(place: Place) -> None:
-    """Topics that are deleted from get a rule of retention and 15 %; where records stay there is none, and why."""
-    topics = {
-        "delete": place.topic(),
-        "both": place.topic("compact,delete", 30 * DAY),
-        "compact": place.topic("compact"),
-        "forever": place.topic("delete", -1),
+def test_apply_for_each_policy_and_rule(place: Place) -> None:
+    """Topics that are deleted from get a rule of retention and 15 %; where records stay there is none, and why.
+
+    Our own rule is made longer, but no shorter, as another cluster may need it, and goes where records stay. Rules of
+    others are named, left as they are, and keep the status at 1.
+    """
+    # pipeline: policy, days of retention, days of our own rule before; verdict before, days after, what has changed
+    rows = {
+        "delete": ("delete", 7, None, "missing", 9, "our own rule is set to 9 d"),
+        "both": ("compact,delete", 30, None, "missing", 35, "our own rule is set to 35 d"),
+        "longer": ("delete", 7, 3, "too-short", 9, "our own rule is set to 9 d"),
+        "shorter": ("delete", 7, 400, "too-long", 400, None),
+        "compact": ("compact", 7, None, "no-ttl", None, None),
+        "forever": ("delete", None, None, "no-ttl", None, None),
+        "removed": ("compact", 7, 9, "forbidden", None, "our own rule is removed"),
+        "others": ("delete", 7, None, "too-short", 9, "our own rule is set to 9 d"),
     }
+    topics = {name: place.topic(row[0], -1 if row[1] is None else row[1] * DAY) for name, row in rows.items()}
+    own = {name: own_id(f"p/{topic}/") for name, topic in topics.items()}
+    others = {"cheap": 3, "elsewhere": 1}
+    place.set_rules(
+        *((own[name], f"p/{topics[name]}/", row[2]) for name, row in rows.items() if row[2] is not None),
+        ("cheap", f"p/{topics['others']}/", 3),
+        ("elsewhere", "q/", 1),
+    )
     pipelines = {name: place.offload(topic) for name, topic in topics.items()}
     before = {row["pipeline"]: row for row in place.rows(pipelines, status=1)}
-    assert {name: (row["verdict"], row["recommended_days"]) for name, row in before.items()} == {
-        "delete": ("missing", 9),
-        "both": ("missing", 35),
-        "compact": ("no-ttl", None),
-        "forever": ("no-ttl", None),
-    }
-    assert before["delete"]["message"] == (
-        f"no rule deletes payloads, so they stay for ever; records of topic {topics['delete']} stay for 7 d, "
-        "payloads should for 9 d; `wideload store lifecycle --apply` sets our own rule"
-    )
-    assert (
-        "is compacted without delete (cleanup.policy=compact), so a TTL must not be used"
-        in (before["compact"]["message"])
-    )
-    assert "keeps records for ever (retention.ms=-1), so a TTL must not be used" in before["forever"]["message"]
+    assert {name: row["verdict"] for name, row in before.items()} == {name: row[3] for name, row in rows.items()}
     assert before["delete"]["payloads"] == f"s3://payloads/p/{topics['delete']}/"
-
-    applied = {row["pipeline"]: row for row in place.rows(pipelines, "--apply", status=0)}
-    assert {name: (row["verdict"], row["changed"]) for name, row in applied.items()} == {
-        "delete": ("ok", "our own rule is set to 9 d"),
-        "both": ("ok", "our own rule is set to 35 d"),
-        "compact": ("no-ttl", None),
-        "forever": ("no-ttl", None),
+    said = {
+        "delete": f"no rule deletes payloads, so they stay for ever; records of topic {topics['delete']} stay for 7 d, "
+        "payloads should for 9 d; `wideload store lifecycle --apply` sets our own rule",
+        "compact": "is compacted without delete (cleanup.policy=compact), so a TTL must not be used",
+        "forever": "keeps records for ever (retention.ms=-1), so a TTL must not be used",
+        "removed": f"but our own rule {own['removed']} deletes payloads after 9 d; it must go",
+        "others": "rule 'cheap' (keys that begin with p/",
     }
-    assert sorted(place.rules().values()) == [9, 35]
-    again = place.rows(pipelines, "--apply", status=0)
-    assert [row["changed"] for row in again] == [None] * 4
-    assert [row["verdict"] for row in place.rows(pipelines, status=0)] == ["ok", "ok", "no-ttl", "no-ttl"]
-
-
-def test_apply_leaves_rules_of_others_and_says_which_is_too_early(place: Place) -> None:
-    """A rule of somebody else that deletes earlier is named, left as it is, and keeps the status at 1."""
-    topic = place.topic()
-    place.set_rules(("cheap", "p/", 3), ("elsewhere", "q/", 1))
-    (row,) = place.rows({"orders": place.offload(topic)}, "--apply", status=1)
-    assert (row["verdict"], row["changed"]) == ("too-short", "our own rule is set to 9 d")
-    assert row["message"] == (
-        "rule 'cheap' (keys that begin with p/) deletes payloads after 3 d; "
-        f"records of topic {topic} stay for 7 d, payloads should for 9 d; "
-        "--apply does not change rules that are not ours: change such a rule where it was made"
-    )
-    rules = place.rules()
-    assert (rules.pop("cheap"), rules.pop("elsewhere"), list(rules.values())) == (3, 1, [9])
-    (row,) = place.rows({"orders": place.offload(topic)}, "--apply", status=1)
-    assert row["changed"] is None
-
-
-def test_apply_follows_the_topic_but_never_shortens(place: Place) -> None:
-    """A longer retention makes the rule longer; a shorter one, perhaps of another cluster, leaves it; status 0."""
-    topic = place.topic()
-    pipelines = {"orders": place.offload(topic)}
-    place.rows(pipelines, "--apply", status=0)
-    (own,) = place.rules()
-    place.set_rules((own, f"p/{topic}/", 3))
-    (row,) = place.rows(pipelines, "--apply", status=0)
-    assert (row["changed"], place.rules()) == ("our own rule is set to 9 d", {own: 9})
-    place.set_rules((own, f"p/{topic}/", 400))
-    (row,) = place.rows(pipelines, "--apply", status=0)
-    assert (row["verdict"], row["changed"], place.rules()) == ("too-long", None, {own: 400})
-    assert row["message"].endswith(
+    assert {name: text in before[name]["message"] for name, text in said.items()} == dict.fromkeys(said, True)
+    applied = {row["pipeline"]: row for row in place.rows(pipelines, "--apply", status=1)}
+    assert {name: row["changed"] for name, row in applied.items()} == {name: row[5] for name, row in rows.items()}
+    after = {own[name]: row[4] for name, row in rows.items() if row[4] is not None}
+    assert place.rules() == after | others
+    assert applied["shorter"]["message"].endswith(
         "; --apply makes it no shorter, as another cluster may need it: remove it to begin anew"
     )
-
-
-def test_apply_removes_our_own_rule_where_records_stay(place: Place) -> None:
-    """A topic that was made compacted loses our rule, which would lose data; another's rule is named, and stays."""
-    topic = place.topic("compact")
-    pipelines = {"orders": place.offload(topic)}
-    own = own_id(f"p/{topic}/")
-    place.set_rules((own, f"p/{topic}/", 9), ("all", "", 300))
-    (row,) = place.rows(pipelines, status=1)
-    assert row["verdict"] == "forbidden"
-    assert f"but our own rule {own} deletes payloads after 9 d; it must go" in row["message"]
-    assert row["message"].endswith(
-        "; `wideload store lifecycle --apply` removes our own rule; "
+    assert applied["others"]["message"] == (
+        f"rule 'cheap' (keys that begin with p/{topics['others']}/) deletes payloads after 3 d; records of topic "
+        f"{topics['others']} stay for 7 d, payloads should for 9 d; "
         "--apply does not change rules that are not ours: change such a rule where it was made"
     )
-    (row,) = place.rows(pipelines, "--apply", status=1)
-    assert (row["changed"], row["verdict"]) == ("our own rule is removed", "forbidden")
-    assert "but rule 'all' (all keys) deletes payloads after 300 d" in row["message"]
-    assert place.rules() == {"all": 300}
+    again = place.rows(pipelines, "--apply", status=1)
+    assert {row["changed"] for row in again} == {None}
+    verdicts = {
+        "shorter": "too-long",
+        "compact": "no-ttl",
+        "forever": "no-ttl",
+        "removed": "no-ttl",
+        "others": "too-short",
+    }
+    assert {row["pipeline"]: row["verdict"] for row in again if row["verdict"] != "ok"} == verdicts
+    del pipelines["others"]
+    assert place.rows(pipelines, status=0)
 
 
 def test_topics_that_references_are_carried_into(place: Place) -> None:

@@ -22,7 +22,7 @@ from kafka_connect.kafka_connect import HTTPError, KafkaConnect
 from psutil import Process
 
 from tests.integration.rest import Answer, ask
-from tests.integration.test_worker_metrics import FORGED
+from tests.integration.test_worker_stores import FORGED
 from tests.integration.topics import committed, end_offsets, send
 from tests.integration.way import MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,8 @@ from app.cluster.control_topic import check_control_topic
 from app.cluster.preflight import check
 from app.cluster.startup import _may_pass
 from app.config.parsing import parse
-from tests.forks import run
 from tests.integration.cluster import KEY_PASSWORD, Cluster
+from tests.integration.command_line import wideload
 from tests.integration.limits import alter
 from tests.integration.operations import Operations
 from tests.integration.rest import ask
@@ -38,9 +37,7 @@ ONCE = {"processing.guarantee": "exactly_once"}
 
 
 PROPERTIES = {
-    # A replica that is gone soon counts so, and with each checkpoint a broker finds out that a disk of its own is.
-    "replica.lag.time.max.ms": "3000",
-    "replica.high.watermark.checkpoint.interval.ms": "500",
+    "replica.lag.time.max.ms": "3000",  # a replica that is gone soon counts so
     "auto.create.topics.enable": "true",  # Kafka's default
 }
 
@@ -320,56 +317,41 @@ def arrived_in_order(way: Way, count: int, *, once: bool) -> None:
     assert (found if once else list(dict.fromkeys(found))) == [b"%d" % number for number in range(count)]
 
 
-def test_worker_transactional_id_refused(cluster: Cluster, way: Way) -> None:
-    """Without rights to its transactional ids a pipeline is refused at start, without Write at its first producer."""
-    grant(cluster, way)
-    settings = {**way.settings(), **secured(cluster, "SASL_PLAINTEXT")}
-    with pytest.raises(
-        ConfigurationError, match=rf"the brokers refuse transactional\.id offload:{way.raw}:0.* grant Write"
-    ):
-        checked({**settings, "pipeline": way.offload(**ONCE)})
-    with (
-        granted_transactions(cluster, DESCRIBE),
-        WorkerProcess(way.folder, settings, way.offload(**ONCE)) as worker,
-    ):
-        assert worker.wait() == 1
-        log = worker.log.read_text()
-    assert (
-        f"starting a transactional producer: [Error 53] TransactionalIdAuthorizationFailed: offload:{way.raw}:" in log
-    )
-    assert "grant Write and Describe on all transactional ids that begin as it does, up to the colon" in log
-    assert "Traceback" not in log
+def test_transactional_ids_refused(cluster: Cluster, way: Way) -> None:
+    """Without rights to its transactional ids a pipeline is refused at start, without Write at its first producer.
 
-
-def test_replay_transactional_id_refused(cluster: Cluster, way: Way) -> None:
-    """Without rights to its transactional ids a replay writes nothing, and says which; at least once it needs none."""
+    A replay writes nothing then, and says which; at least once it needs none.
+    """
     grant(cluster, way)
     group = f"{way.group('offload')}-dlq-replay"
     cluster.allow(USER, way.dead, READ, DESCRIBE, DESCRIBE_CONFIGS)
     cluster.allow(USER, way.raw, WRITE)
     cluster.allow(USER, group, READ, kind=GROUP)
-    letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
     settings = {**way.settings(), **secured(cluster, "SASL_PLAINTEXT")}
-    config = str(WorkerProcess(way.folder, settings, way.offload(**letters)).config)
-    command = [sys.executable, "-m", "app.cli", "dlq", "replay", "-c", config, "--to", way.raw, "--yes"]
+    told = rf"the brokers refuse transactional\.id offload:{way.raw}:0.* grant Write"
+    with pytest.raises(ConfigurationError, match=told):
+        checked({**settings, "pipeline": way.offload(**ONCE)})
+    with (
+        granted_transactions(cluster, DESCRIBE),
+        WorkerProcess(way.folder, settings, way.offload(**ONCE, **way.tolerant)) as worker,
+    ):
+        assert worker.wait() == 1
+        log = worker.log.read_text()
+    error = f"starting a transactional producer: [Error 53] TransactionalIdAuthorizationFailed: offload:{way.raw}:"
+    assert error in log
+    assert "grant Write and Describe on all transactional ids that begin as it does, up to the colon" in log
+    assert "Traceback" not in log
+    replay = ("dlq", "replay", "-c", worker.config, "--to", way.raw, "--yes")
     refused = (
         f'wideload: --processing-guarantee: found "exactly_once", and the brokers refuse transactional.id {group}:'
     )
-    send(way.broker, way.dead, [(0, b"first", b"v", [], 1)])
-    for right in (DESCRIBE, WRITE):  # the second one implies the first, as for each resource
-        done = run(command)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(refused)
-        assert "grant Write and Describe on all" in done.stderr
-        assert done.stderr.count("\n") == 1
-        cluster.allow(USER, f"{group}:", right, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
-    done = run(command)
+    send(way.broker, way.dead, [(0, b"letter", b"v", [], 1)])
+    done = wideload(*replay)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(refused)
+    done = wideload(*replay, "--processing-guarantee", "at_least_once")
     assert done.returncode == 0, done.stderr
-    cluster.forbid(USER, f"{group}:", DESCRIBE, WRITE, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
-    send(way.broker, way.dead, [(0, b"second", b"v", [], 1)])
-    done = run([*command, "--processing-guarantee", "at_least_once"])
-    assert done.returncode == 0, done.stderr
-    assert [record.key for record in read_all(way.broker, way.raw)[0]] == [b"first", b"second"]
+    assert [record.key for record in read_all(way.broker, way.raw)[0]] == [b"letter"]
 
 
 def test_worker_refused_at_start(cluster: Cluster, way: Way) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from stores.encryption import keyring_of
 from stores.payload import publish
 from stores.registry import open_store
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
-from tests.integration.way import THRESHOLD, Way
-from tests.integration.worker_process import StartedWorker, WorkerProcess, until
+from tests.integration.way import THRESHOLD, MakeWay, Way, reason_of
+from tests.integration.worker_process import WorkerProcess, until
 from tests.kms_server import KmsServer, refusal
 from transforms.offload import Offload
 from transforms.reference import VALUE
@@ -51,7 +50,7 @@ def offload(way: Way, records: list[Sent], count: int, **more: object) -> dict[b
     return {record.key: record for record in read_all(way.broker, way.orders)[0]}
 
 
-def test_worker_encrypts(make_way: Callable[..., Way]) -> None:
+def test_worker_encrypts(make_way: MakeWay) -> None:
     """Values come out as they went in, by two keys in a rotation; the store shows neither them nor which are equal."""
     way = make_way(partitions=1, large=3_000_000)
     value = b"top secret, " * 250_000
@@ -74,7 +73,7 @@ def test_worker_encrypts(make_way: Callable[..., Way]) -> None:
     assert found == [(k, v, h, t) for _, k, v, h, t in [*first, (0, b"c", value, [], 8)]]
 
 
-def test_worker_refuses_what_was_changed(make_way: Callable[..., Way]) -> None:
+def test_worker_refuses_what_was_changed(make_way: MakeWay) -> None:
     """Each attack on a payload or its reference ends in a dead letter with its coordinates; the others pass."""
     way = make_way(partitions=1)
     writer = ENCRYPTED | keys(KEY, "orders-1")
@@ -94,41 +93,27 @@ def test_worker_refuses_what_was_changed(make_way: Callable[..., Way]) -> None:
         (0, b"copied", references[b"good"].value, list(references[b"good"].headers), 6),
     ]
     send(way.broker, way.orders, [*others, *more])
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-    with WorkerProcess(way.folder, way.settings(), way.inflate(**keys(KEY, "orders-1"), **tolerant)) as worker:
+    with WorkerProcess(way.folder, way.settings(), way.inflate(**keys(KEY, "orders-1"), **way.tolerant)) as worker:
         until(lambda: end_offsets(way.broker, way.dead) == {0: 6}, "six are dead letters")
         until(lambda: end_offsets(way.broker, way.inflated) == {0: 4}, "four have passed")
         assert worker.terminate() == 0
     passed = [(r.key, r.value) for r in read_all(way.broker, way.inflated)[0]]
     # A whole reference can be copied to another record, as with signatures: topic and offset are not part of it.
     assert passed == [(key, values[key]) for key in (b"good", b"stripped", b"moved")] + [(b"copied", values[b"good"])]
-    letters = {record.key: dict(record.headers) for record in read_all(way.broker, way.dead)[0]}
-    reasons = {key: headers["__connect.errors.exception.message"] or b"" for key, headers in letters.items()}
+    letters = {record.key or b"": record for record in read_all(way.broker, way.dead)[0]}
     said = {
-        b"byte": b"checksum is ",
-        b"exchanged": b"checksum is ",
-        b"unknown": b"it was encrypted with key orders-2, known here are: orders-1",
-        b"wrong": b"key orders-1 does not open its data key",
-        b"headers gone": b"large-message.checksum is 'sha256-stored:",
-        b"place changed": b"key orders-1 does not open its data key",
+        b"byte": "checksum is ",
+        b"exchanged": "checksum is ",
+        b"unknown": "it was encrypted with key orders-2, known here are: orders-1",
+        b"wrong": "key orders-1 does not open its data key",
+        b"headers gone": "large-message.checksum is 'sha256-stored:",
+        b"place changed": "key orders-1 does not open its data key",
     }
-    assert {key: said[key or b""] in reason for key, reason in reasons.items()} == dict.fromkeys(said, True)
-    assert letters[b"wrong"]["__connect.errors.offset"] == b"6"
+    assert {key: said[key] in reason_of(letter) for key, letter in letters.items()} == dict.fromkeys(said, True)
+    assert dict(letters[b"wrong"].headers)["__connect.errors.offset"] == b"6"
 
 
-def test_worker_without_a_key_says_so(make_way: Callable[..., Way]) -> None:
-    """A reader that has no key stops at the record, and says in a sentence which key it needs."""
-    way = make_way(partitions=1)
-    send(way.broker, way.orders, [written(way, b"a", KEY, "orders-1")])
-    with StartedWorker(way.folder, way.settings(), way.inflate()) as worker:
-        assert worker.wait() == 1
-    log = worker.log.read_text()
-    assert f"topic {way.orders}, partition 0, offset 0: reference 'file://" in log
-    assert "cannot be decrypted: it was encrypted with key orders-1, and no key is configured here; set large." in log
-    assert "Traceback" not in log
-
-
-def test_worker_with_keys_of_kms(make_way: Callable[..., Way], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_with_keys_of_kms(make_way: MakeWay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of AWS KMS encrypt and decrypt; while it is away records wait, as with a store that is away, and go on."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")

@@ -10,10 +10,12 @@ from typing import cast
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from app.config.settings import ClientSettings
 from app.deadletters.reader import LetterReader
+from app.kafka.clients import admin
+from app.kafka.queries import Query, version
 from tests.built_batches import raw_batch
 from tests.integration.line import STAMP, MakeLine, keys
-from tests.integration.quotas import set_quotas
 from tests.integration.test_dlq import run as command
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import THRESHOLD, Way
@@ -25,6 +27,30 @@ async def write_raw(broker: str, topic: str, records: Sequence[RecordLike]) -> N
     """Writes a batch in which header names have the bytes that they have by `surrogateescape`."""
     async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
         await (await producer.send_batch(raw_batch(records), topic, partition=0))
+
+
+_ENTITY = "[entity_type:text entity_name:text]"
+
+
+class _AlterClientQuotas(Query):
+    VERSION = version(
+        f"49.0 entries:[entity:{_ENTITY} ops:[key:text value:float64 remove:boolean]] validate_only:boolean",
+        f"throttle_time_ms:int32 entries:[error_code:int16 error_message:text entity:{_ENTITY}]",
+        flexible=False,
+    )
+
+
+def set_quotas(broker: str, client_id: str, **rates: float) -> None:
+    """Sets `producer_byte_rate`, `consumer_byte_rate` or `request_percentage` of clients that have this id."""
+    ops = [(key, value, False) for key, value in rates.items()]
+
+    async def run() -> None:
+        async with admin(ClientSettings(broker)) as connection:
+            query = _AlterClientQuotas(entries=[([("client-id", client_id)], ops)], validate_only=False)
+            answer = await connection.send(query)
+            assert [code for code, *_ in answer.entries] == [0], answer
+
+    asyncio.run(run())
 
 
 LATIN = "\udcfc"  # the byte FC, which is no UTF-8

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 
-from tests.forks import run
+from tests.integration.command_line import lines, wideload
 from tests.integration.topics import Found, Sent, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected, mixed
 from tests.integration.worker_process import WorkerProcess, until
-from tests.s3_server import S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server, s3_server_or_skip
 from tests.vectors.bakdata import BakdataCase, bakdata_cases
-from transforms.compression import CODECS
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Record
 
@@ -30,11 +26,8 @@ pytestmark = pytest.mark.s3
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server with the bucket that the vectors name."""
-    with contextlib.ExitStack() as stack:
-        try:
-            yield stack.enter_context(s3_server("versitygw", tmp_path_factory.mktemp("s3")))
-        except S3UnavailableError as exc:
-            pytest.skip(str(exc))
+    with s3_server_or_skip("versitygw", tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -72,17 +65,6 @@ def plain(case: BakdataCase) -> Record:
     return Record(case.plain.key, case.plain.value, case.plain.headers, TIME)
 
 
-def command(worker: WorkerProcess, *arguments: str) -> tuple[int, list[dict[str, object]]]:
-    """Status and JSON lines of a command, run with the worker's configuration."""
-    done = run([sys.executable, "-m", "app.cli", *arguments, "-c", str(worker.config)])
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def named(pipelines: Mapping[str, dict[str, object]], suffix: str) -> dict[str, dict[str, object]]:
-    """The pipelines, with names of their own among those of other ways."""
-    return {f"{name}-{suffix}": keys for name, keys in pipelines.items()}
-
-
 def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], server: S3Server) -> None:
     """A topic as their producer writes it comes out as its producer meant it, and can be looked at on the way."""
     ways: dict[FormatName, Way] = {}
@@ -92,21 +74,20 @@ def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], s
         store_theirs(server, cases[name])
         way = ways[name] = make_s3_way("base")
         send(way.broker, way.orders, [sent(case.wire) for case in cases[name]])
-        pipelines |= named(way.inflate(**{"reference.format": name}), name)
+        pipelines[f"inflate-{name}"] = way.inflate(**{"reference.format": name})["inflate"]
     with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
         for name, way in ways.items():
             until(partial(way.arrived, len(cases[name])), "all records have arrived")
             stored = sum(case.stored is not None for case in cases[name])
-            own = "--pipeline", f"inflate-{name}", "--json"
+            own = "--pipeline", f"inflate-{name}", "--json", "-c", worker.config
             (page,) = [page for page in worker.get("/pipelines")[1] if page["name"] == f"inflate-{name}"]
             assert (page["records_in"], page["inflated_records"]) == (len(cases[name]), stored)
-            status, (*_, last) = command(worker, "inspect", way.orders, *own)
-            summary: Any = last["summary"]
-            assert (status, summary["references"], summary["payloads"]) == (0, stored, {"ok": stored})
-            status, lines = command(worker, "consume", way.orders, "--from-beginning", "-e", "--inflate", *own)
+            summary = lines(wideload("inspect", way.orders, *own))[-1]["summary"]
+            assert (summary["references"], summary["payloads"]) == (stored, {"ok": stored})
+            shown = lines(wideload("consume", way.orders, "--from-beginning", "-e", "--inflate", *own))
             sizes = [None if case.plain.value is None else len(case.plain.value) for case in cases[name]]
-            assert (status, [line["size"] for line in lines]) == (0, sizes)
-            assert sum(bool(line["inflated"]) for line in lines) == stored
+            assert [line["size"] for line in shown] == sizes
+            assert sum(bool(line["inflated"]) for line in shown) == stored
         assert worker.terminate() == 0
     for name, way in ways.items():
         assert [whole(found) for found in read_all(way.broker, way.inflated)[0]] == [
@@ -116,27 +97,20 @@ def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], s
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_worker_offloads_for_bakdata(make_s3_way: Callable[[str], Way], name: FormatName) -> None:
-    """Mixed records are all written in the format, small ones too, and come out identical, with every codec."""
+    """Mixed records are all written in the format, small ones too, and come out identical."""
     records: list[Sent] = [
         *mixed(200, seed=7, partitions=1),
         (0, b"k", b"line\n" * THRESHOLD, [], 1),
         (0, b"k", None, [], 1),
     ]
-    ways: dict[str, Way] = {}
-    pipelines: dict[str, dict[str, object]] = {}
-    for codec in ("none", *CODECS):
-        way = ways[codec] = make_s3_way(f"offloaded-{codec}")
-        send(way.broker, way.raw, records)
-        keys = {"reference.format": name, "large.message.compression.type": codec}
-        pipelines |= named({**way.offload(**keys), **way.inflate(**keys)}, codec)
-    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
-        for way in ways.values():
-            until(partial(way.arrived, len(records)), "all records have arrived")
+    way = make_s3_way("offloaded")
+    send(way.broker, way.raw, records)
+    with way.worker(**{"reference.format": name, "large.message.compression.type": "zstd"}) as worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
         assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
     form = FORMATS[name]
-    for way in ways.values():
-        assert digests(read_all(way.broker, way.inflated)) == expected(records)
-        for found, (_, _, value, _, _) in zip(read_all(way.broker, way.orders)[0], records, strict=True):
-            record = whole(found)
-            assert form.wants(record) is (value is not None)
-            assert form.refers(record) is (value is not None and len(value) > THRESHOLD)
+    for found, (_, _, value, _, _) in zip(read_all(way.broker, way.orders)[0], records, strict=True):
+        record = whole(found)
+        assert form.wants(record) is (value is not None)
+        assert form.refers(record) is (value is not None and len(value) > THRESHOLD)

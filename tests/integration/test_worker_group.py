@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer
 
+from tests.integration.operations import Operations
 from tests.integration.topics import Sent, end_offsets, read_all, send
-from tests.integration.way import Way, digests, expected, first_occurrences
+from tests.integration.way import MakeWay, Way, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
-
-ONCE = {"processing.guarantee": "exactly_once"}
 
 
 def numbered(begin: int, end: int, partitions: int = 2) -> list[Sent]:
@@ -21,11 +16,10 @@ def numbered(begin: int, end: int, partitions: int = 2) -> list[Sent]:
     return [(at, b"%d" % number, b"v", [], 1) for number in range(begin, end) for at in range(partitions)]
 
 
-@pytest.mark.parametrize("more", [{}, ONCE], ids=["at_least_once", "exactly_once"])
-def test_workers_with_one_instance_id(make_way: Callable[..., Way], more: dict[str, object]) -> None:
+def test_workers_with_one_instance_id(make_way: MakeWay) -> None:
     """The first of two workers with one `consumer.group.instance.id` says so and stops; the second one works."""
     way = make_way(partitions=2)
-    static = {"consumer.group.instance.id": "pod-0", **more}
+    static = {"consumer.group.instance.id": "pod-0", "processing.guarantee": "exactly_once"}
     first, second = (WorkerProcess(way.folder, way.settings(), way.offload(**static)) for _ in range(2))
     with first:
         first.wait_ready()
@@ -49,7 +43,7 @@ def test_workers_with_one_instance_id(make_way: Callable[..., Way], more: dict[s
 
 
 @pytest.mark.needs_kafka((4, 0), "groups of the protocol `consumer` (KIP-848)")
-def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -> None:
+def test_worker_in_a_group_of_the_newer_protocol(make_way: MakeWay) -> None:
     """A worker shares the partitions with a member of the protocol `consumer` (KIP-848), and has all when that is gone.
 
     So a group can be moved to the newer protocol and back while a worker is in it.
@@ -71,7 +65,7 @@ def test_worker_in_a_group_of_the_newer_protocol(make_way: Callable[..., Way]) -
         newer.close()
 
 
-def test_worker_in_a_group_with_another_strategy(make_way: Callable[..., Way]) -> None:
+def test_worker_in_a_group_with_another_strategy(make_way: MakeWay) -> None:
     """A worker that cannot join, as the group goes by another assignment strategy, says so and ends."""
     way = make_way(partitions=2)
     strategy = {"partition.assignment.strategy": "range"}
@@ -89,14 +83,14 @@ def test_worker_in_a_group_with_another_strategy(make_way: Callable[..., Way]) -
     assert "Traceback" not in log
 
 
-def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> None:
+def test_worker_that_waits_to_join_and_ends(make_way: MakeWay) -> None:
     """It leaves no ghost in the group, which the others would wait for, or share partitions with.
 
     As it was seen: one worker is killed, the second one waits for that one's session to end, longer than its own
     requests may take, the third one joins, and the second one is stopped before they have been given partitions.
     """
     way = make_way(partitions=4)
-    settings = {**way.settings(), "consumer.session.timeout.ms": 15_000}  # two workers start meanwhile
+    settings = {**way.settings(), "consumer.session.timeout.ms": 10_000}  # two workers start meanwhile
     pipelines = way.offload(**{"consumer.request.timeout.ms": 1_000})
     killed, ended, last = (WorkerProcess(way.folder, settings, pipelines) for _ in range(3))
     ended.constants["app.kafka.troubles:_JOINS_S"] = 1.5
@@ -116,7 +110,7 @@ def test_worker_that_waits_to_join_and_ends(make_way: Callable[..., Way]) -> Non
     assert "pipeline offload reads" not in ended.log.read_text()
 
 
-def test_worker_leaves_beside_a_fetch_that_waits(make_way: Callable[..., Way]) -> None:
+def test_worker_leaves_beside_a_fetch_that_waits(make_way: MakeWay) -> None:
     """A worker leaves its group at once, though its broker answers the last fetch only much later."""
     way = make_way(partitions=1)
     with WorkerProcess(way.folder, way.settings(), way.offload(**{"consumer.fetch.max.wait.ms": 20_000})) as worker:
@@ -131,17 +125,7 @@ def test_worker_leaves_beside_a_fetch_that_waits(make_way: Callable[..., Way]) -
 
 def members(way: Way) -> int:
     """How many members the group of the first pipeline has."""
-
-    async def run() -> int:
-        client = AIOKafkaAdminClient(bootstrap_servers=way.broker)
-        await client.start()
-        try:
-            (answer,) = await client.describe_consumer_groups([way.group("offload")])
-            return len(answer.groups[0][5])
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
+    return len(Operations(way.broker).members(way.group("offload")))
 
 
 def health(worker: WorkerProcess) -> str:

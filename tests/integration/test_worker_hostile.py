@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-from aiokafka import AIOKafkaProducer
-
-from app.kafka.batches.batch import Batch
-from tests.built_batches import repacked, rows_of, whole_batch
+from tests.built_batches import repacked, rows_of
+from tests.integration.odd_batches import produce
 from tests.integration.topics import Sent, committed, read_all, send
-from tests.integration.way import Way
+from tests.integration.way import MakeWay, reason_of
 from tests.integration.worker_process import WorkerProcess, until
 from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
 from transforms.chunk import Chunk
 from transforms.record import Header, Record
-from transforms.record_batch import RecordBatch, pack
+from transforms.record_batch import pack
 from transforms.reference import KEY, VALUE
 
 STAMP = 1_700_000_000_123
@@ -43,7 +37,7 @@ def serve(request: Request, wire: Wire) -> bool:
     return True
 
 
-def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
+def test_worker_buries_hostile_records(make_way: MakeWay) -> None:
     """Each forged record is a dead letter and counted by its reason; only those that may be asked for are asked for."""
     way = make_way(partitions=1)
     own = f"{HERE}{way.orders}/"
@@ -92,8 +86,7 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
     with scripted_server(serve) as server:
         patient = server.config(s3_prefix="ours") | {"s3.connection.timeout.ms": 9_000, "s3.read.timeout.ms": 9_000}
         way.store = {"large.message.payload.store.class": "s3", "large.message.root": "topic", **patient}
-        tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-        with WorkerProcess(way.folder, way.settings(), way.inflate(**tolerant)) as worker:
+        with WorkerProcess(way.folder, way.settings(), way.inflate(**way.tolerant)) as worker:
             worker.wait_ready()
             done = {0: len(records)}
             until(lambda: committed(way.broker, way.group("inflate"), way.orders) == done, "all are committed")
@@ -120,7 +113,7 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
     ]
 
 
-def test_worker_follows_no_reference_of_a_producer(make_way: Callable[..., Way]) -> None:
+def test_worker_follows_no_reference_of_a_producer(make_way: MakeWay) -> None:
     """Who writes to the raw topic cannot have a payload read: the record comes out as it went in, or is a letter."""
     way = make_way(partitions=1)
     secret = Path(str(way.store["filesystem.root"]), "salaries", "secret")
@@ -131,8 +124,7 @@ def test_worker_follows_no_reference_of_a_producer(make_way: Callable[..., Way])
         Record(b"tombstone", None, (FLAG,), STAMP),
         Record(b"small", b"v", (("own", b"1"),), STAMP),
     ]
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
-    worker = WorkerProcess(way.folder, way.settings(), {**way.offload(**tolerant), **way.inflate()})
+    worker = WorkerProcess(way.folder, way.settings(), {**way.offload(**way.tolerant), **way.inflate()})
     secret.parent.mkdir()
     secret.write_bytes(b"all of them")
     with worker:
@@ -148,14 +140,13 @@ def test_worker_follows_no_reference_of_a_producer(make_way: Callable[..., Way])
         assert [
             (each.key, each.value, each.headers[: len(own.headers)]) for each, own in zip(found, names, strict=True)
         ] == [(own.key, own.value, own.headers) for own in names]
-    reason = dict(read_all(way.broker, way.dead)[0][0].headers)["__connect.errors.exception.message"]
-    assert reason == (
-        b"the record has the headers of a chunk, and this pipeline has not made it; if its writer may, put "
-        b'"assemble" first in transforms, or set offload.on.reference = "pass"'
+    assert reason_of(read_all(way.broker, way.dead)[0][0]) == (
+        "the record has the headers of a chunk, and this pipeline has not made it; if its writer may, put "
+        '"assemble" first in transforms, or set offload.on.reference = "pass"'
     )
 
 
-def test_worker_without_a_store_lets_no_claim_go_on(make_way: Callable[..., Way]) -> None:
+def test_worker_without_a_store_lets_no_claim_go_on(make_way: MakeWay) -> None:
     """What claims to be a reference or a chunk is a letter where values are split; a forged chunk ends no reader."""
     way = make_way(partitions=1)
     secret = Path(str(way.store["filesystem.root"]), "salaries", "secret")
@@ -168,16 +159,15 @@ def test_worker_without_a_store_lets_no_claim_go_on(make_way: Callable[..., Way]
         Record(b"chunk", b"v", Chunk("u", 0, 2, 9).headers(), STAMP),
     ]
     torn = Record(b"torn", b"v", Chunk("u", 1, 2, 9).headers(), STAMP)  # in the topic of chunks itself
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
     begin = {"consumer.auto.offset.reset": "earliest"}  # its output topic was written to
-    offload = way.offload(**tolerant, **begin, **{"large.message.strategy": "chunk"})
+    offload = way.offload(**way.tolerant, **begin, **{"large.message.strategy": "chunk"})
     for name in ("large.message.threshold.bytes", *way.store):
         del offload["offload"][name]
     secret.parent.mkdir()
     secret.write_bytes(b"all of them")
     send(way.broker, way.orders, [sent(torn), (0, b"first", b"v", [], STAMP)])
     send(way.broker, way.raw, [*map(sent, forged), (0, b"last", b"v", [], STAMP)])
-    with WorkerProcess(way.folder, way.settings(), {**offload, **way.inflate(**tolerant)}) as worker:
+    with WorkerProcess(way.folder, way.settings(), {**offload, **way.inflate(**way.tolerant)}) as worker:
         until(lambda: committed(way.broker, way.group("inflate"), way.orders) == {0: 3}, "all are inflated")
         pages = {page["name"]: page for page in worker.get("/pipelines")[1]}
         assert worker.terminate() == 0
@@ -193,13 +183,6 @@ def sent(record: Record) -> Sent:
     return 0, record.key, record.value, record.headers, record.timestamp
 
 
-async def send_odd(broker: str, topic: str, batches: Sequence[Batch[Any]]) -> None:
-    """Writes batches as they are."""
-    async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True) as producer:
-        for batch in batches:
-            await (await producer.send_batch(batch, topic, partition=0))
-
-
 def peak_bytes(pid: int) -> int:
     """The most memory that a process has had."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -207,24 +190,20 @@ def peak_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.parametrize("transforms", [["offload"], ["inflate"], ["assemble"]], ids=lambda each: each[0])
-def test_worker_buries_what_would_fill_its_memory(make_way: Callable[..., Way], transforms: list[str]) -> None:
+def test_worker_buries_what_would_fill_its_memory(make_way: MakeWay) -> None:
     """A record of a million headers, a batch of KBs that holds 200 MiB: letters, in little memory; the others go on."""
     way = make_way(partitions=1)
     crowded = Record(b"crowded", None, (("", None),) * 1_000_000, STAMP)
     before, behind = Record(b"before", b"v", (), STAMP), Record(b"behind", b"v", (), STAMP)
     bomb = repacked(bytes(pack([before, Record(b"bomb", bytes(200 * 1_048_576), (), STAMP)])), "zstd")
     batches = [bytes(pack([before, crowded, behind])), bomb, bytes(pack([replace(before, key=b"last")]))]
-    read = [RecordBatch.read(memoryview(each)) for each in batches]
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
     head = way.settings() | {"in.flight.bytes": 10_000_000}
-    with WorkerProcess(way.folder, head, way.offload(transforms=transforms, **tolerant)) as worker:
+    with WorkerProcess(way.folder, head, way.offload(**way.tolerant)) as worker:
         worker.wait_ready()
         assert worker.process is not None
         pid = worker.process.pid
         began = peak_bytes(pid)
-        sent = [whole_batch(each) for each in read]
-        asyncio.run(send_odd(way.broker, way.raw, sent))
+        assert produce(way.broker, way.raw, batches) == 3
         until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 6}, "all are committed")
         page = worker.get("/pipelines")[1][0]
         grown = peak_bytes(pid) - began
@@ -241,10 +220,8 @@ def test_worker_buries_what_would_fill_its_memory(make_way: Callable[..., Way], 
     told = [dict(each.headers) for each in (first, second)]
     assert [each["wideload.dead-letter"] for each in told] == [b"batch", b"batch"]
     assert [each["__connect.errors.offset"] for each in told] == [b"1", b"4"]
-    assert [each["__connect.errors.exception.message"] for each in told] == [
-        b"malformed record: headers is '1,000,000'; allowed: at most 65,536",
-        (
-            b"the batch of offsets 3 to 4 holds more than 67,108,864 bytes before compression; allowed are "
-            b"in.flight.bytes, or 64 MiB if that is more"
-        ),
-    ]
+    assert reason_of(first) == "malformed record: headers is '1,000,000'; allowed: at most 65,536"
+    assert reason_of(second) == (
+        "the batch of offsets 3 to 4 holds more than 67,108,864 bytes before compression; allowed are "
+        "in.flight.bytes, or 64 MiB if that is more"
+    )

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import DeserializingConsumer as ConfluentConsumer
-from confluent_kafka import SerializingProducer as ConfluentProducer
 
-from app.serializers import MessageWrapper, WrapperDeserializer, WrapperSerializer
-from app.serializers import aiokafka as for_aiokafka
-from app.serializers import kafka_python as for_kafka_python
-from app.serializers.confluent import consumer_config, producer_config
 from tests.integration.limits import set_configs
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeWay, Way, reason_of
@@ -184,78 +178,3 @@ def test_a_topic_that_is_compacted_later_is_refused_then(way: Way) -> None:
         log = worker.log.read_text()
     assert f"cleanup.policy of topic {way.orders} is compact, and was delete" in log
     assert sorted(found.key or b"" for found in read_all(way.broker, way.inflated)[0]) == [b"0"] * 2 + [b"1"] * 2
-
-
-WRAPPERS: list[MessageWrapper | None] = [
-    MessageWrapper({3_000_001: b"t", 77: b""}, b"v"),
-    MessageWrapper({}, b"l" * (THRESHOLD + 1)),
-    MessageWrapper({3_000_001: b"t"}, None),
-    MessageWrapper({}, b""),
-    None,
-]
-
-
-async def _with_aiokafka(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
-    base = {"bootstrap.servers": broker}
-    async with for_aiokafka.SerializingProducer({**base, "value.serializers": [WrapperSerializer]}) as producer:
-        for wrapper in WRAPPERS:
-            await producer.send_and_wait(topic, wrapper, b"k")
-    await asyncio.to_thread(finished)
-    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
-    async with for_aiokafka.DeserializingConsumer(reading, sink) as consumer:
-        return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in WRAPPERS]
-
-
-def _with_kafka_python(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
-    base = {"bootstrap.servers": broker}
-    with for_kafka_python.SerializingProducer({**base, "value.serializers": [WrapperSerializer]}) as producer:
-        for wrapper in WRAPPERS:
-            producer.send(topic, wrapper, b"k")
-    finished()
-    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
-    with for_kafka_python.DeserializingConsumer(reading, sink) as consumer:
-        return [record.value for record in itertools.islice(consumer, len(WRAPPERS))]
-
-
-def _with_confluent(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
-    base = {"bootstrap.servers": broker}
-    with ConfluentProducer(producer_config({**base, "value.serializers": [WrapperSerializer]})) as producer:
-        for wrapper in WRAPPERS:
-            producer.produce(topic, key=b"k", value=wrapper)
-        assert producer.flush(30) == 0
-    finished()
-    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest", "group.id": topic}
-    with ConfluentConsumer(consumer_config(reading)) as consumer:
-        consumer.subscribe([sink])
-        found: list[Any] = []
-
-        def complete() -> bool:
-            message = consumer.poll(0.5)
-            if message is not None:
-                found.append(message.value())
-            return len(found) == len(WRAPPERS)
-
-        until(complete, "all records have been read")
-        return found
-
-
-@pytest.mark.parametrize("client", ["aiokafka", "kafka-python", "confluent-kafka"])
-def test_clients_write_and_read_wrappers(way: Way, client: str) -> None:
-    """What a client wraps the worker unwraps and offloads, and wraps again for it; a null passes as one."""
-    with running(
-        way,
-        one=piped(way.raw, way.orders, "unwrap", "offload", **stored(way)),
-        two=piped(way.orders, way.inflated, "inflate", "wrap", **stored(way), **{"wrap.on.null.value": "pass"}),
-    ):
-
-        def finished() -> None:
-            until(lambda: way.arrived(len(WRAPPERS)), "all records have come back")
-
-        arguments = (way.broker, way.raw, way.inflated, finished)
-        if client == "aiokafka":
-            found = asyncio.run(_with_aiokafka(*arguments))
-        else:
-            found = (_with_kafka_python if client == "kafka-python" else _with_confluent)(*arguments)
-    assert found == [None if wrapper is None or wrapper.value is None else wrapper for wrapper in WRAPPERS]
-    headers = [dict(each.headers) for each in read_all(way.broker, way.orders)[0]]
-    assert (headers[0], headers[2]) == ({"trace-id": b"t", "wrapper.header.77": b""}, {"trace-id": b"t"})
