@@ -26,6 +26,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from app.config.arguments import configure, parse
 from app.kafka.clients import ClusterError
 from app.kafka.spans import required
+from app.payloads.endings import failed
 from app.payloads.steps import repaint
 from jobs.driver.command_line import session_settings
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, overflowed, require_broker
@@ -196,10 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError, ClusterError) as error:
-        if arguments.verbose:
-            raise
-        status, message = 2 if isinstance(error, ConfigurationError) else 1, str(error)
-        print(f"ingest: {message}", file=sys.stderr)
+        status, message = failed("ingest", error, arguments), str(error)
     if status == 0 or tally.batches:
         _report(tally, arguments, message)
     return status

@@ -20,7 +20,9 @@ def client_id(client: ClientSettings, pipeline: str) -> str:
     return f"{client.client_id}-{pipeline}"
 
 
-def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived: str = "") -> None:
+def check_name(
+    kind: Kind, text: str, key: str, *, enabled: bool = True, derived: str = "", switch: str = f"{LIMIT_KEY} = false"
+) -> None:
     """Refuses a name that is over its limit.
 
     Args:
@@ -29,6 +31,7 @@ def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived
         key: the key or option that the user must change.
         enabled: `resource.identifier.limit.enable`.
         derived: the parts of the name, if it is not the value of the key.
+        switch: what turns the limits off, as the user writes it.
 
     Raises:
         ConfigurationError: it is; the message has kind, length, limit and key, but not the name.
@@ -36,13 +39,13 @@ def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived
     try:
         check(kind, text, enabled=enabled)
     except ResourceIdentifierTooLargeError as exc:
-        raise ConfigurationError(key, _reason(exc, kind, derived, enabled=enabled)) from exc
+        raise ConfigurationError(key, _reason(exc, kind, derived, switch if enabled else "")) from exc
 
 
-def _reason(error: ResourceIdentifierTooLargeError, kind: Kind, derived: str, *, enabled: bool) -> str:
+def _reason(error: ResourceIdentifierTooLargeError, kind: Kind, derived: str, switch: str) -> str:
     row = IDENTIFIERS[kind]
     made = f", which is made of {derived}," if derived else ""
-    way_out = "" if row.enforced or not enabled else f", or set {LIMIT_KEY} = false if the brokers take it"
+    way_out = "" if row.enforced or not switch else f", or set {switch} if the brokers take it"
     return (
         f"the {row.name}{made} has {error.length:,} {error.unit}, allowed are {error.limit:,}; shorten "
         f"{derived or 'it'}{way_out}"

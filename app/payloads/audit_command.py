@@ -20,6 +20,7 @@ from app.config.arguments import (
     store_use,
 )
 from app.payloads.audit import Audit, AuditSettings, audit
+from app.payloads.endings import failed, interrupted
 from app.payloads.engine import Engine
 from app.payloads.local_engine import on_terminal
 from transforms.errors import ConfigurationError, WideloadError, shown
@@ -32,7 +33,6 @@ from transforms.text import bytes_text, printable, text_table
 FINDINGS = 3
 """The exit status of an audit that found something wrong."""
 
-_INTERRUPTED = 130
 _REPORT = "a new file for a row for each reference: NAME.parquet, or NAME.jsonl for JSON lines"
 _EXAMPLE = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
 
@@ -59,13 +59,9 @@ def main(
             result = audit(engine, settings)[1]
             seconds = engine.seconds
     except WideloadError as error:
-        if getattr(arguments, "verbose", False):
-            raise
-        print(f"audit: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigurationError) else 1
+        return failed("audit", error, arguments)
     except KeyboardInterrupt:
-        print("audit: interrupted; there is no result", file=sys.stderr)
-        return _INTERRUPTED
+        return interrupted("audit", "there is no result")
     status = FINDINGS if result.wrong else 0
     if arguments.json or not sys.stdout.isatty():
         summary = {

@@ -26,6 +26,7 @@ from app.config.arguments import (
 )
 from app.config.store_use import StoreUse
 from app.kafka.range_reader import RecordsLostError
+from app.payloads.endings import failed, interrupted
 from app.payloads.engine import Engine
 from app.payloads.local_engine import on_terminal
 from app.payloads.sweep import DELETING, Sweep, sweep
@@ -44,7 +45,6 @@ from transforms.text import bytes_text, text_table
 REFUSED = 3
 """The exit status of a sweep that is refused."""
 
-_INTERRUPTED = 130
 _LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
 _REPORT = "a new file for a row for each payload: NAME.parquet, or NAME.jsonl for JSON lines"
 _COLUMNS = ("topic", "payloads", "size", "live", "young", "to delete", "size", "oldest")
@@ -79,13 +79,9 @@ def main(
             datetime.now(UTC) - settings.grace, refusals=[f"it is not known what is live; run it again: {error}"]
         )
     except WideloadError as error:
-        if getattr(arguments, "verbose", False):
-            raise
-        print(f"sweep: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigurationError) else 1
+        return failed("sweep", error, arguments)
     except KeyboardInterrupt:
-        print("sweep: interrupted; only orphans were removed, if any; run it again", file=sys.stderr)
-        return _INTERRUPTED
+        return interrupted("sweep", "only orphans were removed, if any; run it again")
     errors = [f"refused: {each}" for each in result.refusals]
     if result.failed:
         errors.append(f"{result.failed:,} payloads were not removed, for instance: {result.error}")

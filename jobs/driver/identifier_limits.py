@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
-from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check
+from app.config.naming import check_name
+from transforms.identifiers import CLIENT_KEYS, LIMIT_KEY, Kind
 
 __all__ = ["LIMIT_OPTION", "check_names"]
 
@@ -33,31 +33,23 @@ def check_names(topics: Iterable[str], options: Mapping[str, str], topic_option:
     # Spark ignores the case of its options, and gives Kafka's client their names in small letters.
     lowered = {name.lower(): value for name, value in options.items()}
     enabled = lowered.get(LIMIT_OPTION, "true").lower() != "false"
-    for kind, text, key, made in _names(topics, lowered, topic_option):
-        try:
-            check(kind, text, enabled=enabled)
-        except ResourceIdentifierTooLargeError as exc:
-            row = IDENTIFIERS[kind]
-            what = f"the {row.name} that is made of it" if made else f"the {row.name}"
-            reason = f"{what} has {exc.length:,} {exc.unit}, allowed are {exc.limit:,}; shorten it"
-            if enabled and not row.enforced:
-                reason += f", or set {LIMIT_OPTION}=false where the brokers take it"
-            raise ConfigurationError(key, reason) from exc
+    for kind, text, key, derived in _names(topics, lowered, topic_option):
+        check_name(kind, text, key, enabled=enabled, derived=derived, switch=f"{LIMIT_OPTION}=false")
 
 
 def _names(
     topics: Iterable[str], options: Mapping[str, str], topic_option: str
-) -> Iterator[tuple[Kind, str, str, bool]]:
+) -> Iterator[tuple[Kind, str, str, str]]:
     for topic in topics:
-        yield "topic", topic, topic_option, False
+        yield "topic", topic, topic_option, ""
     for name, kind in CLIENT_KEYS.items():
         if f"kafka.{name}" in options:
-            yield kind, options[f"kafka.{name}"], f"kafka.{name}", False
+            yield kind, options[f"kafka.{name}"], f"kafka.{name}", ""
     prefix = options.get(_PREFIX.lower())
     group = options.get("kafka.group.id")
     key = "kafka.group.id" if group else _PREFIX
     if group is None and prefix is not None:
         group = _GROUP.format(prefix)
-        yield "group-id", group, _PREFIX, True
+        yield "group-id", group, _PREFIX, _PREFIX
     if group is not None and "kafka.client.id" not in options:
-        yield "client-id", _CLIENT.format(group), key, True
+        yield "client-id", _CLIENT.format(group), key, key

@@ -294,7 +294,13 @@ def test_main_says_what_is_wrong(
     assert len(lines) == 5
 
 
-def test_main_failures(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_main_failures(
+    place: Place,
+    make_topic: MakeTopic,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is to be set right is one sentence and status 2, before a topic is read; an empty topic is well."""
     topic, nobody = make_topic(2), "127.0.0.1:1"
     store = options(place.config)
@@ -310,3 +316,10 @@ def test_main_failures(place: Place, make_topic: MakeTopic, capsys: pytest.Captu
     assert main(["--bootstrap-servers", place.broker, "--topic", topic, "--verify", *store]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["status"], summary["topics"], summary["stored_bytes"]) == ("ok", {topic: {}}, 0)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.payloads.audit_command.audit", interrupted)
+    assert main(["--bootstrap-servers", place.broker, "--topic", topic, *store]) == 130
+    assert capsys.readouterr().err == "audit: interrupted; there is no result\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jobs import audit, backfill, sweep
@@ -27,38 +29,40 @@ def test_option_over_the_limit(name: str, kind: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_names(["t"], {"kafka.client.id": "c", name: OVER})
     assert str(caught.value) == (
-        f"{name}: the {kind} has 250 characters, allowed are 249; shorten it, or set {LIMIT_OPTION}=false where the "
+        f"{name}: the {kind} has 250 characters, allowed are 249; shorten it, or set {LIMIT_OPTION}=false if the "
         "brokers take it"
     )
     check_names(["t"], {name: OVER, LIMIT_OPTION: "false"})
 
 
-def test_options_in_capitals() -> None:
-    """Spark takes its options in whatever case, and gives Kafka's client the names in small letters."""
-    for name in ("kafka.Client.Id", "KAFKA.CLIENT.ID"):
-        with pytest.raises(ConfigurationError, match="the client id has 250 characters"):
-            check_names(["t"], {name: OVER})
-        check_names(["t"], {name: OVER, LIMIT_OPTION.upper(): "false"})
-
-
-def test_topic_over_the_limit() -> None:
-    """A topic has its limit in any case."""
-    check_names([FITS], {})
-    with pytest.raises(
-        ConfigurationError, match="--topic: the topic name has 250 characters, allowed are 249; shorten"
-    ):
-        check_names(["t", OVER], {LIMIT_OPTION: "false"})
-
-
-def test_derived_names() -> None:
-    """What Spark makes of a prefix, and Kafka's client of a group, has room for their numbers."""
-    check_names(["t"], {"groupIdPrefix": "p" * 162})
-    with pytest.raises(ConfigurationError, match="groupIdPrefix: the client id that is made of it has 250 characters"):
-        check_names(["t"], {"groupidprefix": "p" * 163})
-    check_names(["t"], {"kafka.group.id": "g" * 229})
-    with pytest.raises(ConfigurationError, match=r"kafka\.group\.id: the client id that is made of it has 250"):
-        check_names(["t"], {"kafka.group.id": "g" * 230})
-    check_names(["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"})
+@pytest.mark.parametrize(
+    ("topics", "options", "told"),
+    [
+        # Spark takes its options in whatever case, and gives Kafka's client the names in small letters.
+        (["t"], {"kafka.Client.Id": OVER}, "the client id has 250 characters"),
+        (["t"], {"KAFKA.CLIENT.ID": OVER, LIMIT_OPTION.upper(): "false"}, None),
+        # A topic has its limit in any case.
+        ([FITS], {}, None),
+        (["t", OVER], {LIMIT_OPTION: "false"}, "--topic: the topic name has 250 characters, allowed are 249; shorten"),
+        # What Spark makes of a prefix, and Kafka's client of a group, has room for their numbers.
+        (["t"], {"groupIdPrefix": "p" * 162}, None),
+        (["t"], {"groupidprefix": "p" * 163}, "groupIdPrefix: the client id, which is made of groupIdPrefix, has 250"),
+        (["t"], {"kafka.group.id": "g" * 229}, None),
+        (
+            ["t"],
+            {"kafka.group.id": "g" * 230},
+            "kafka.group.id: the client id, which is made of kafka.group.id, has 250",
+        ),
+        (["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"}, None),
+    ],
+)
+def test_names(topics: list[str], options: dict[str, str], told: str | None) -> None:
+    """Topics, options of any case, and names that are made of them are held to their limits."""
+    if told is None:
+        check_names(topics, options)
+        return
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        check_names(topics, options)
 
 
 @pytest.mark.parametrize("option", ["--topic", "--carrier", "--source", "--sink"])

@@ -104,6 +104,12 @@ def test_main_bad_option(
     assert "pass-9" not in captured.err
 
 
+def test_verbose_shows_the_stack() -> None:
+    """Who asks for it gets the error itself."""
+    with pytest.raises(ConfigurationError, match="no broker answers"):
+        main([*BASIS, "--verbose"])
+
+
 def test_registry_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that is missing is told."""
     monkeypatch.setattr("jobs.ingesting.table_schema.find_spec", lambda name: None)

@@ -36,18 +36,11 @@ def test_position_by_name_and_by_number() -> None:
         position("o", {"t": {"0": 50, "1": 3}}, FOUND)
 
 
-def test_positions_json_and_back() -> None:
-    """A checkpoint has them by topic and partition."""
-    positions = {("t", 10): 3, ("a", 0): 1, ("t", 2): 0}
-    assert positions_json(positions) == {"a": {"0": 1}, "t": {"2": 0, "10": 3}}
-    assert positions_of(positions_json(positions)) == positions
-
-
 def test_noted_offsets_have_the_ids_of_topics() -> None:
-    """A checkpoint of the source has the ids too, and one of an older release or of old brokers has none."""
-    positions = {("t", 0): 3, ("a", 0): 1}
+    """A checkpoint has them by topic and partition, and the ids; one of an older release or old brokers has none."""
+    positions = {("t", 10): 3, ("a", 0): 1, ("t", 2): 0}
     found = noted(positions, {"t": "2", "a": "1"})
-    assert found == {"a": {"0": 1}, "t": {"0": 3}, "topic ids": {"a": "1", "t": "2"}}
+    assert found == {"a": {"0": 1}, "t": {"2": 0, "10": 3}, "topic ids": {"a": "1", "t": "2"}}
     assert positions_of(found) == positions
     assert ids_of(found) == {"a": "1", "t": "2"}
     assert noted(positions, {}) == positions_json(positions)
