@@ -201,13 +201,14 @@ def test_inflater_takes_wrappers_off(store: dict[str, object]) -> None:
 def test_inflate_of_wrappers(store: dict[str, object], plain: Literal["fail", "pass"]) -> None:
     """Wrapped references become values; what cannot be restored is kept as it is in the log, wrapper and all."""
     log = [stored(store, b"stored"), wrong(store)[0][0], Record(b"k", None), Record(b"k", b"v")]
-    wrapped = [*map(Wrap().wrap, log), Record(b"k", b"\0plain", [("x", b"1")]), stored(store, b"unwrapped")]
+    plain_values = [Record(b"k", b"\0plain", [("x", b"1")]), Record(b"k", b"plain", [])]
+    wrapped = [*map(Wrap().wrap, log), *plain_values, stored(store, b"unwrapped")]
     found, problems = inflated(store, wrapped, "keep", unwrap=Unwrap(plain=plain))
     assert [each.value for each in found[:4]] == [b"stored", wrapped[1].value, None, b"v"]
-    last: Problems = [None, None] if plain == "pass" else [("value", "malformed")] * 2
+    last: Problems = [None] * 3 if plain == "pass" else [("value", "malformed")] * 3
     assert problems == [None, ("value", "missing"), None, None, *last]
-    assert found[4] == wrapped[4]
-    assert found[5:] == listed(Record(b"k", b"unwrapped") if plain == "pass" else wrapped[5])
+    assert found[4:6] == plain_values
+    assert found[6:] == listed(Record(b"k", b"unwrapped") if plain == "pass" else wrapped[6])
 
 
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])

@@ -199,6 +199,9 @@ def test_audit_of_a_compacted_topic(place: Place, make_topic: MakeTopic) -> None
     assert f"topic {topic} is compacted, and a reader that begins at the beginning meets 2" in result.notes[0]
     result = run(place.settings(topic, newest_only=True))
     assert (result.states, result.notes) == ({topic: {"ok": 1}}, [])
+    place.replace(new, None)
+    result = run(place.settings(topic, newest_only=True))
+    assert (result.states, result.notes) == ({topic: {"missing": 1}}, [])
 
 
 def test_audit_of_timestamps_of_other_units(place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -281,13 +284,13 @@ def test_main_says_what_is_wrong(
     summary = json.loads(capsys.readouterr().out)
     assert (summary["status"], summary["topics"]) == ("wrong", {topic: {"ok": 1, "missing": 1}})
     assert summary["examples"][0]["path"] == gone.path
-    place.send(topic, refers(gone, b"again"))
+    place.send(topic, refers(gone, b"again"), refers(fine, b"again"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(command) == 3
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:3]] == [
         ["topic", "references", "ok", "missing"],
-        [topic, "3", "1", "2"],
+        [topic, "4", "2", "2"],
         ["payloads:", "4", "B"],
     ]
     assert lines[3] == f"{topic} partition 0 offset 1 value: missing: there is no payload at {gone.path!r}"

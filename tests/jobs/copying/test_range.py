@@ -149,6 +149,17 @@ def test_a_source_that_was_cut_between_two_ranges(copy: Copy, sink: list[RecordL
     assert (done.error, done.next, len(sink)) == (None, 4, 4)
 
 
+def test_a_message_whose_beginning_kafka_has_deleted(
+    copy: Copy, sink: list[RecordLike], source: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it is left out, and counts; it ends no job."""
+    source[:] = [*chunks(b"w" * 1_200, "a"), Record(b"k", b"last")]
+    monkeypatch.setattr(range_module, "RangeReader", lambda *_, **__: Log(source, 1))
+    done = copy(1, len(source))
+    assert (done.error, done.next, done.tally.left_out) == (None, len(source), len(source) - 2)
+    assert [record.value for record in sink] == [b"last"]
+
+
 def referring(record: Record, name: FormatName = "wideload") -> Record:
     return FORMATS[name].write_reference(record, Reference("memory://default/t/nothing"))
 
