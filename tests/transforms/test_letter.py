@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transforms.errors import PayloadCorruptError
-from transforms.letter import Cause, Letter, dead_letter
+from transforms.letter import MARK, Cause, Letter, batch_letter, dead_letter, is_bare
 from transforms.record import Header, Record
 
 
@@ -122,6 +122,18 @@ def test_trace_shows_no_values() -> None:
     except ValueError as exc:
         letter = letter_of(exc)
     assert all(b"hunter2" not in (value or b"") for _, value in letter.headers)
+
+
+def test_letter_of_a_batch() -> None:
+    """It has the time of its record and, if it is not bare, what Connect's headers say; others are none."""
+    headers: tuple[Header, ...] = (("__connect.errors.topic", b"raw"), ("__connect.errors.offset", b"7"))
+    said = {"topic": "raw", "offset": "7"}
+    for mark, context in ((b"batch", said), (b"bare-batch", {})):
+        assert batch_letter(Record(b"k", b"v", (*headers, (MARK, mark)), 5)) == Letter(
+            Record(None, None, (), 5), context
+        )
+    assert batch_letter(Record(b"k", b"v", (*headers, (MARK, b"record")), 5)) is None
+    assert [is_bare((MARK, mark)) for mark in (b"bare-record", b"record", b"", None)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "-1", "1e3", "", "٣", "9" * 11])

@@ -56,7 +56,13 @@ def test_tallies_of_parts() -> None:
     parts = [Tally(), Tally(), Tally()]
     parts[0].add(("t", "orphan"), 30, 5)
     parts[1].add(("t", "orphan"), 20, 7)
+    parts[1].add(("t", "orphan"), 25, 4, 3)
     parts[1].add(("t", "live"), None)
-    found = Tally.merged(parts)
-    assert (found.of("t", "orphan").count, found.of("t", "orphan").bytes, found.of("t", "orphan").first) == (2, 12, 20)
-    assert (found.of("t", "live").count, found.of("t", "live").first, found.of("none").count) == (1, None, 0)
+    parts[2].add(("t", "live"), None)
+    assert vars_of(Tally.merged(parts)) == {("t", "orphan"): (5, 16, 20), ("t", "live"): (2, 0, None)}
+    assert Tally.merged(parts).of("none").count == 0
+
+
+def vars_of(tally: Tally) -> dict[tuple[str, ...], tuple[int, int, object]]:
+    """Count, bytes and the first of each kind."""
+    return {kind: (found.count, found.bytes, found.first) for kind, found in tally.items()}
