@@ -17,11 +17,18 @@ from hypothesis import strategies as st
 from tests.strategies import codecs, headers, records, reference_headers, values
 from tests.transforms.reserved import reserved_bytes
 from transforms.compression import CODECS, Codec, compress
-from transforms.errors import MalformedReferenceError, PayloadCorruptError, PayloadTooLargeError, TransformError
-from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
+from transforms.errors import (
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadTooLargeError,
+    SignatureError,
+    TransformError,
+)
+from transforms.inflate import DEFAULT_MAX_BYTES, Inflate, has_large_key
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import Reference
+from transforms.reference import KEY, Reference
+from transforms.signing import Signing
 
 PATH = "s3://bucket/orders/id"
 VALUE = b"hello world " * 50
@@ -275,6 +282,64 @@ def test_inflate_begin_malformed() -> None:
     """A reference without a path is refused before anything is asked for."""
     with pytest.raises(MalformedReferenceError, match="value is '0 bytes'"):
         Inflate().begin(Record(b"k", b"", (FLAG,)))
+
+
+KEY_PATH = "s3://bucket/orders/key"
+KEY_REFERENCE = Reference(KEY_PATH, 3, hashlib.sha256(b"key").hexdigest())
+
+
+def test_key_and_value_are_restored() -> None:
+    """Each has its reference; the headers that stay are the record's own, and all else is as it was."""
+    signing = Signing("s" * 32)
+    key, value = signing.signed(KEY_REFERENCE, KEY), signing.signed(Reference(PATH))
+    headers = (("own", b"1"), *key.headers(KEY), *value.headers())
+    referring_ = Inflate(signing=signing).read(Record(key.value(), value.value(), headers, 5))
+    assert referring_.key == key
+    assert list(referring_.references) == [key, value]
+    assert (referring_.lacks_size, referring_.is_measured) == (True, False)
+    stored = {KEY_PATH: b"key", PATH: VALUE}
+    restored = Inflate().restored(referring_, lambda reference, _: stored[reference.path])
+    assert restored == Record(b"key", VALUE, (("own", b"1"),), 5)
+    alone = Inflate().read(Record(key.value(), b"plain", key.headers(KEY), 5))
+    assert (list(alone.references), alone.lacks_size, alone.value) == ([key], False, None)
+    assert Inflate().restored(alone, lambda *_: b"key") == Record(b"key", b"plain", (), 5)
+    for wrong in (KEY_REFERENCE, signing.signed(KEY_REFERENCE)):  # without a signature, and with that of a value
+        with pytest.raises(SignatureError):
+            Inflate(signing=signing).read(Record(key.value(), b"plain", wrong.headers(KEY)))
+    with pytest.raises(PayloadTooLargeError):
+        Inflate(max_bytes=2).read(Record(key.value(), b"plain", key.headers(KEY)))
+
+
+@pytest.mark.parametrize(
+    ("record", "has"),
+    [
+        (Record(b"k", b"v", KEY_REFERENCE.headers(KEY)), True),
+        (Record(None, b"v", KEY_REFERENCE.headers(KEY)), False),
+        (Record(b"k", b"v", KEY_REFERENCE.headers()), False),
+        (Record(b"k", b"v"), False),
+    ],
+)
+def test_large_key(record: Record, *, has: bool) -> None:
+    """A null key is no reference, whatever the headers say."""
+    assert has_large_key(record) is has
+
+
+def test_sizes_that_no_reference_says_are_measured() -> None:
+    """The store is asked for those alone, and what is over the limit is refused with what it said."""
+    sizes: dict[str, int | None] = {PATH: 1_000, KEY_PATH: 7}
+    key = Reference(KEY_PATH)
+    both = Inflate().read(Record(key.value(), PATH.encode(), (*key.headers(KEY), FLAG)))
+    measured = Inflate(max_bytes=1_000).measured(both, sizes.__getitem__)
+    assert (measured.key_bytes, measured.value_bytes, measured.is_measured) == (7, 1_000, True)
+    assert Inflate(max_bytes=2_000).reserve_bytes(measured) == 1_007
+    assert Inflate(max_bytes=2_000, copied=True).reserve_bytes(measured) == 2_007
+    assert Inflate(max_bytes=5).stored_limit_bytes(key, 7) == 5
+    with pytest.raises(PayloadTooLargeError) as raised:
+        Inflate(max_bytes=999).measured(both, sizes.__getitem__)
+    assert vars(raised.value) == {"path": PATH, "size": 1_000, "limit": 999}
+    known = Inflate().read(Record(KEY_REFERENCE.value(), b"v", KEY_REFERENCE.headers(KEY)))
+    assert Inflate().measured(known, lambda _: 1 // 0) == known
+    assert Inflate().reserve_bytes(known) == 3
 
 
 @functools.cache
