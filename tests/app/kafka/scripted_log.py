@@ -12,6 +12,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.errors import KafkaError
 
 from app.kafka.consumer_controls import ConsumerControls
 from tests.app.kafka.wired import Wire
@@ -126,6 +127,16 @@ class Reader:
         while self.position < self.log.end:
             found += await self.poll(most)
         return found
+
+    async def until_error(self) -> tuple[list[Any], KafkaError]:
+        """What polls give until one raises, and what that is."""
+        found: list[Any] = []
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    found += await self.poll()
+                except KafkaError as exc:
+                    return found, exc
 
     async def close(self) -> None:
         """Ends the fetcher's tasks."""

@@ -16,6 +16,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest, MetadataResponse_v5
 from aiokafka.structs import BrokerMetadata
 
+from app.kafka import gate as gate_module
 from app.kafka.admin import AdminClient
 from app.kafka.gate import Call, Connect, Gate, Place, Send, create_no_topics
 from tests.app.kafka.wired import Wire, wired
@@ -153,6 +154,30 @@ async def test_addresses_share_the_start(addresses: int, parts: int, monkeypatch
         await client.bootstrap()
     assert shares == [9_000 // parts] * addresses
     assert client._request_timeout_ms == 9_000
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets a moment for its answer; aiokafka would forget the connection, and leave it open."""
+    began, closed = asyncio.Event(), list[str]()
+
+    async def connect(host: str, *_: object, **__: object) -> None:
+        try:
+            began.set()
+            await asyncio.Event().wait()
+        finally:
+            closed.append(host)
+
+    monkeypatch.setattr("aiokafka.client.create_conn", connect)
+    monkeypatch.setattr(gate_module, "_START_S", 0.01)
+    client = AIOKafkaClient(bootstrap_servers="b:1")
+    Gate.of(client)
+    starting = asyncio.create_task(client.bootstrap())
+    await began.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.sleep(0)
+    assert closed == ["b"]
 
 
 @pytest.mark.parametrize("make", [AIOKafkaConsumer, AIOKafkaProducer, AdminClient])

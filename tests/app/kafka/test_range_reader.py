@@ -15,10 +15,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from app.config.client import embedded_client_settings
 from app.config.settings import ClientSettings
 from app.kafka import range_reader
-from app.kafka.clients import ClusterError, admin
+from app.kafka.clients import ClusterError
 from app.kafka.range_reader import RangeReader, RecordsLostError
 from app.kafka.source_batch import ReadRecord, SourceBatch, UnreadBatch
-from app.kafka.topics import topics
+from app.kafka.spans import described
 from tests.built_batches import built, changed
 from tests.integration.odd_batches import produce
 from tests.integration.operations import Operations
@@ -79,16 +79,15 @@ def test_records_that_cannot_be_read(broker: str, make_topic: MakeTopic) -> None
 
 def test_a_batch_that_nobody_can_read_ends_with_its_range() -> None:
     """Each range that an unread batch is in has its own part of it, and none is passed over."""
-    error = MalformedError("batch", "x", "y")
-    batch = SourceBatch(PLACE, 3, None, (UnreadBatch("t", 0, 8, 5, b"raw", error, 3),))
-    assert [(each.offset, each.value) for each in range_reader.opened(batch, 6)] == [(5, b"raw")]
-    assert [each.offset for each in range_reader.opened(batch, 20)] == [8]
-    assert not list(range_reader.opened(batch, 3))
+    batch = SourceBatch(PLACE, 3, None, (UnreadBatch("t", 0, 8, 5, b"raw", MalformedError("batch", "x", "y"), 3),))
+    found = [[(each.offset, each.value) for each in range_reader.opened(batch, end)] for end in (3, 6, 20)]
+    assert found == [[], [(5, b"raw")], [(8, b"raw")]]
 
 
-def test_records_that_are_gone(broker: str, make_topic: MakeTopic) -> None:
-    """They are an error with the place, or left out; a range behind the end of the log is an error in any case."""
-    place = TopicPartition(make_topic(1), 0)
+def test_records_and_topics_that_are_gone(broker: str, make_topic: MakeTopic) -> None:
+    """They are an error with the place; records may be left out, but none behind the end, nor of another topic."""
+    topic = make_topic(1)
+    place = TopicPartition(topic, 0)
 
     async def delete() -> None:
         client = AIOKafkaAdminClient(bootstrap_servers=broker)
@@ -96,8 +95,9 @@ def test_records_that_are_gone(broker: str, make_topic: MakeTopic) -> None:
         await client.delete_records({place: RecordsToDelete(2)})
         await client.close()
 
-    send(broker, place.topic, [(0, b"k", b"v", [], 5)] * 4)
+    send(broker, topic, [(0, b"k", b"v", [], 5)] * 4)
     asyncio.run(delete())
+    before = described(client_of(broker), {"--topic": [topic]})[topic].topic.id
     with closing(RangeReader(client_of(broker))) as log:
         with pytest.raises(RecordsLostError, match="offset 1 is not there, the first one is 2: Kafka has") as caught:
             next(log.records(place, 1, 4))
@@ -106,22 +106,11 @@ def test_records_that_are_gone(broker: str, make_topic: MakeTopic) -> None:
         assert [each.offset for each in log.records(place, 1, 4, fail_on_loss=False)] == [2, 3]
         with pytest.raises(RecordsLostError, match="offset 9 is not there"):
             next(log.records(place, 9, 10, fail_on_loss=False))
-
-
-def test_a_topic_that_is_deleted_or_created_again(broker: str, make_topic: MakeTopic) -> None:
-    """At the end of a range it is the topic that it was at the beginning, or reading fails."""
-    topic = make_topic(1)
-
-    async def id_now() -> str | None:
-        async with admin(client_of(broker)) as connection:
-            return (await topics(connection, [topic]))[topic].id
-
-    before = asyncio.run(id_now())
-    with closing(RangeReader(client_of(broker))) as log:
         log.require_topic(topic, before)
+    with closing(RangeReader(client_of(broker))) as log:
         Operations(broker).remove_topic(topic)
         with pytest.raises(ClusterError, match=f"topic {topic} does not exist any more"):
-            next(log.records(TopicPartition(topic, 0), 0, 1))
+            next(log.records(place, 0, 1))
         make_topic(1, named=topic)
         log.require_topic(topic, None)
         with pytest.raises(ClusterError, match=f"topic {topic} was deleted and created again while it was read"):
@@ -137,31 +126,24 @@ def test_no_broker() -> None:
 # --- silence
 
 
-class Clock:
-    """The time, which goes on where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 class Controls:
     """A partition that answers each poll with one offset, after some time, and with nothing behind the last one.
 
     Args:
-        clock: the time.
         answers: by offset, whether it has a record.
         poll_s: how long a poll takes.
     """
 
-    def __init__(self, clock: Clock, answers: list[bool], poll_s: float) -> None:
+    def __init__(self, answers: list[bool], poll_s: float) -> None:
         self.consumer = self
-        self._clock = clock
+        self.now = 0.0
         self._answers = answers
         self._poll_s = poll_s
         self._at = 0
+
+    def monotonic(self) -> float:
+        """The time, which goes on with polls, and where a test says so."""
+        return self.now
 
     async def stop(self) -> None:
         """It has no connection."""
@@ -176,7 +158,7 @@ class Controls:
         self._at = offset
 
     async def getmany(self, place: TopicPartition, **_: int) -> dict[TopicPartition, list[SourceBatch]]:
-        self._clock.now += self._poll_s
+        self.now += self._poll_s
         if self._at >= len(self._answers):
             return {}
         self._at += 1
@@ -187,42 +169,37 @@ class Controls:
         return self._at
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, clock: Clock, answers: list[bool], poll_s: float) -> RangeReader:
+@pytest.mark.parametrize(
+    ("answers", "poll_s", "caller_s", "found"),
+    [
+        ([True, True, False, True], 1, 1_000, [0, 1, 3]),  # the time that the caller takes is no silence
+        ([*[False] * 9, True], 30, 0, [9]),  # nor are aborted transactions, which may be long: the position goes on
+        ([True], 1, 1_000, [0]),
+    ],
+)
+def test_silence_is_an_error(
+    answers: list[bool], poll_s: float, caller_s: float, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that gives nothing more fails after a minute, and not before."""
+    controls = Controls(answers, poll_s)
+
     async def started(*_: object) -> Any:
-        return Controls(clock, answers, poll_s)
+        return controls
 
     async def identity(*_: object) -> Any:
         return SimpleNamespace(id=None)
 
-    monkeypatch.setattr(range_reader, "time", clock)
+    monkeypatch.setattr(range_reader, "time", controls)
     monkeypatch.setattr(range_reader, "_started", started)
     monkeypatch.setattr(RangeReader, "_identity", identity)
-    return RangeReader(client_of("b:1"))
-
-
-def test_the_time_that_the_caller_takes_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller may take longer with a record than Kafka may be silent: the next record is still asked for."""
-    clock, found = Clock(), []
-    with closing(opened(monkeypatch, clock, [True, True, False, True], 1)) as log:
-        for record in log.records(PLACE, 0, 4):
-            found.append(record.offset)
-            clock.now += 1_000
-    assert found == [0, 1, 3]
-
-
-def test_offsets_without_records_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aborted transactions may be long: while the position goes on, no record needs to come."""
-    with closing(opened(monkeypatch, Clock(), [*[False] * 9, True], 30)) as log:
-        assert [record.offset for record in log.records(PLACE, 0, 10)] == [9]
-
-
-def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that gives nothing more fails after a minute, and not before."""
-    clock = Clock()
-    with closing(opened(monkeypatch, clock, [True], 1)) as log:
-        left = log.records(PLACE, 0, 2)
-        assert next(left).offset == 0
-        clock.now = 1_000
-        with pytest.raises(ClusterError, match="topic t partition 0 has no record at offset 1 for 60 s"):
+    given = []
+    with closing(RangeReader(client_of("b:1"))) as log:
+        left = log.records(PLACE, 0, len(answers) + 1)
+        for _ in found:
+            given.append(next(left).offset)
+            controls.now += caller_s
+        last_s = controls.now
+        with pytest.raises(ClusterError, match=f"topic t partition 0 has no record at offset {len(answers)} for 60 s"):
             next(left)
-    assert 1_060 < clock.now <= 1_062
+    assert given == found
+    assert last_s + 60 < controls.now <= last_s + 60 + 2 * poll_s

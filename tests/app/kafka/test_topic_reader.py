@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -22,9 +21,8 @@ from app.kafka.source_batch import UnreadBatch
 from app.kafka.topic_reader import Pending, Selection, SelectionReader, TopicReader, topic_consumer
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
-from stores.registry import open_store
 from tests.app.kafka.scripted_log import PLACE, Log, Reader
-from tests.app.pipeline.chains import settings_of
+from tests.app.pipeline.chains import memory, settings_of
 from tests.built_batches import built, changed, record, repacked
 from transforms.chunk import Chunking
 from transforms.chunked_message import Limits
@@ -33,8 +31,7 @@ from transforms.record_batch import pack
 from transforms.record_format import MAX_HEADERS
 
 LIMIT = 1_000_000
-STORE = {"large.message.payload.store.class": "memory"}
-STAGE = InflateStage(settings_of(["inflate"], large_message_max_bytes=10_000), open_store(STORE), PipelineStats())
+STAGE = InflateStage(settings_of(["inflate"], large_message_max_bytes=10_000), memory(), PipelineStats())
 
 
 def holding(log: Log, size: int, count: int, codec: str = "zstd") -> None:
@@ -43,77 +40,77 @@ def holding(log: Log, size: int, count: int, codec: str = "zstd") -> None:
     log.put(repacked(built(0, records, base=log.end), codec), count)
 
 
-@dataclass
 class Consumer:
-    """What readers use of aiokafka's consumer, at a log."""
+    """What readers use of aiokafka's consumer, at a log; `before` gets `commit` or `position`, and may raise."""
 
-    reader: Reader
-
-    def __post_init__(self) -> None:
-        self._client = self.reader.client
-        self._fetcher = self.reader.fetcher
-        self._subscription = self.reader.subscription
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._client = reader.client
+        self._fetcher = reader.fetcher
+        self._subscription = reader.subscription
         self.committed: list[int] = []
         self.assigned = {PLACE}
-        self.before: Callable[[str], None] = lambda _: None  # gets `commit` or `position`, and may raise
+        self.before: Callable[[str], None] = lambda _: None
+        self.pause = self.resume = lambda *_: None
 
     async def getmany(self, *partitions: TopicPartition, timeout_ms: int, max_records: int) -> Any:
-        """See aiokafka."""
+        """See aiokafka, as of all of these."""
         return await self.reader.fetcher.fetched_records(partitions, timeout_ms / 1000, max_records)
 
     async def position(self, partition: TopicPartition) -> int:
-        """See aiokafka."""
         self.before("position")
         return self.reader.position if partition == PLACE else 0
 
     async def beginning_offsets(self, _: object) -> dict[TopicPartition, int]:
-        """See aiokafka."""
         return {PLACE: 0}
 
     async def end_offsets(self, _: object) -> dict[TopicPartition, int]:
-        """See aiokafka."""
         return {PLACE: self.reader.log.end}
 
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        """See aiokafka."""
         self.before("commit")
         self.committed.append(offsets[PLACE])
 
     def assignment(self) -> set[TopicPartition]:
-        """See aiokafka."""
         return self.assigned
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """See aiokafka."""
         self.reader.subscription.seek(partition, offset)
 
-    def pause(self, *_: TopicPartition) -> None:
-        """See aiokafka."""
+    @property
+    def limited(self) -> TopicReader:
+        """A reader with a small limit."""
+        consumer: Any = self
+        return TopicReader(consumer, LIMIT)
 
-    resume = pause
-
-
-def limited(consumer: Consumer) -> TopicReader:
-    """A reader with a small limit."""
-    return TopicReader(cast(Any, consumer), LIMIT)
+    def poll(self, most: int = 500, timeout_ms: int = 5_000) -> AsyncIterator[tuple[object, Any]]:
+        """What one poll of that gives."""
+        return self.limited.poll(PLACE, timeout_ms=timeout_ms, most=most)
 
 
 @asynccontextmanager
 async def consuming(log: Log) -> AsyncIterator[Consumer]:
     """A consumer at the beginning of a log."""
     reader = Reader(log, 0, "read_committed")
-    consumer = Consumer(reader)
-    reader.controls.consumer = cast(Any, consumer)
+    consumer: Any = Consumer(reader)
+    reader.controls.consumer = consumer
     try:
         yield consumer
     finally:
         await reader.close()
 
 
+def plain(*counts: int) -> Log:
+    """A log with batches of so many records."""
+    log = Log()
+    for count in counts:
+        log.append(0, [record(n) for n in range(count)], transactional=False)
+    return log
+
+
 def bombed(codec: str = "zstd") -> Log:
     """A log with one batch that holds too much, between others: one record, three that hold too much, two, one."""
-    log = Log()
-    log.append(0, [record(0)], transactional=False)
+    log = plain(1)
     holding(log, 3 * LIMIT, 3, codec)
     holding(log, LIMIT // 2, 2, codec)
     log.put(changed(bytes(pack([Record(b"odd", b"v", (("\udcff", b""),))])), ">q", 0, log.end), 1)
@@ -121,7 +118,6 @@ def bombed(codec: str = "zstd") -> Log:
 
 
 def offsets(found: Iterable[SourceRecord]) -> list[int]:
-    """Their offsets."""
     return [each.offset for each in found]
 
 
@@ -129,7 +125,7 @@ def offsets(found: Iterable[SourceRecord]) -> list[int]:
 async def test_a_batch_that_holds_too_much_is_told_of_and_the_rest_is_read(codec: str) -> None:
     """One `UnreadBatch` is in the place of its records, with their offsets, and what is found and allowed."""
     async with consuming(bombed(codec)) as consumer:
-        records = limited(consumer)
+        records = consumer.limited
         found: list[SourceRecord] = []
         while consumer.reader.position < consumer.reader.log.end:
             async for _, given in records.poll(PLACE, timeout_ms=50, most=500):
@@ -151,35 +147,27 @@ async def test_a_record_of_too_many_headers_is_told_of() -> None:
     crowded = Record(b"k", b"v", (("", None),) * (MAX_HEADERS + 1), 0)
     log.append(0, [record(0), crowded, record(2)], transactional=False)
     async with consuming(log) as consumer:
-        polled = limited(consumer).poll(PLACE, timeout_ms=5_000, most=500)
-        ((_, found),) = [each async for each in polled]
+        ((_, found),) = [each async for each in consumer.poll()]
     assert [isinstance(each, UnreadBatch) for each in found] == [False, True, False]
 
 
 async def test_records_are_given_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than are asked for, whatever their batches, nor more bytes than fit into the memory; nothing is lost."""
-    log = Log()
-    for _ in range(3):
-        log.append(0, [record(n) for n in range(3)], transactional=False)
-    async with consuming(log) as consumer:
-        polled = limited(consumer).poll(PLACE, timeout_ms=5_000, most=2)
-        assert [offsets(found) async for _, found in polled] == [[0, 1], [2, 3], [4, 5]]
+    async with consuming(plain(3, 3, 3)) as consumer:
+        assert [offsets(found) async for _, found in consumer.poll(2)] == [[0, 1], [2, 3], [4, 5]]
         assert consumer.reader.position == 6
     large = Log()
     holding(large, LIMIT - 1_000, 4)
     async with consuming(large) as consumer:
         monkeypatch.setattr(topic_reader, "_GIVEN_BYTES", LIMIT // 3)
-        polled = limited(consumer).poll(PLACE, timeout_ms=5_000, most=500)
-        assert [offsets(found) async for _, found in polled] == [[0, 1], [2, 3]]
+        assert [offsets(found) async for _, found in consumer.poll()] == [[0, 1], [2, 3]]
 
 
 async def test_nothing_is_given_behind_a_rebalance() -> None:
     """What was polled of a partition that is another consumer's now is not given any more."""
-    log = Log()
-    log.append(0, [record(n) for n in range(9)], transactional=False)
-    async with consuming(log) as consumer:
+    async with consuming(plain(9)) as consumer:
         given = []
-        async for _, found in limited(consumer).poll(PLACE, timeout_ms=5_000, most=2):
+        async for _, found in consumer.poll(2):
             given.append(offsets(found))
             if len(given) == 2:
                 consumer.reader.subscription.unsubscribe()
@@ -190,10 +178,21 @@ async def test_nothing_is_given_behind_a_rebalance() -> None:
 async def test_letters_around_a_batch_that_holds_too_much_are_read() -> None:
     """`dlq` gets all letters of a partition, and the batch as one."""
     async with consuming(bombed()) as consumer:
-        topic = cast(Any, SimpleNamespace(name=PLACE.topic, partitions=1))
-        log = LetterLog(limited(consumer), topic, "", CommitLimits())
+        topic: Any = SimpleNamespace(name=PLACE.topic, partitions=1)
+        log = LetterLog(consumer.limited, topic, "", CommitLimits())
         found = [each async for records in log.records(0, 0, 7) for each in records]
     assert offsets(found) == [0, 3, 4, 5, 6]
+
+
+async def selected(consumer: Consumer, enough: Callable[[list[int]], bool] | None = None, **more: Any) -> list[int]:
+    """What a command reads of a selection, as a member of a group."""
+    reader = SelectionReader(consumer.limited, Selection(start="earliest", group="g", **more), Pending())
+    await reader.begin([PLACE])
+    found: list[int] = []
+    async for records in reader.batches(None if enough is None else lambda: enough(found)):
+        for each in records:
+            found.append(each.offset)  # noqa: PERF401  # `enough` counts them as they come
+    return found
 
 
 @pytest.mark.parametrize(
@@ -204,73 +203,59 @@ async def test_a_command_reads_around_a_batch_that_holds_too_much(
 ) -> None:
     """`consume` and `inspect` go on behind it, stop after as many as they are asked for, and commit no further."""
     async with consuming(bombed()) as consumer:
-        selection = Selection(start="earliest", group="g", until_end=True, max_messages=most)
-        reader = SelectionReader(limited(consumer), selection, Pending())
-        await reader.begin([PLACE])
-        found = [each async for records in reader.batches() for each in records]
-    assert (offsets(found), consumer.committed[-1]) == (given, committed)
+        assert await selected(consumer, until_end=True, max_messages=most) == given
+        assert consumer.committed[-1] == committed
 
 
-async def test_a_command_ends_though_a_partition_was_added() -> None:
-    """What that has came after the beginning of `consume --group --until-end`."""
-    log = Log()
-    log.append(0, [record(n) for n in range(3)], transactional=False)
-    async with consuming(log) as consumer:
-        reader = SelectionReader(limited(consumer), Selection(group="g", until_end=True), Pending())
-        await reader.begin([PLACE])
+async def test_a_command_ends() -> None:
+    """Though a partition was added, whose records came after the beginning; or in a batch, as `consume --inflate`."""
+    async with consuming(plain(3)) as consumer:
         consumer.assigned.add(TopicPartition(PLACE.topic, 1))
-        found = [each async for records in reader.batches() for each in records]
-    assert offsets(found) == [0, 1, 2]
-
-
-async def test_a_command_that_counts_values_stops_in_the_middle_of_a_batch() -> None:
-    """`consume --inflate` asks after each record whether to go on."""
-    log = Log()
-    given: list[int] = []
-    log.append(0, [record(n) for n in range(9)], transactional=False)
-    async with consuming(log) as consumer:
-        reader = SelectionReader(limited(consumer), Selection(group="g"), Pending())
-        await reader.begin([PLACE])
-
-        def enough() -> bool:
-            return len(given) >= 4
-
-        async for records in reader.batches(enough):
-            for each in records:
-                given.append(each.offset)  # noqa: PERF401  # `enough` counts them as they come
-    assert (given, consumer.committed[-1]) == ([0, 1, 2, 3], 4)
+        assert await selected(consumer, until_end=True) == [0, 1, 2]
+    async with consuming(plain(9)) as consumer:
+        assert await selected(consumer, lambda found: len(found) >= 4) == [0, 1, 2, 3]
+        assert consumer.committed[-1] == 4
 
 
 # --- a group ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Group:
     """The group of a consumer, as aiokafka's coordinator tells it of rebalances."""
 
-    consumer: Consumer
-    pending: Restorer = field(default_factory=lambda: Restorer(STAGE, Limits()))
-
-    def __post_init__(self) -> None:
-        self._subscription = self.consumer.reader.subscription
-        self._listener = self.pending
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.pending = Restorer(STAGE, Limits())
+        self._subscription = consumer.reader.subscription
         self._subscription.unsubscribe()
-        self._subscription.subscribe({PLACE.topic}, listener=self._listener)
+        self._subscription.subscribe({PLACE.topic}, listener=self.pending)
         self.assign()
 
     def revoke(self) -> None:
         """Another consumer has come, or goes."""
         self._subscription.begin_reassignment()
-        self._listener.on_partitions_revoked({PLACE})
+        self.pending.on_partitions_revoked({PLACE})
 
     def assign(self) -> None:
         """The partition is this consumer's, from the last commit on."""
         self._subscription.assign_from_subscribed({PLACE})
         self._subscription.seek(PLACE, self.consumer.committed[-1] if self.consumer.committed else 0)
 
-    def reader(self, **selection: Any) -> SelectionReader:
+    async def reader(self, **selection: Any) -> SelectionReader:
         """Of a command in this group."""
-        return SelectionReader(limited(self.consumer), Selection(group="g", **selection), self.pending)
+        reader = SelectionReader(self.consumer.limited, Selection(group="g", **selection), self.pending)
+        await reader.begin([PLACE])
+        return reader
+
+    async def restored(self, meanwhile: Callable[[int], None] = lambda _: None) -> list[tuple[int, bool]]:
+        """Offsets of what a command prints, and whether it was given whole; `meanwhile` gets each offset before."""
+        found = []
+        async with asyncio.timeout(10):
+            async for records in (await self.reader(until_end=True)).batches():
+                for each in records:
+                    found += [(one.source.offset, one.error is None) for one in await self.pending.restore(each)]
+                    meanwhile(each.offset)
+        return found
 
 
 def of_chunks() -> tuple[Log, int]:
@@ -279,20 +264,6 @@ def of_chunks() -> tuple[Log, int]:
     chunks = [*Chunking(1_000).split(Record(b"k", b"x" * 3_000, (), 5), "message")]
     log.append(0, [*chunks, Record(b"k", b"plain", (), 5)], transactional=False)
     return log, len(chunks) - 1
-
-
-async def restored(
-    reader: SelectionReader, pending: Restorer, meanwhile: Callable[[int], None]
-) -> list[tuple[int, bool]]:
-    """The offsets of what a command prints, and whether it was given whole; `meanwhile` gets each offset before."""
-    await reader.begin([PLACE])
-    found = []
-    async with asyncio.timeout(10):
-        async for records in reader.batches():
-            for each in records:
-                found += [(one.source.offset, one.error is None) for one in await pending.restore(each)]
-                meanwhile(each.offset)
-    return found
 
 
 async def test_a_message_of_chunks_survives_a_rebalance_in_the_middle_of_it() -> None:
@@ -307,21 +278,16 @@ async def test_a_message_of_chunks_survives_a_rebalance_in_the_middle_of_it() ->
                 group.revoke()
                 group.assign()
 
-        found = await restored(group.reader(until_end=True), group.pending, meanwhile)
-    assert found == [(last, True), (last + 1, True)]
+        assert await group.restored(meanwhile) == [(last, True), (last + 1, True)]
     assert committed_then == [[]] * (2 + last + 2)
     assert consumer.committed == [last + 2]
 
 
 async def test_nothing_is_given_or_committed_while_the_group_rebalances() -> None:
     """From the revocation on the partition may be anybody's, though the consumer has the assignment of before."""
-    log = Log()
-    log.append(0, [record(n) for n in range(9)], transactional=False)
-    async with consuming(log) as consumer:
+    async with consuming(plain(9)) as consumer:
         group = Group(consumer)
-        reader = group.reader(until_end=True)
-        await reader.begin([PLACE])
-        batches = reader.batches()
+        batches = (await group.reader(until_end=True)).batches()
         batch = await anext(batches)
         assert next(batch).offset == 0
         group.revoke()
@@ -358,25 +324,25 @@ async def test_another_consumer_does_not_end_the_command(call: str, error: Excep
             if offset == last + 1:
                 consumer.before = before
 
-        found = await restored(group.reader(until_end=True), group.pending, meanwhile)
+        found = await group.restored(meanwhile)
     whole = [(last, True), (last + 1, True)]
     assert found == (whole * 2 if call == "commit" else whole)
     assert (raised, consumer.committed) == ([call], [last + 2])
 
 
-async def test_a_commit_that_fails_without_a_rebalance_is_an_error() -> None:
+@pytest.mark.parametrize(("call", "error"), [("commit", CommitFailedError), ("position", IllegalStateError)])
+async def test_a_call_that_fails_without_a_rebalance_is_an_error(call: str, error: type[Exception]) -> None:
     """Else a consumer that the group has put out would read the same records for ever."""
-    log, _ = of_chunks()
-    async with consuming(log) as consumer:
-        group = Group(consumer)
+    async with consuming(of_chunks()[0]) as consumer:
 
         def before(what: str) -> None:
-            if what == "commit":
-                raise CommitFailedError
+            if what == call and consumer.reader.position:
+                raise error
 
+        group = Group(consumer)
         consumer.before = before
-        with pytest.raises(CommitFailedError):
-            await restored(group.reader(), group.pending, lambda _: None)
+        with pytest.raises(error):
+            await group.restored()
 
 
 async def test_a_slow_value_does_not_put_a_command_out_of_its_group() -> None:

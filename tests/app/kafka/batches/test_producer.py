@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,34 +21,40 @@ from aiokafka.structs import RecordMetadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch
+from app.kafka.batches.batch import Batch, Each
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Batches, BatchSettings, RecordRefusedError
 from tests.strategies import batches
 from transforms.record import Record
 
 CODECS = [(None, 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
+NONE, LZ4 = CODECS[0], CODECS[3]
+Refusal = type[KafkaError] | None
 
 
 class Log:
     """The logs of a topic's partitions, behind what `Batches` uses of an aiokafka producer.
 
     Args:
-        codec: name and number.
         refuses: asked of each batch, by its records.
+        codec: name and number.
         answer_s: how long each partition takes to answer; others answer at once.
         tries: how often a batch is sent until an answer comes.
+
+    Attributes:
+        outcomes: of each record by its number, its offset or its error.
     """
 
     def __init__(
         self,
-        codec: tuple[str | None, int],
-        refuses: Callable[[list[Record]], bool],
+        refuses: Callable[[list[Record]], Refusal] = lambda _: None,
+        codec: tuple[str | None, int] = NONE,
         *,
         answer_s: Mapping[int, float] | None = None,
         tries: int = 1,
     ) -> None:
         self.partitions: dict[int, list[Record]] = {}
+        self.outcomes: dict[int, object] = {}
         self._refuses = refuses
         self._answer_s = answer_s or {}
         self._tries = tries
@@ -56,16 +62,36 @@ class Log:
         self._txn_manager.set_pid_and_epoch(7, 0)
         self._sender = SimpleNamespace(_acks=-1)
         self._message_accumulator = SimpleNamespace(_compression_type=codec[1])
-        self._compression_type = codec[0]
-        self._max_request_size = 2**31 - 1
-        self._on_its_way: set[int] = set()
-        self._bytes_on_their_way = 0
+        self._on_its_way: dict[int, int] = {}
         self.peak_bytes = 0
+
+    def batches(self, **arguments: Any) -> Batches:
+        """What sends to it."""
+        return Batches(self, **arguments)
+
+    def put(self, batches: Batches, number: int, record: Record, partition: int = 0) -> None:
+        """Sends one record."""
+        outbox = batches.outbox("t", partition, self.load)
+        outbox.append(record).entries.append(number)
+        outbox.send()
+
+    def load(self) -> Each[int]:
+        """The data for a batch: the numbers of its records."""
+        return Each(self._delivered, self._failed)
+
+    def _delivered(self, numbers: Sequence[int], metadata: RecordMetadata) -> None:
+        for index, number in enumerate(numbers):
+            assert number not in self.outcomes
+            self.outcomes[number] = metadata.offset + index
+
+    def _failed(self, numbers: Sequence[int], error: BaseException) -> None:
+        for number in numbers:
+            assert number not in self.outcomes
+            self.outcomes[number] = error
 
     async def send_batch(self, builder: Batch[Any], topic: str, *, partition: int) -> asyncio.Future[RecordMetadata]:
         """As aiokafka's, with the broker's answer."""
         assert partition not in self._on_its_way, "two batches of a partition on their way"
-        self._on_its_way.add(partition)
         place = TopicPartition(topic, partition)
         numbers = self._txn_manager
         sequence = numbers.sequence_number(place)
@@ -75,21 +101,20 @@ class Log:
         answer: asyncio.Future[RecordMetadata] = loop.create_future()
         for _ in range(self._tries):
             data = bytes(builder._build())
-        self._bytes_on_their_way += len(data)
-        self.peak_bytes = max(self.peak_bytes, self._bytes_on_their_way)
+        self._on_its_way[partition] = len(data)
+        self.peak_bytes = max(self.peak_bytes, sum(self._on_its_way.values()))
         loop.call_later(self._answer_s.get(partition, 0), self._answer, answer, place, data)
         return answer
 
     def _answer(self, answer: asyncio.Future[RecordMetadata], place: TopicPartition, data: bytes) -> None:
-        self._on_its_way.remove(place.partition)
-        self._bytes_on_their_way -= len(data)
+        del self._on_its_way[place.partition]
         batch = MemoryRecords(data).next_batch()
         assert batch is not None
         assert batch.validate_crc()
-        found = [Record(each.key, each.value, list(each.headers), each.timestamp) for each in batch]
+        found = [as_sent(each) for each in batch]
         log = self.partitions.setdefault(place.partition, [])
-        if self._refuses(found):
-            answer.set_exception(MessageSizeTooLargeError())
+        if (reason := self._refuses(found)) is not None:
+            answer.set_exception(reason())
         elif batch.base_sequence != len(log):
             answer.set_exception(OutOfOrderSequenceNumber())
         else:
@@ -97,75 +122,38 @@ class Log:
             log += found
 
 
-class Tally:
-    """A load: the numbers of its records, and the outcome of each."""
-
-    def __init__(self, outcomes: dict[int, object]) -> None:
-        self.numbers: list[int] = []
-        self._outcomes = outcomes
-
-    def split(self, count: int) -> Tally:
-        """See `Load`."""
-        rest = Tally(self._outcomes)
-        rest.numbers, self.numbers = self.numbers[count:], self.numbers[:count]
-        return rest
-
-    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
-        """See `Load`."""
-        assert records == len(self.numbers)
-        assert size > 0
-        for index, number in enumerate(self.numbers):
-            assert number not in self._outcomes
-            self._outcomes[number] = metadata.offset + index
-
-    def failed(self, error: BaseException) -> None:
-        """See `Load`."""
-        for number in self.numbers:
-            assert number not in self._outcomes
-            self._outcomes[number] = error
+def as_sent(record: Any) -> Record:
+    """A record as the log has it."""
+    return Record(record.key, record.value, list(record.headers), record.timestamp)
 
 
-class Tallied(Tally):
-    """As `Tally`, for records in whose place others go: their outcome is that of the last."""
-
-    def split(self, count: int) -> Tallied:
-        """See `Load`."""
-        rest = Tallied(self._outcomes)
-        rest.numbers, self.numbers = self.numbers[count:], self.numbers[:count]
-        return rest
-
-    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
-        """See `Load`."""
-        assert (records, size > 0) == (len(self.numbers), True)
-        self._outcomes |= {number: metadata.offset + index for index, number in enumerate(self.numbers)}
+def of(key: bytes, value: bytes = b"v") -> Record:
+    return Record(key, value, (), 5)
 
 
-async def sent_to(
+def refusing(found: list[Record]) -> Refusal:
+    """Refuses batches that begin with a bad record."""
+    return MessageSizeTooLargeError if found[0].key == b"bad" else None
+
+
+async def send_all(
     make_log: Callable[[], Log], sent: list[tuple[int, Record]], batch_bytes: int, *, halts: bool
-) -> tuple[dict[int, object], Log]:
-    """Sends records to partitions, and returns the outcome of each by its number."""
-    outcomes: dict[int, object] = {}
+) -> Log:
+    """Sends records to partitions."""
     log = make_log()
-    batches = Batches(log, BatchSettings(batch_bytes=batch_bytes), halts=halts)
+    batches = log.batches(settings=BatchSettings(batch_bytes=batch_bytes), halts=halts)
     for number, (partition, record) in enumerate(sent):
-        outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
-        outbox.append(record).numbers.append(number)
-        outbox.send()
+        log.put(batches, number, record, partition)
         if number % 7 == 0:
             await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await batches.flush()
         await batches.settled()
-    return outcomes, log
+    return log
 
 
 PARTITIONS = st.lists(st.integers(0, 2), min_size=40, max_size=40)
 Sent = st.builds(lambda partitions, batch: list(zip(partitions, batch, strict=False)), PARTITIONS, batches(1, 40))
-
-
-def as_sent(record: Record) -> Record:
-    """A record as the log has it."""
-    return Record(record.key, record.value, list(record.headers), record.timestamp)
 
 
 @settings(deadline=None)
@@ -176,13 +164,13 @@ def test_refused_at_will(
     """Whatever is refused, however often: each record is in the log once, in its order, or has failed alone."""
     # Not drawn one by one: which partition asks first is the event loop's affair.
     rng = random.Random(seed)
-    make_log = partial(Log, codec, lambda found: rng.random() < share)
-    outcomes, log = asyncio.run(sent_to(make_log, sent, batch_bytes, halts=False))
-    assert set(outcomes) == set(range(len(sent)))
+    make_log = partial(Log, lambda _: MessageSizeTooLargeError if rng.random() < share else None, codec)
+    log = asyncio.run(send_all(make_log, sent, batch_bytes, halts=False))
+    assert set(log.outcomes) == set(range(len(sent)))
     for partition in {partition for partition, _ in sent}:
         numbers = [number for number, (where, _) in enumerate(sent) if where == partition]
-        arrived = [number for number in numbers if not isinstance(outcomes[number], RecordRefusedError)]
-        assert [outcomes[number] for number in arrived] == list(range(len(arrived)))
+        arrived = [number for number in numbers if not isinstance(log.outcomes[number], RecordRefusedError)]
+        assert [log.outcomes[number] for number in arrived] == list(range(len(arrived)))
         assert log.partitions.get(partition, []) == [as_sent(sent[number][1]) for number in arrived]
 
 
@@ -195,85 +183,51 @@ def test_nothing_passes_a_refused_record_that_halts(
     bad %= len(sent)
     marked = Record(b"bad", b"bad", [("bad", b"bad")], 5)
     sent[bad] = (sent[bad][0], marked)
-    make_log = partial(Log, codec, lambda found: as_sent(marked) in found)
-    outcomes, log = asyncio.run(sent_to(make_log, sent, 100_000, halts=True))
+    make_log = partial(Log, lambda found: MessageSizeTooLargeError if marked in found else None, codec)
+    log = asyncio.run(send_all(make_log, sent, 100_000, halts=True))
     partition = sent[bad][0]
-    found = [number for number, each in enumerate(sent) if (each[0], as_sent(each[1])) == (partition, as_sent(marked))]
-    first = found[0]
+    first = next(number for number, (where, each) in enumerate(sent) if where == partition and as_sent(each) == marked)
     before = [record for where, record in sent[:first] if where == partition]
     assert log.partitions.get(partition, []) == [as_sent(record) for record in before]
-    assert isinstance(outcomes[first], RecordRefusedError)
-
-
-class LoweredLog(Log):
-    """Takes no batch over a limit of bytes, which may change; counts those it refuses, for whatever reason."""
-
-    def __init__(self, codec: tuple[str | None, int], limits: dict[str, int]) -> None:
-        super().__init__(codec, accepting)
-        self.limits = limits
-        self.reasons: list[type[KafkaError]] = []
-
-    def _answer(self, answer: asyncio.Future[RecordMetadata], place: TopicPartition, data: bytes) -> None:
-        batch = MemoryRecords(data).next_batch()
-        assert batch is not None
-        reason: type[KafkaError] | None = None
-        if len(data) > self.limits["t"]:
-            reason = MessageSizeTooLargeError
-        elif (records := list(batch)) and len(records) > 1 and any(each.key == b"old" for each in records):
-            reason = InvalidTimestampError
-        if reason is None:
-            super()._answer(answer, place, data)
-        else:
-            self.reasons.append(reason)
-            self._on_its_way.remove(place.partition)
-            self._bytes_on_their_way -= len(data)
-            answer.set_exception(reason())
+    assert isinstance(log.outcomes[first], RecordRefusedError)
 
 
 async def test_a_refusal_for_a_timestamp_says_nothing_of_sizes() -> None:
     """The batch goes in parts, but is not counted as split for its size, and the estimate stays."""
-    log, outcomes, numbers = LoweredLog(("lz4", 3), {"t": 10**6}), dict[int, object](), BatchNumbers()
+    reasons: list[Refusal] = []
+
+    def refuses(found: list[Record]) -> Refusal:
+        old = len(found) > 1 and any(each.key == b"old" for each in found)
+        reasons.append(InvalidTimestampError if old else None)
+        return reasons[-1]
+
+    log, numbers, told = Log(refuses, LZ4), BatchNumbers(), list[tuple[str, int]]()
     numbers.estimates.observe("t", "lz4", 0.1)
-    told: list[tuple[str, int]] = []
-    batches = Batches(
-        log,
-        BatchSettings(batch_bytes=50_000),
-        numbers=numbers,
-        too_large=lambda topic, size: told.append((topic, size)),
-    )
-    outbox = batches.outbox("t", 0, lambda: Tally(outcomes))
+    batches = log.batches(numbers=numbers, too_large=lambda topic, size: told.append((topic, size)))
     for number in range(8):
-        outbox.append(Record(b"old" if number == 5 else b"k", b"v" * 100, (), 1)).numbers.append(number)
-    outbox.send()
+        log.put(batches, number, of(b"old" if number == 5 else b"k", b"v" * 100))
     async with asyncio.timeout(10):
         await batches.flush()
-    assert outcomes == {number: number for number in range(8)}
-    assert log.reasons
-    assert set(log.reasons) == {InvalidTimestampError}
+    assert log.outcomes == {number: number for number in range(8)}
+    assert {*reasons} == {InvalidTimestampError, None}
     assert (numbers.batch_split_total, told) == (0, [])
     assert numbers.estimates.of("t", "lz4") < 0.995
 
 
-async def first_batch(numbers: BatchNumbers, sent: int) -> int:
-    """The records in the first batch of a producer that sends so many, all of which compress well."""
-    counts: list[int] = []
-
-    def noting(found: list[Record]) -> bool:
-        counts.append(len(found))
-        return False
-
-    batches = Batches(Log(("lz4", 3), noting), BatchSettings(batch_bytes=2_000), numbers=numbers)
-    outbox = batches.outbox("t", 0, lambda: Tally({}))
-    for number in range(sent):
-        outbox.append(Record(b"k", b"v" * 100, (), 1)).numbers.append(number)
-    outbox.send()
-    async with asyncio.timeout(10):
-        await batches.flush()
-    return counts[0]
-
-
 async def test_a_producer_begins_with_the_estimates_of_the_one_before() -> None:
     """Those of a pipeline share its numbers, so the first batch of the second one is as large as it may be."""
+
+    async def first_batch(numbers: BatchNumbers, sent: int) -> int:
+        """Its records, where so many are sent, all of which compress well."""
+        counts: list[int] = []
+        log = Log(lambda found: counts.append(len(found)), LZ4)
+        batches = log.batches(settings=BatchSettings(batch_bytes=2_000), numbers=numbers)
+        for number in range(sent):
+            log.put(batches, number, of(b"k", b"v" * 100))
+        async with asyncio.timeout(10):
+            await batches.flush()
+        return counts[0]
+
     numbers = BatchNumbers()
     small = await first_batch(numbers, 2_000)
     assert small == await first_batch(BatchNumbers(), 100)
@@ -282,91 +236,64 @@ async def test_a_producer_begins_with_the_estimates_of_the_one_before() -> None:
 
 async def test_acks_none_is_refused() -> None:
     """A producer that hears no answer hears of no refusal."""
-    log = Log((None, 0), lambda found: False)
+    log = Log()
     log._sender._acks = 0
     with pytest.raises(ValueError, match="acks=0"):
-        Batches(log)
+        log.batches()
 
 
-def accepting(_found: list[Record]) -> bool:
-    """Refuses nothing."""
-    return False
-
-
-def put(batches: Batches, outcomes: dict[int, object], partition: int, number: int, key: bytes = b"k") -> None:
-    """Sends one record."""
-    outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
-    outbox.append(Record(key, b"v", (), 5)).numbers.append(number)
-    outbox.send()
-
-
-async def test_nothing_that_lingers_passes_a_failure() -> None:
-    """What is appended behind records that a failure elsewhere has dropped does not go without them."""
-    outcomes: dict[int, object] = {}
-    log = Log((None, 0), lambda found: found[0].key == b"bad")
-    batches = Batches(log, BatchSettings(linger_s=1.0), halts=True)
-    put(batches, outcomes, 1, 0)
-    put(batches, outcomes, 0, 1, b"bad")
-    batches.outbox("t", 0, lambda: Tally(outcomes)).press()
+@pytest.mark.parametrize("linger_s", [0.0, 1.0])
+async def test_a_failure_elsewhere(linger_s: float) -> None:
+    """What is on its way arrives, and `flush` waits for it; what is appended behind dropped records does not."""
+    log = Log(refusing, answer_s={1: 0.1})
+    batches = log.batches(settings=BatchSettings(linger_s=linger_s), halts=True)
+    log.put(batches, 0, of(b"k"), 1)
+    log.put(batches, 1, of(b"bad"), 0)
+    batches.outbox("t", 0, log.load).press()
     async with asyncio.timeout(10):
-        while batches.failure is None:  # noqa: ASYNC110  # at once after it, while the other still lingers
+        while batches.failure is None:  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0)
-        put(batches, outcomes, 1, 2)
-        await batches.settled()
-    assert not log.partitions.get(1)
+        if linger_s:
+            log.put(batches, 2, of(b"k"), 1)
+            await batches.settled()
+            assert not log.partitions.get(1)
+            return
+        await batches.flush()
+    assert log.outcomes[0] == 0
+    assert isinstance(log.outcomes[1], RecordRefusedError)
 
 
 async def test_slow_answers_are_answers() -> None:
     """Where each batch is answered in time none is given up, though the last have waited longer for those before."""
-    outcomes: dict[int, object] = {}
-    log = Log((None, 0), accepting, answer_s={0: 0.1})
-    batches = Batches(log, BatchSettings(batch_bytes=1, delivery_timeout_s=1.0))
+    log = Log(answer_s={0: 0.05})
+    batches = log.batches(settings=BatchSettings(batch_bytes=1, delivery_timeout_s=0.5))
     for number in range(12):
-        put(batches, outcomes, 0, number)
+        log.put(batches, number, of(b"k"))
     async with asyncio.timeout(10):
         await batches.flush()
-    assert outcomes == {number: number for number in range(12)}
-
-
-async def test_flush_waits_for_what_is_on_its_way_when_another_fails() -> None:
-    """`flush` returns when each record is delivered or has failed, also where one has ended all sending."""
-    outcomes: dict[int, object] = {}
-    log = Log((None, 0), lambda found: found[0].key == b"bad", answer_s={1: 0.1})
-    batches = Batches(log, halts=True)
-    put(batches, outcomes, 1, 0)
-    put(batches, outcomes, 0, 1, b"bad")
-    async with asyncio.timeout(10):
-        while batches.failure is None:  # noqa: ASYNC110  # it tells nobody
-            await asyncio.sleep(0)
-        await batches.flush()
-    assert outcomes[0] == 0
-    assert isinstance(outcomes[1], RecordRefusedError)
+    assert log.outcomes == {number: number for number in range(12)}
 
 
 async def test_what_is_on_its_way_fits_in_a_request() -> None:
     """aiokafka puts a batch of each partition into one request, and a broker takes no request over 100 MiB."""
-    outcomes: dict[int, object] = {}
-    log = Log((None, 0), accepting, answer_s=dict.fromkeys(range(120), 0.001))
-    batches = Batches(log)
+    log = Log(answer_s=dict.fromkeys(range(120), 0.001))
+    batches = log.batches()
     for partition in range(120):
-        outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
-        outbox.append(Record(None, bytes(1_000_000), (), 5)).numbers.append(partition)
-        outbox.send()
+        log.put(batches, partition, Record(None, bytes(1_000_000), (), 5), partition)
     async with asyncio.timeout(60):
         await batches.flush()
-    assert outcomes == dict.fromkeys(range(120), 0)
+    assert log.outcomes == dict.fromkeys(range(120), 0)
     assert 32 * 1_048_576 < log.peak_bytes <= 64 * 1_048_576
 
 
 async def test_record_refused_at_a_second_try_ends_all_sending() -> None:
     """The first may have come through: the broker would take the next record with its number for a duplicate."""
-    outcomes: dict[int, object] = {}
-    log = Log((None, 0), lambda found: found[0].key == b"bad", tries=2)
-    batches = Batches(log)
-    put(batches, outcomes, 0, 0, b"bad")
-    put(batches, outcomes, 0, 1)
+    log = Log(refusing, tries=2)
+    batches = log.batches()
+    log.put(batches, 0, of(b"bad"))
+    log.put(batches, 1, of(b"k"))
     async with asyncio.timeout(10):
         await batches.flush()
     assert isinstance(batches.failure, RecordRefusedError)
-    assert all(isinstance(outcome, RecordRefusedError) for outcome in outcomes.values())
+    assert all(isinstance(outcome, RecordRefusedError) for outcome in log.outcomes.values())
     assert not log.partitions[0]
